@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from batchwright.engine.bodies import load
-from batchwright.engine.bodies.weights import Weights
+from batchwright.engine.bodies.weights import Part, Weights
 from benchmarks.accelerator.shapes import Shape
 
 _SEED = 0
@@ -30,7 +30,8 @@ class RandomWeights(Weights):
     def has(self, name: str) -> bool:
         return name in self._shapes
 
-    def take(self, name: str) -> Tensor:
+    def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
+        assert (rows, columns) == (None, None), "these are whole models"
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)

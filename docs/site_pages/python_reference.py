@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import batchwright
+import batchwright.ray
 
 SUBJECTS: Mapping[str, Sequence[str]] = {
     "Files": ("run", "map", "RunReport", "RunProgress", "RunInterrupted"),
@@ -26,6 +27,8 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
     "Padding": ("PaddingOptimizer", "BucketedPadding", "PackedSequences", "PaddingConfig"),
 }  # fmt: skip
 """Public names by subject. Errors are a subject of their own."""
+MODULES: Mapping[str, Any] = {"Ray Data": batchwright.ray}
+"""Modules whose public names are not in `batchwright` itself, by subject."""
 
 
 class Undocumented(Exception):
@@ -49,10 +52,9 @@ def undocumented() -> list[str]:
     """Return the public names, and the public methods and properties of public classes, that have no docstring."""
     return [
         where
-        for name in batchwright.__all__
-        if name != "__version__"
-        for where, value in [(name, getattr(batchwright, name)), *_members(name)]
-        if not _is_documented(value)
+        for name, value in _public()
+        for where, each in [(name, value), *_members(name, value)]
+        if not _is_documented(each)
     ]
 
 
@@ -60,9 +62,12 @@ def page() -> str:
     """Return the page. Raises `Undocumented`."""
     if names := undocumented():
         raise Undocumented(f"public names without a docstring: {', '.join(names)}")
-    parts = ["# Python", "Everything in `batchwright.__all__`. Names are loaded when they are first used."]
+    told = "Everything in `batchwright.__all__`, and public modules. Names are loaded when they are first used."
+    parts = ["# Python", told]
     for subject, names in subjects().items():
         parts += [f"## {subject}", *(f"::: batchwright.{name}" for name in names)]
+    for subject, module in MODULES.items():
+        parts += [f"## {subject}", *(f"::: {module.__name__}.{name}" for name in module.__all__)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -79,8 +84,16 @@ def _is_documented(value: Any) -> bool:
     )
 
 
-def _members(name: str) -> Iterator[tuple[str, Any]]:
-    value = getattr(batchwright, name)
+def _public() -> Iterator[tuple[str, Any]]:
+    for name in batchwright.__all__:
+        if name != "__version__":
+            yield name, getattr(batchwright, name)
+    for module in MODULES.values():
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}", getattr(module, name)
+
+
+def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not inspect.isclass(value):
         return
     for base in value.__mro__:

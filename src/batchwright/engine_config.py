@@ -60,6 +60,11 @@ class EngineConfig:
         changes_results=True,
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
+    tensor_parallel: int = _option(
+        1,
+        "Number of processes that share the model, for one that does not fit one device: each has a GPU, or a group of "
+        "cores, and holds a part of each layer. The Llama family only, in float32, bfloat16 or float16.",
+    )
     max_batch_tokens: int | None = _option(None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA.")
     max_num_seqs: int | None = _option(None, "Most sequences in a step. Default: 256.")
     max_model_len: int | None = _option(
@@ -116,12 +121,34 @@ class EngineConfig:
             )
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
             _require_count(name, getattr(self, name))
+        self._check_tensor_parallel()
         for name in ("ttft_ms", "tpot_ms", "promote_after"):
             _require_positive(name, getattr(self, name))
         if not _is_number(self.batch_share) or not 0.0 <= self.batch_share < 1.0:
             raise ValueError(f"batch_share={shown(self.batch_share)}: must be at least 0 and less than 1, such as 0.05")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
+
+    def _check_tensor_parallel(self) -> None:
+        if self.tensor_parallel is None:
+            raise ValueError("tensor_parallel=None: must be a whole number; 1 is a model in one process")
+        _require_count("tensor_parallel", self.tensor_parallel)
+        if self.tensor_parallel == 1:
+            return
+        beside = f"with tensor_parallel={self.tensor_parallel}"
+        if self.quantization is not None:
+            raise ValueError(f"quantization={self.quantization!r} {beside}: int8 runs in one process; leave one out")
+        if self.deterministic:
+            raise ValueError(
+                f"deterministic=True {beside}: how sums over processes are rounded may depend on a step; leave one out"
+            )
+        if self.body == "transformers":
+            raise ValueError(f"body='transformers' {beside}: only the fused body is shared; use body='auto'")
+        if self.device.startswith("cuda:"):
+            raise ValueError(
+                f"device={self.device!r} {beside}: each process has a GPU of its own, from the first on; use "
+                "device='cuda', and set CUDA_VISIBLE_DEVICES to choose some"
+            )
 
     def with_options(self, **options: Any) -> Self:
         """This configuration with some options changed. Raises TypeError for an unknown one, and ValueError."""

@@ -11,12 +11,12 @@ import reprlib
 _SHOWN_CHARACTERS = 100
 _SHOWN_ITEMS = 8
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
+"""Statuses below 500 with which an endpoint refuses a call for the moment."""
 _PAYMENT_REQUIRED = 402
-_OUT_OF_QUOTA: frozenset[object] = frozenset(
+_OUT_OF_QUOTA = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
 )
 """Codes and types of errors, of several providers, that only a payment mends."""
-"""Statuses below 500 with which an endpoint refuses a call for the moment."""
 
 
 class BatchwrightError(Exception):
@@ -209,11 +209,14 @@ class RunFailed(BatchwrightError):
 
 
 class RowsFailed(BatchwrightError):
-    """Rows of a data frame could not be answered. `frame` has the answers of the others, and `report` the figures."""
+    """Rows of a data frame could not be answered. `frame` has the answers of the others, and `report` the figures.
+
+    Both are None for a batch of Ray Data, whose errors travel to another process.
+    """
 
     code = "rows_failed"
 
-    def __init__(self, message: str, *, frame: object, report: object) -> None:
+    def __init__(self, message: str, *, frame: object = None, report: object = None) -> None:
         super().__init__(message)
         self.frame = frame
         self.report = report
@@ -302,7 +305,7 @@ class EndpointError(BatchwrightError):
     def is_out_of_quota(self) -> bool:
         """Whether nothing is computed for this key any more until somebody pays."""
         told = self.body or {}
-        if self.status == _PAYMENT_REQUIRED or {told.get("code"), told.get("type")} & _OUT_OF_QUOTA:
+        if self.status == _PAYMENT_REQUIRED or {str(told.get("code")), str(told.get("type"))} & _OUT_OF_QUOTA:
             return True
         return self.status in (400, 403, 429) and "credit balance is too low" in str(told.get("message"))
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
+from batchwright.pacing.figures import LimitFigures, PacerFigures
 from batchwright.pacing.limits import ToldLimit, Use
-from batchwright.pacing.pacer import LimitFigures, Pacer, PacerFigures
+from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import StatedLimit
 
 FIGURES = PacerFigures(

@@ -235,11 +235,13 @@ def test_the_lines_about_the_service_work_as_pasted(service: tuple[str, dict[str
 
 
 def test_what_deployment_sets_are_settings() -> None:
+    from batchwright.jobs.remote.results import STATE_VARIABLE
     from batchwright.service.setting_sources import CONFIG_VARIABLE
     from batchwright.service.settings import ENV_PREFIX, Settings
 
-    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CACHE_VARIABLE, CONFIG_VARIABLE}
-    for file in (ROOT / "deploy").iterdir():
+    others = {CACHE_VARIABLE, CONFIG_VARIABLE, STATE_VARIABLE}
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | others
+    for file in filter(Path.is_file, (ROOT / "deploy").rglob("*")):
         named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", file.read_text(encoding="utf-8")))
         assert named <= known, f"{file.name} sets {named - known}"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.inference.running import in_real_time
 from tests.inference.scripted import Reply, Request, Script, ScriptedServer
 
@@ -14,9 +17,12 @@ from batchwright.errors import EndpointError, InputError
 from batchwright.inference.batches import opening
 from batchwright.inference.batches.anthropic_batches import Translation
 from batchwright.inference.batches.journal import BatchEntry
+from batchwright.inference.batches.json_values import time_of
 from batchwright.inference.batches.kinds import KINDS, OTHERS, ProviderKind, kind_of
 from batchwright.inference.batches.opening import open_provider
 from batchwright.inference.batches.provider import BatchProvider, LineResult
+from batchwright.inference.batches.submitter import concerns_all
+from batchwright.submitting.enqueueing import is_enqueued_limit
 
 ENTRY = BatchEntry(
     uuid="0a1b2c3d-0000-4000-8000-000000000000",
@@ -258,3 +264,69 @@ def test_results_in_the_form_of_openai(line: object, result: LineResult | None) 
 def test_results_in_the_form_of_anthropic(result: dict[str, Any], expected: LineResult) -> None:
     provider = open_provider("http://127.0.0.1:1/v1", None, kind=kind("Anthropic"))
     assert provider.result(json.dumps({"custom_id": "a", "result": result}).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (1_700_000_000, 1.7e9),
+        ("2023-11-14T22:13:20Z", 1.7e9),
+        ("2023-11-14T22:13:20.5", 1.7e9 + 0.5),
+        ("2023-11-15T07:13:20+09:00", 1.7e9),
+        ("soon", None),
+        (None, None),
+    ],
+)
+def test_times_are_those_of_utc(value: object, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert time_of(value) == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("error", "does"),
+    [
+        (EndpointError("x", status=401), True),
+        (EndpointError("x", status=402), True),
+        (EndpointError("x", status=429, body={"code": "insufficient_quota"}), True),
+        (EndpointError("x", status=400, body={"message": "Your credit balance is too low."}), True),
+        (EndpointError("x", status=429), False),
+        (EndpointError("x", status=400), False),
+        (EndpointError("x"), False),
+    ],
+)
+def test_an_error_that_concerns_all(error: EndpointError, does: bool) -> None:
+    assert concerns_all(error) == does
+
+
+NAMES = ("response", "error", "status_code", "body", "result", "message", "type", "code", "choices", "usage", "content")
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-5, 600), st.sampled_from(["succeeded", "errored", "message"]))
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(NAMES), inner, max_size=4)),
+    max_leaves=12,
+)
+PROVIDERS = [open_provider(f"https://{host}/v1", None) for host in ("host", "api.anthropic.com", "api.fireworks.ai")]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_whatever_a_line_of_results_says_it_is_read_and_an_error_is_judged(line: dict[str, Any]) -> None:
+    for each in PROVIDERS:
+        found = each.result(json.dumps({**line, "custom_id": "a-1"}).encode())
+        assert found is not None
+        assert (found.custom_id, found.answer and found.error) == ("a-1", None)
+    error = EndpointError("x", status=400, body={**line})
+    assert not concerns_all(error)
+    assert not is_enqueued_limit(line.get("code"), line.get("message"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{}", b"[]", b'{"custom_id": 5}', b"\xff", b'{"custom_id": "a"', pytest.param(b"[" * 100_000, id="deep")],
+)
+def test_what_is_no_line_of_results_is_passed_over(line: bytes) -> None:
+    assert open_provider("https://host/v1", None).result(line) is None

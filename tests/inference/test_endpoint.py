@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -249,16 +250,18 @@ async def test_an_error_in_place_of_an_answer_that_may_pass_is_tried_again(code:
 )
 @pytest.mark.parametrize("traffic", ["online", "batch"])
 @in_real_time
-async def test_an_answer_that_makes_no_sense_is_asked_for_three_times(
+async def test_an_answer_that_makes_no_sense_is_asked_for_a_few_times(
     traffic: Traffic, content: bytes, says: str, pauses: list[float]
 ) -> None:
-    async with connected(*[Reply(200, content)] * 3) as (server, endpoint):
+    """Somebody waits for an answer online, so it is asked for less often."""
+    tries = 3 if traffic == "online" else 5
+    async with connected(*[Reply(200, content)] * tries) as (server, endpoint):
         with pytest.raises(AnswerBroken, match=says) as caught:
             await endpoint.answer(call(traffic))
         assert server.url in str(caught.value)
         assert error_body(caught.value)["error"]["message"]
-        assert len(server.requests) == 3
-    assert len(pauses) == 2
+        assert len(server.requests) == tries
+    assert len(pauses) == tries - 1
     async with connected(*[Reply(200, content)] * 2) as (server, endpoint):
         assert await endpoint.answer(call(traffic)) == CHAT
 
@@ -353,6 +356,30 @@ async def test_nobody_listens() -> None:
     told = error_body(caught.value)["error"]
     assert (status_of(caught.value), told["message"]) == (502, "the endpoint does not answer")
     await endpoint.close()
+
+
+@in_real_time
+async def test_a_403_tells_its_reason_to_the_owner_of_the_key_alone() -> None:
+    async with connected(refusal(403, "your input was flagged"), key=KEY) as (_, endpoint):
+        with pytest.raises(EndpointError, match="accept the API key; it says: your input was flagged") as caught:
+            await endpoint.answer(call())
+    assert caught.value.status == 403
+    told = error_body(caught.value)["error"]
+    assert told["message"] == "the endpoint does not accept the key of this service"
+    assert "flagged" not in str(told)
+
+
+@pytest.mark.parametrize("key", ["k", "EMPTY", "not-needed"])
+@in_real_time
+async def test_a_key_that_is_none_is_no_reason_to_change_an_answer(key: str, pauses: list[float]) -> None:
+    answer = {**CHAT, "choices": [{"index": 0, "message": {"role": "assistant", "content": f"tokens: {key}"}}]}
+    script = [Reply(content=json.dumps(answer).encode()), events(answer), refusal(400, f"not {key}!")]
+    async with connected(*script, key=key) as (_, endpoint):
+        assert await endpoint.answer(call()) == answer
+        assert [chunk async for chunk in endpoint.stream(call())] == [answer]
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.answer(call())
+        assert error_body(caught.value)["error"]["message"] == "not [API key]!"
 
 
 @in_real_time

@@ -241,6 +241,26 @@ def test_a_refusal_states_limits_in_its_head_and_hints_at_a_rate_in_its_text() -
     play(main)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"message": "Request too large for m on tokens per min (TPM): Limit 30000, Requested 40000."},
+        {"code": "insufficient_quota", "message": "You exceeded your current quota of tokens per minute."},
+    ],
+)
+def test_a_request_that_is_refused_whatever_else_is_sent_teaches_nothing(body: dict[str, object]) -> None:
+    async def main(clock: ManualClock) -> None:
+        gate = gate_of(8, ToldLimit("tokens", 30_000))
+        async with gate.enter(Use(39_000.0, 1000.0), "batch") as turn:
+            turn.failed(EndpointError("x", status=429, body=body))
+        figures = gate.pacer.figures(asyncio.get_running_loop().time())
+        assert (figures.refused, figures.found_concurrency, figures.blocked_seconds) == (0, False, 0.0)
+        assert figures.limits[0].left == 30_000.0
+        assert gate.pacer._found.rate is None
+
+    play(main)
+
+
 def test_usage_that_rises_too_fast_is_refused_with_another_status_too() -> None:
     async def main(clock: ManualClock) -> None:
         gate = gate_of(8)

@@ -14,11 +14,12 @@ import pytest
 from tests.server.served import serving
 
 import batchwright
+from batchwright.cpu_cores import Core
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError, InvalidRequest, UnsupportedModel
 from batchwright.inference.inference import Call
 from batchwright.inference.replicas import process_replica
-from batchwright.inference.replicas.cores import Core, Place
+from batchwright.inference.replicas.cores import Place
 from batchwright.inference.replicas.messages import ReplicaSpec
 from batchwright.inference.replicas.process_replica import ProcessReplica
 from batchwright.inference.replicas.replica import ReplicaDied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from tests.inference.batch_provider import BatchServer, provider
 
 from batchwright.backoff import Backoff
 from batchwright.errors import BudgetExhausted, EndpointError, EngineClosed
-from batchwright.inference.batches.account import standing_text
-from batchwright.inference.batches.held import line_name
-from batchwright.inference.batches.journal import BatchEntry, Journal
+from batchwright.inference.batches.account import BatchAccount, standing_text
+from batchwright.inference.batches.held import HeldLine, line_name
+from batchwright.inference.batches.journal import BatchEntry, Journal, may_be_paid
 from batchwright.inference.batches.opening import open_provider
+from batchwright.inference.batches.outcomes import Outcomes
+from batchwright.inference.batches.provider import LineResult
 from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.inference.inference import Call
@@ -119,6 +121,27 @@ def test_what_is_in_no_batch_is_given_back_and_the_rest_stays_reserved(tmp_path:
     assert [*meter.ended.values()] == [[]] * 10
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_line_whose_caller_leaves_as_its_batch_ends_is_counted_once(noted: bool) -> None:
+    ends: dict[str, Callable[[Outcomes, HeldLine], None]] = {
+        "settled": lambda outcomes, line: outcomes.result(line, LineResult("x", answer={"usage": {"total_tokens": 3}})),
+        "released": lambda outcomes, line: outcomes.error(line, EndpointError("x")),
+        "moved": lambda outcomes, line: outcomes.live(line),
+    }
+
+    async def main() -> dict[str, list[str]]:
+        meter, future = Counting(), asyncio.get_running_loop().create_future()
+        future.cancel()
+        for name, end in ends.items():
+            reservation = await meter.reserve(Call("/v1/completions", {}, name), {"prompt": ""}, 9, batch=True)
+            end(Outcomes(BatchAccount()), HeldLine(call("x"), "x", {}, 9, future, reservation, is_noted=noted))
+        return meter.ended
+
+    # What is in no batch is given back by whoever cancelled it.
+    ended = {"settled": ["settled"], "released": ["released"], "moved": ["released"]}
+    assert asyncio.run(main()) == (ended if noted else {name: [] for name in ends})
+
+
 def test_no_more_lines_are_wanted_than_fit_into_memory(tmp_path: Path) -> None:
     async def main() -> None:
         with provider() as server:
@@ -135,6 +158,24 @@ def test_no_more_lines_are_wanted_than_fit_into_memory(tmp_path: Path) -> None:
             await one.close()
 
     asyncio.run(main())
+
+
+def test_who_asks_whether_anything_is_paid_changes_nothing(tmp_path: Path) -> None:
+    """The run before was killed when it had made the file of its journal, and not written its beginning."""
+    folder = tmp_path / "batches"
+    assert not may_be_paid(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    for name, content in {"journal.jsonl": '{"form"', "x.input.jsonl": "x"}.items():
+        (folder / name).write_text(content)
+    assert not may_be_paid(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "journal.jsonl": '{"form"',
+        "x.input.jsonl": "x",
+    }
+    journal = Journal(folder, 7.0)
+    journal.close()
+    assert journal.begun == Journal(folder, 9.0).begun == 7.0
 
 
 ENTRY = st.builds(

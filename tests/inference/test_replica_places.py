@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.cpu_cores import Core, core_groups, cores_of
 from batchwright.errors import InputError
-from batchwright.inference.replicas.cores import Core, core_groups, cores_of, parse_count, places_for
+from batchwright.inference.replicas import cores
+from batchwright.inference.replicas.cores import parse_count, places_for
 
 
 def machine(folder: Path, nodes: int, cores: int, threads: int) -> Path:
@@ -64,3 +66,12 @@ def test_numbers_of_replicas() -> None:
         places_for(100_000, "cpu")
     with pytest.raises(InputError, match="cuda:1"):
         places_for(2, "cuda:1")
+
+
+def test_replicas_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "visible_gpus", lambda: ["0", "1", "4", "5", "6"])
+    assert [place.gpu for place in places_for("auto", "auto")] == ["0", "1", "4", "5", "6"]
+    assert [place.gpu for place in places_for("auto", "auto", 2)] == ["0,1", "4,5"]
+    assert [place.gpu for place in places_for(1, "cuda", 4)] == ["0,1,4,5"]
+    with pytest.raises(InputError, match="replicas=2: each needs tensor_parallel=4 GPUs of its own, and 5 can be used"):
+        places_for(2, "auto", 4)

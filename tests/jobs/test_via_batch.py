@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.inference.batch_provider import BatchServer, provider
+from tests.inference.batch_provider import Batch, BatchHandler, BatchServer, provider
 from tests.jobs.fakes import by_id, codes, text_of
 
 from batchwright.backoff import Backoff
 from batchwright.errors import InputError, ResumeRefused, RunFailed
-from batchwright.inference.batches import provider_batches
+from batchwright.inference.batches import collector, provider_batches
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.jobs.job_run import RunInterrupted, RunProgress
 from batchwright.jobs.run import run
@@ -156,6 +156,63 @@ def test_each_step_may_fail(tmp_path: Path, server: BatchServer, fault: Any, met
     check(output, prompts)
     assert set(server.paid.values()) == {1}
     assert len(server.batches) == 1
+
+
+@pytest.mark.parametrize("shown_at", [3, 10**9])
+def test_results_that_are_listed_late_are_not_paid_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_at: int
+) -> None:
+    """A batch that has ended does not say at once where its results are, or never."""
+    looks = 0
+
+    class Late(BatchHandler):
+        def shown(self, batch: Batch, anthropic: bool) -> dict[str, Any]:
+            nonlocal looks
+            looks += batch.status == "completed"
+            names = ("output_file_id", "error_file_id") if looks < shown_at else ()
+            return super().shown(batch, anthropic) | dict.fromkeys(names)
+
+    monkeypatch.setattr(collector, "_MOST_FAILURES", 4)
+    prompts, output = many(10), tmp_path / "out.jsonl"
+    with provider(lambda: BatchServer(Late)) as server:
+        report = run(source(tmp_path, *prompts), output, backend=server.url, via="batch")
+    assert (report.succeeded, report.failed) == ((10, 0) if shown_at == 3 else (0, 10))
+    assert set(server.paid.values()) == {1}
+    assert len(server.batches) == 1
+
+
+def test_results_that_are_refused_end_the_run_and_stay_there(
+    tmp_path: Path, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_MOST_FAILURES", 2)
+    server.faults = lambda step, number: 400 if step == "content" else None
+    prompts, output = many(10), tmp_path / "out.jsonl"
+    with pytest.raises(RunFailed, match=r"results of the batch batch_1 cannot be fetched .*no content"):
+        run(source(tmp_path, *prompts), output, backend=server.url, via="batch")
+    assert server.asked["content"] == 3
+    server.faults = lambda step, number: None
+    run(tmp_path / "in.jsonl", output, backend=server.url, via="batch")
+    check(output, prompts)
+    assert set(server.paid.values()) == {1}
+
+
+def test_results_that_are_gone_fail_their_lines(tmp_path: Path, server: BatchServer) -> None:
+    server.faults = lambda step, number: 410 if step == "content" else None
+    report = run(source(tmp_path, *many(3)), tmp_path / "out.jsonl", backend=server.url, via="batch")
+    assert (report.failed, set(server.paid.values())) == (3, {1})
+
+
+def test_what_fails_for_a_day_ends_the_run_though_other_requests_succeed(
+    tmp_path: Path, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_batches, "BatchTimes", lambda: replace(QUICK, longest_silence=0.3))
+    server.pace = 0
+    lost = ("create", 2)
+    server.faults = lambda *asked: "lost" if asked == lost else 500 if asked[0] == "list_batches" else None
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": each, "prompt": each, "model": each}) + "\n" for each in "mn"))
+    with pytest.raises(RunFailed, match=r"no list_batches"):
+        run(path, tmp_path / "out.jsonl", backend=server.url, via="batch")
 
 
 def test_an_interrupted_run_goes_on_with_its_batch(tmp_path: Path, server: BatchServer) -> None:

@@ -7,9 +7,10 @@ from datetime import datetime
 
 import pytest
 
+from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.long_waits import LongWaits, span
-from batchwright.pacing.pacer import Pacer, PacerFigures
+from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import StatedLimit
 
 NOON = datetime(2026, 3, 1, 12)

@@ -19,7 +19,7 @@ from tests.server.conftest import Service, with_service
 
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra
-from batchwright.pacing.pacer import LimitFigures, PacerFigures
+from batchwright.pacing.figures import LimitFigures, PacerFigures
 from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.service.observability.logs import configure_logging, logger
 from batchwright.service.observability.scrape import engine_families

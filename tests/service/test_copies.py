@@ -18,6 +18,7 @@ from tests.service.support import ENDPOINT, TENANT, House, Model, codes, in_hous
 from tests.service.test_crashes import Chaos
 
 from batchwright.errors import EndpointDown, StoreUnavailable
+from batchwright.service.worker import copies
 from batchwright.service.worker.worker import Worker
 from batchwright.store.records import BatchRecord, LineCounts, TokenUsage
 
@@ -156,6 +157,18 @@ async def test_a_batch_that_is_cancelled_takes_its_copies_along(house: House) ->
         model.seconds = 1.0
         await check(house, await house.ended(await submit(house, "bb")), "bb")
         assert worker._claimed.empty
+
+
+@in_house
+async def test_more_batches_with_copies_than_are_known_at_once(house: House) -> None:
+    model = Model(slots=8, seconds=5.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(copies, "_MOST_BATCHES", 1)
+        async with house.worker(model, asks_once=True):
+            batches = [await submit(house, prompts) for prompts in ("aaa", "bb", "cc")]
+            for batch, prompts in zip(batches, ("aaa", "bb", "cc"), strict=True):
+                await check(house, await house.ended(batch), prompts)
+    assert model.calls["a"] == 1
 
 
 @in_house

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -180,6 +181,23 @@ def test_waiting_for_the_end_beside_a_worker_that_is_then_stopped(tmp_path: Path
             worker.terminate()
             worker.communicate()
         assert worker.returncode == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_worker_that_is_stopped_before_all_is_done_says_so(
+    tmp_path: Path, data: Path, number: signal.Signals, status: int
+) -> None:
+    jobs("submit", input_file(tmp_path, ["a"]))
+    nobody = ["--backend", "http://127.0.0.1:9/v1"]
+    command = [sys.executable, "-m", "batchwright", "jobs", "work", "--until-idle", *nobody]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        try:
+            assert any("working on batches" in each for each in worker.stderr)
+        finally:
+            worker.send_signal(number)
+            worker.communicate()
+        assert worker.returncode == status
 
 
 def test_pausing_resuming_and_cancelling(tmp_path: Path, data: Path, endpoint: str) -> None:

@@ -63,8 +63,9 @@ MISTRAL = {
     "x-ratelimit-limit-tokens-minute": "500000",
     "x-ratelimit-remaining-tokens-minute": "499900",
     "x-ratelimit-limit-tokens-month": "1000000000",
-    "x-ratelimit-limit-requests-second": "6",
-    "x-ratelimit-remaining-requests-second": "5",
+    "x-ratelimit-tokens-query-cost": "52",
+    "x-ratelimit-limit-req-minute": "720",
+    "x-ratelimit-remaining-req-minute": "717",
 }
 CEREBRAS = {
     "x-ratelimit-limit-requests-day": "1000000000",
@@ -111,7 +112,7 @@ FIREWORKS = {
             MISTRAL,
             [
                 StatedLimit("tokens", 500_000, 499_900, window=60.0),
-                StatedLimit("requests", 6, 5, window=1.0),
+                StatedLimit("requests", 720, 717, window=60.0),
             ],
         ),
         (
@@ -155,6 +156,7 @@ def test_headers_of_providers(headers: dict[str, str], stated: list[StatedLimit]
         (" 12 ", 12.0),
         ("1767225610", 10.0),
         ("1767225590", 0.0),
+        ("1767225610250", 10.25),
         ("2026-01-01T00:00:30Z", 30.0),
         ("2026-01-01T00:00:30+00:00", 30.0),
         ("2026-01-01T01:00:30+01:00", 30.0),
@@ -212,6 +214,8 @@ def test_resets(text: str | None, seconds: float | None) -> None:
         ("Please try again in 6m0s.", [], 360.0),
         ("Please try again in 2m13.92s.", [], 133.92),
         ("Try again in 5 months", [], None),
+        ("Please try again in 2 hours.", [], 7200.0),
+        ("Please try again in 1 day.", [], 86_400.0),
         ("Try again in 5m.", [], 300.0),
         ("Try again in a while", [], None),
         ("Too many requests", [], None),

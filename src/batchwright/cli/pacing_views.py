@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from batchwright.pacing.long_waits import limit_text, span
 
 if TYPE_CHECKING:
-    from batchwright.pacing.pacer import LimitFigures, PacerFigures
+    from batchwright.pacing.figures import LimitFigures, PacerFigures
 
 _WORTH_SAYING = 2.0
 """Seconds for which an endpoint must want no requests for that to be shown."""

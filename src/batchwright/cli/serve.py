@@ -44,7 +44,7 @@ _LONG_WORK_HELP = "\n\n".join((
     "Any number of workers may share one store, on one machine or, with PostgreSQL and a shared --data, on several. "
     "The flags are those of `serve`. Webhooks are delivered too.",
     "SIGTERM and Ctrl-C let lines that are being computed finish (--drain-grace). Exit status: 0 stopped, 2 bad usage, "
-    "1 anything else.",
+    "1 anything else. With --until-idle: 0 nothing is left, 143 stopped before that by SIGTERM, 130 by Ctrl-C.",
 ))  # fmt: skip
 _NOT_OF_WORK = (
     "host", "port", "cors_origins", "max_online_sequences", "max_online_tokens", "max_online_body_size",
@@ -84,36 +84,47 @@ def work_command(context: typer.Context) -> None:
 
         configure_logging(settings.log_format, settings.log_level)
         return_large_blocks()
-        asyncio.run(_work(settings, until_idle))
+        ended_by = asyncio.run(_work(settings, until_idle))
+        # Who waits for the end of the work must not take a worker that was sent away, with work left, for its end.
+        if until_idle and ended_by is not None:
+            raise typer.Exit(128 + ended_by)
 
     _run_with_settings(context, run, help_text=_LONG_WORK_HELP, without=_NOT_OF_WORK, flags=[_UNTIL_IDLE])
 
 
-async def _work(settings: Settings, until_idle: bool) -> None:
+async def _work(settings: Settings, until_idle: bool) -> int | None:
+    """Compute until a signal comes, or there is nothing left. Returns the number of the signal that ended it."""
     from batchwright.service.composition import open_services
     from batchwright.service.process_memory import exempt_loaded_objects
 
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    end: asyncio.Future[int | None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, _settle, end, number)
     # A worker listens on no address, whatever host a settings file shared with `serve` names.
     async with open_services(settings.model_copy(update={"host": _NO_HOST})) as services:
         exempt_loaded_objects()
         print(f"working on batches in {settings.data}; Ctrl-C to stop", file=sys.stderr)
-        idle = asyncio.create_task(_until_idle(services, stop)) if until_idle else None
-        await stop.wait()
+        idle = asyncio.create_task(_until_idle(services, end)) if until_idle else None
+        ended_by = await end
         if idle is not None:
             idle.cancel()
             with suppress(asyncio.CancelledError):
                 await idle
+    return ended_by
 
 
-async def _until_idle(services: Services, stop: asyncio.Event) -> None:
+async def _until_idle(services: Services, end: asyncio.Future[int | None]) -> None:
     try:
         await services.worker.until_idle()
     finally:
-        stop.set()
+        _settle(end, None)
+
+
+def _settle(end: asyncio.Future[int | None], ended_by: int | None) -> None:
+    """What came first counts."""
+    if not end.done():
+        end.set_result(ended_by)
 
 
 def _run_with_settings(

@@ -131,10 +131,7 @@ class EngineCore:
 
     def close(self) -> list[StreamEvent]:
         """End all requests with `EngineClosed`."""
-        events = [
-            self._fail(state, EngineClosed("the engine was closed before the request was finished"))
-            for state in list(self._requests.values())
-        ]
+        events = self._end_all("the engine was closed before the request was finished")
         self._call_back()
         return events
 
@@ -185,6 +182,9 @@ class EngineCore:
         self._count(plan, model_seconds, self.clock.now() - began)
         return events
 
+    def _end_all(self, reason: str) -> list[StreamEvent]:
+        return [self._fail(state, EngineClosed(reason)) for state in list(self._requests.values())]
+
     def _encode(self, request: InferenceRequest) -> list[int]:
         try:
             prompt = self.tokenizer.encode(request.prompt)
@@ -226,8 +226,13 @@ class EngineCore:
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
-        """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause."""
+        """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause.
+
+        All fail if the body can compute nothing any more, which it says by `EngineClosed`.
+        """
         self.scheduler.rollback(plan)
+        if isinstance(error, EngineClosed):
+            return self._end_all(str(error))
         if ran_out_of_memory(error):
             if self.body.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.attention import KVShape
-from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies import ModelBody, load_body
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
+from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
@@ -50,28 +49,12 @@ class Engine:
         _require_generating(str(model))
         folder = resolve(str(model))
         self.model_name = str(model)
-        loaded = load_body(folder, config)
-        length = loaded.max_model_len if config.max_model_len is None else config.max_model_len
-        if length > loaded.max_model_len:
-            raise ValueError(f"max_model_len={length}: this model takes {loaded.max_model_len} tokens at most")
-        num_seqs = config.max_num_seqs or _NUM_SEQS
-        batch_tokens = config.max_batch_tokens or _BATCH_TOKENS.get(loaded.device.type, 512)
-        most_blocks = num_seqs * -(-length // BLOCK_SIZE)
-        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE, config.attention), config.kv_memory, most_blocks)
-        loaded.allocate(num_blocks, BLOCK_SIZE, config.attention)
-        if config.deterministic and (reason := loaded.why_not_deterministic(batch_tokens, num_seqs)) is not None:
-            raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
-        scheduler = Scheduler(
-            BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
-            max_batch_tokens=batch_tokens,
-            max_num_seqs=num_seqs,
-            promote_after=config.promote_after,
-            batch_share=config.batch_share,
-            draft_rows=loaded.free_rows if config.drafting else 0,
-            slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
-        )
-        tokenizer, clock = Tokenizer(folder, loaded.vocab_size, context=length), clock or MonotonicClock()
-        self._core: EngineCore | None = EngineCore(loaded, tokenizer, scheduler, clock, max_model_len=length)
+        loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
+        try:
+            self._core: EngineCore | None = _core(loaded, folder, config, clock or MonotonicClock())
+        except BaseException:
+            loaded.close()
+            raise
         self._stats = self._core.stats
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
@@ -186,6 +169,7 @@ class Engine:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""
         if self._core is not None:
             self._core.close()
+            self._core.body.close()
             self._core = None
 
     def __enter__(self) -> Self:
@@ -193,6 +177,32 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> EngineCore:
+    """Return the loop over `body`, whose KV cache is allocated here."""
+    length = body.max_model_len if config.max_model_len is None else config.max_model_len
+    if length > body.max_model_len:
+        raise ValueError(f"max_model_len={length}: this model takes {body.max_model_len} tokens at most")
+    num_seqs = config.max_num_seqs or _NUM_SEQS
+    batch_tokens = config.max_batch_tokens or _BATCH_TOKENS.get(body.device.type, 512)
+    most_blocks = num_seqs * -(-length // BLOCK_SIZE)
+    layers = body.kv_shapes(1, BLOCK_SIZE, config.attention)
+    num_blocks = num_kv_blocks(layers, config.kv_memory, most_blocks, body.free_memory())
+    body.allocate(num_blocks, BLOCK_SIZE, config.attention)
+    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, num_seqs)) is not None:
+        raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
+    scheduler = Scheduler(
+        BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
+        max_batch_tokens=batch_tokens,
+        max_num_seqs=num_seqs,
+        promote_after=config.promote_after,
+        batch_share=config.batch_share,
+        draft_rows=body.free_rows if config.drafting else 0,
+        slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
+    )
+    tokenizer = Tokenizer(folder, body.vocab_size, context=length)
+    return EngineCore(body, tokenizer, scheduler, clock, max_model_len=length)
 
 
 @contextmanager
@@ -226,16 +236,21 @@ _CPU_MOST = 4 * 2**30
 _GPU_SHARE = 0.85
 
 
-def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int) -> int:
-    """Return how many blocks fit `kv_memory` (None: a share of the memory free now), at most `most_blocks`.
+def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int, free: int) -> int:
+    """Return how many blocks fit `kv_memory` (None: a share of the `free` bytes), at most `most_blocks`.
 
     `layers` are the cache shapes of all layers, with any number of blocks. Raises ValueError if not even one block
     fits, or if more memory is wanted than is free.
     """
     per_block = sum(layer.bytes_per_block for layer in layers)
-    budget = _free_share(layers[0].device) if kv_memory is None else parse_bytes(kv_memory)
+    if kv_memory is not None:
+        budget = parse_bytes(kv_memory)
+    elif layers[0].device.type == "cuda":
+        budget = int(free * _GPU_SHARE)
+    else:
+        budget = min(_CPU_MOST, int(free * _CPU_SHARE))
     wanted = min(budget, most_blocks * per_block)
-    if kv_memory is not None and wanted > (free := _free(layers[0].device)):
+    if kv_memory is not None and wanted > free:
         raise ValueError(
             f"kv_memory={kv_memory!r}: {wanted / 2**30:.1f} GiB would be taken and {free / 2**30:.1f} GiB are free; "
             "give less"
@@ -243,17 +258,3 @@ def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_block
     if budget < per_block:
         raise ValueError(f"kv_memory={kv_memory!r}: one KV block of this model takes {per_block} bytes; give more")
     return min(budget // per_block, most_blocks)
-
-
-def _free_share(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(_free(device) * _GPU_SHARE)
-    return min(_CPU_MOST, int(_free(device) * _CPU_SHARE))
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)

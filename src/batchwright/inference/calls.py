@@ -1,4 +1,4 @@
-"""Parts that the implementations of `Inference` share: model names, remaining time, streams, counts and threads."""
+"""Parts that the implementations of `Inference` share: model names, time left, streams, counts, threads, devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from batchwright.errors import DeadlineExceeded, EngineClosed, ModelNotFound, shown
 from batchwright.inference.inference import Call
 from batchwright.request import Traffic
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine import Engine
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -55,6 +58,20 @@ class TrafficThreads:
         self._closed = True
         for thread in self._threads.values():
             thread.shutdown(wait=False)
+
+
+def device_failure(engine: Engine | None) -> str | None:
+    """Return why the device computes nothing any more; None if it does. After some errors CUDA never does again."""
+    device = None if engine is None else engine.core.body.device
+    if device is None or device.type != "cuda":
+        return None
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"the device failed: {error}"
+    return None
 
 
 def chosen_model(asked: str | None, names: Sequence[str]) -> str:

@@ -33,8 +33,9 @@ from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
 from batchwright.inference.metering import Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
+from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import ToldLimit, Use
-from batchwright.pacing.pacer import Pacer, PacerFigures
+from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes

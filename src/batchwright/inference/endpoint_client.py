@@ -1,6 +1,7 @@
 """Single requests to an endpoint elsewhere, without retries.
 
-The API key is sent in one header and appears nowhere else: if an answer contains it, it is masked.
+The API key is sent in one header and appears nowhere else: if an error contains it, it is masked, and in an answer too,
+unless it is as short as those that stand for none, such as `EMPTY`, which are words of any answer.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _TITLE = re.compile(r"<title[^>]*>(.+?)</title>", re.IGNORECASE | re.DOTALL)
 _WEB_PAGE = "a web page"
 _VERSION = re.compile(r"/v\d")
 _KEY_REFUSED = frozenset({401, 403})
+_SHORTEST_SECRET = 16
+"""Characters of a key that is masked in answers."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 """Errors of a request of which not a byte was sent."""
 _DONE = b"[DONE]"
@@ -253,7 +256,7 @@ class EndpointClient:
 
     def _object(self, content: bytes) -> dict[str, Any]:
         try:
-            value = msgspec.json.decode(self._blotted(content.decode()))
+            value = self._decoded(content)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
@@ -262,14 +265,19 @@ class EndpointClient:
         hint = f"; there is no API at this address{self._address_meant}" if shown.startswith(_WEB_PAGE) else ""
         raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown}{hint}")
 
+    def _decoded(self, content: bytes) -> Any:
+        """Return a JSON value without the key. Raises ValueError and RecursionError."""
+        text = content.decode()
+        return msgspec.json.decode(self._blotted(text) if len(self._key.value or "") >= _SHORTEST_SECRET else text)
+
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
-        if status in _KEY_REFUSED:
-            return self._key_refused(status)
         try:
             told = self._told(self._object(content))
         except EndpointError:
             told = None
+        if status in _KEY_REFUSED:
+            return self._key_refused(status, told)
         what = _message(told) if told else self._excerpt(content)
         after = self._retry_after(response.headers)
         if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -289,9 +297,11 @@ class EndpointClient:
             return ""
         return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
 
-    def _key_refused(self, status: int) -> EndpointError:
-        # The answer's details about the key do not concern callers.
-        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}", status=status)
+    def _key_refused(self, status: int, told: dict[str, object] | None) -> EndpointError:
+        # A 401 is about the key, parts of which it may repeat; a 403 may be about a model, or the content of one line.
+        told = told if status == HTTPStatus.FORBIDDEN else None
+        said = "" if told is None else f"; it says: {_message(told)[:_SHOWN]}"
+        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{said}", status=status, body=told)
 
     def _excerpt(self, content: bytes) -> str:
         """Return what is shown of an answer that is no JSON object."""
@@ -313,7 +323,7 @@ class EndpointClient:
         told = self._told(answer)
         status = None if told is None else self._dialect.error_status(told)
         if status in _KEY_REFUSED:
-            raise self._key_refused(status)
+            raise self._key_refused(status, told)
         kind = AnswerBroken if status is None else EndpointError  # one of which nothing is known may pass
         message = _message(told)
         after = retry_after_of_refusal(message) if status == HTTPStatus.TOO_MANY_REQUESTS else None
@@ -321,7 +331,11 @@ class EndpointClient:
 
     def _told(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
         told = _error_object(answer)
-        return None if told is None else self._dialect.error(told)
+        if told is None:
+            return None
+        if isinstance(message := told.get("message"), str):
+            told = {**told, "message": self._blotted(message)}
+        return self._dialect.error(told)
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""

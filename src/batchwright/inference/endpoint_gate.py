@@ -11,8 +11,9 @@ from typing import Any
 
 from batchwright.errors import EndpointError, EndpointUnreachable
 from batchwright.limiting.turns import Turns
+from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import Use
-from batchwright.pacing.pacer import Attempt, Pacer, PacerFigures
+from batchwright.pacing.pacer import Attempt, Pacer
 from batchwright.request import Traffic
 from batchwright.wire.rate_limits import StatedLimit, cause_of_refusal, limits_of_refusal
 
@@ -59,9 +60,11 @@ class Turn:
         message = str(body.get("message") or "")
         cause = cause_of_refusal(body.get("code"), message)
         is_refused = error.status == _REFUSED or (error.status in _OVERLOADED and cause == "rise")
-        if is_refused and not error.is_out_of_quota:
+        if is_refused and error.may_pass:
             named = limits_of_refusal(message)
             self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named)
+        elif is_refused:
+            self._pacer.rejected(self._attempt, _now())
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
             self._pacer.overloaded(self._attempt, _now(), pause)
         else:

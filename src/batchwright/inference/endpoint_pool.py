@@ -11,7 +11,7 @@ from batchwright.errors import EndpointDown, EndpointError
 from batchwright.inference.calls import closing
 from batchwright.inference.endpoint import EndpointInference
 from batchwright.inference.inference import Call, Route
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 from batchwright.wire.requests import read_model
 
 _log = logging.getLogger(__name__)

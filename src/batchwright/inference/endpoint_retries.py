@@ -17,8 +17,8 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _LONGEST_PAUSE = 600.0
 _TRIES_OF_500 = 5
 """Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
-_TRIES_OF_BROKEN = 3
-"""Tries of a call whose answer makes no sense each time: each of them may have to be paid."""
+_TRIES_OF_BROKEN = 5
+"""Tries of a call whose answer makes no sense each time: each may have to be paid, but a line without one is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 from batchwright.request import Flow, SamplingParams, Traffic
 
 if TYPE_CHECKING:

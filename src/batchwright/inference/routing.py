@@ -22,7 +22,7 @@ from batchwright.inference.inference import (
     why_not_ready,
     work_of,
 )
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 from batchwright.wire.requests import EMBEDDINGS_URL, RESPONSES_URL, only_elsewhere, read_model
 
 if TYPE_CHECKING:

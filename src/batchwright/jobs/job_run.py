@@ -37,8 +37,8 @@ from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
-from batchwright.pacing.pacer import PacerFigures
 from batchwright.planning.identical import Repeats
 from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.pricing.rates import in_dollars

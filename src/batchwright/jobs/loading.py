@@ -142,6 +142,11 @@ class ModelChoice:
         duration_seconds("batch_window", self.batch_window)
 
     @property
+    def processes(self) -> ReplicaCount | None:
+        """Number of replicas. With tensor parallelism there is at least one, which starts again when a rank dies."""
+        return 1 if self.replicas is None and self.config.tensor_parallel > 1 else self.replicas
+
+    @property
     def is_live_elsewhere(self) -> bool:
         """Whether an endpoint elsewhere computes the lines as requests, so that their order matters to its cache."""
         return self.backend is not None and self.via == "live"
@@ -163,7 +168,7 @@ class ModelChoice:
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
         model = self.model if generates else None
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
-        if self.replicas is not None or self.ray is not None:
+        if self.processes is not None or self.ray is not None:
             return LoadedModels(None, None, replicas_of=(model, embedding_model))
         return LoadedModels(*load_models(model, embedding_model, self.config, progress))
 
@@ -214,8 +219,8 @@ class ModelChoice:
 
     async def _opened_replicas(self, model: str | None, embedding_model: str | None, progress: Progress) -> Inference:
         if self.ray is None:
-            assert self.replicas is not None
-            return await open_replicas(self.replicas, model, embedding_model, self.config, progress, stepped=True)
+            assert self.processes is not None
+            return await open_replicas(self.processes, model, embedding_model, self.config, progress, stepped=True)
         return await open_ray_replicas(
             self.ray,
             ray_count(self.replicas),

@@ -32,7 +32,7 @@ from batchwright.lines.batch_line import (
 from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.request import SamplingParams
 from batchwright.wire.fields import DEFAULT_PRIORITY, priority_or_default

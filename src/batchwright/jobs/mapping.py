@@ -191,10 +191,10 @@ def _save(rows: Iterable[Mapping[str, object]], path: Path) -> None:
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         for row in rows:
-            file.write(encode({name: _plain(value) for name, value in row.items()}) + b"\n")
+            file.write(encode({name: plain(value) for name, value in row.items()}) + b"\n")
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A value as JSON has it, such that a template makes the same text of it; text if it is nothing that JSON has."""
     if value is None or type(value).__name__ in _NULLS or (isinstance(value, float) and value != value):
         return None
@@ -205,14 +205,14 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     # Arrays and scalars of numpy, and series.
     for name in ("item", "to_list", "tolist"):
         if hasattr(value, name):
             try:
-                return _plain(getattr(value, name)())
+                return plain(getattr(value, name)())
             except ValueError:  # an array has no single item
                 continue
     return str(value)

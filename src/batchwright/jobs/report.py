@@ -17,7 +17,7 @@ from batchwright.jobs.dry_run import PlannedRequest
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.spending import PlannedCost, Spending
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats

@@ -7,7 +7,7 @@ so nothing of the limit is lost while there is about one refusal in a hundred re
 further the pace rises, so a limit that was raised is followed.
 
 A refusal that names a pause of some seconds ends a window: what was accepted before it had all of that time, the pause
-included.
+included, and as much may go faster in the next one.
 
 What the unstated limit counts, requests or tokens, is not known. Amounts are a mean of both: 1 for a request of the
 mean size.
@@ -19,17 +19,17 @@ from batchwright.pacing.pace import Pace
 
 _PAUSE = 2.0
 """Amounts for which a pause after a refusal lasts."""
-_LEAST_GAIN = 0.01
+_LEAST_GAIN = 0.008
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
-_BELIEVED = 15.0
-"""Seconds without a refusal after which a rate is doubted."""
-_GROWTH = 2.0
-"""Factor by which the pace rises in as many seconds more."""
+_BELIEVED, _LONGEST_BELIEVED = 12.0, 60.0
+"""Seconds without a refusal after which a rate is doubted at the earliest and at the latest."""
+_BELIEVED_AMOUNTS = 75.0
+"""Amounts without a refusal after which it is doubted between these times."""
+_DOUBLES = 15.0
+"""Seconds in which the pace doubles from then on."""
 _LONGEST_DOUBT = 300.0
-_RISEN = 1.5
-"""Times the rate above which the pace must have risen for the rate to be worth less than the pace."""
 _SEARCHED = 8.0
 """Amounts in which the pace doubles until a second refusal shows the rate."""
 _SEARCHED_SECONDS = 10.0
@@ -38,6 +38,10 @@ _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 _WINDOW = 5.0
 """Seconds of a pause that a refusal names from which on it is taken for the rest of a window."""
+_SURGE, _MORE_SURGE, _MOST_SURGE = 6.0, 2.0, 24.0
+"""Times the rate at which the next window is used: at first, more after each window that was used so, and at most."""
+_SURE = 0.95
+"""Share of what a window admitted that is used so in the next one."""
 _KEEP = 0.5
 """Share of what earlier refusals showed that is kept at each."""
 
@@ -58,6 +62,9 @@ class FoundRate:
         """Amounts of all processes together for each of this one."""
         self._accepted = 0.0
         """Amounts sent since then and not refused."""
+        self._stock = 0.0
+        """Amounts that the present window admits at once, as the one before it did."""
+        self._surge = _SURGE
         self._quiet = 0.0
         """Amounts of all processes since any of them was last known to be refused."""
         self._amounts = 0.0
@@ -84,6 +91,7 @@ class FoundRate:
         self._quiet += amount * self.weight
         if self.rate is not None:
             self._pace.take(amount, self._raised(now), now)
+            self._stock -= amount
 
     def refused(self, amount: float, sent_at: float, now: float, guess: float, retry_after: float | None) -> None:
         """Learn that a request was refused, which was sent after the last refusal was known.
@@ -94,6 +102,7 @@ class FoundRate:
         named = retry_after or 0.0
         # A pause that is long ends with a window: what was accepted before it had all of that time.
         ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
+        self._take_stock(is_window=named >= _WINDOW)
         if self.rate is None:
             self.rate = guess
             if named >= _WINDOW and self._accepted > 0.0:
@@ -104,13 +113,7 @@ class FoundRate:
             self._amounts += self._accepted
             self._seconds += max(ends - self._emptied, 1e-3)
             if self._accepted > 0.0:
-                pace = self._raised(now)
-                has_risen = pace > _RISEN * self.rate
                 self.rate = max(self._amounts, 0.5) / self._seconds
-                if has_risen:
-                    # The mean is that of a time in which it went slower than it might have.
-                    self.rate = max(self.rate, _KEEP * pace)
-                    self._amounts = self.rate * self._seconds
                 self._amounts *= _KEEP
                 self._seconds *= _KEEP
                 self._refusals = 1
@@ -120,6 +123,15 @@ class FoundRate:
         first = _FIRST_PAUSE if self._seconds == 0.0 else min(_LONGEST_PAUSE, _PAUSE / max(self.rate, 1e-9))
         pause = min(_LONGEST_PAUSE, first * 2.0 ** min(self._refusals - 1, 8))
         self.until = now + max(pause, named)
+
+    def _take_stock(self, *, is_window: bool) -> None:
+        """Learn at a refusal whether a window has ended, of which as much may be used in the next one."""
+        if not is_window:
+            self._stock, self._surge = 0.0, _SURGE
+            return
+        if self.rate is not None and self._stock <= 0.0:
+            self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
+        self._stock = _SURE * self._accepted
 
     def withdrawn(self, amount: float) -> None:
         """Note that a request that was counted was refused together with another one."""
@@ -150,8 +162,11 @@ class FoundRate:
         if not self._seconds:
             doubled: float = 2.0 ** (min(now - self.until, _LONGEST_DOUBT) / _SEARCHED_SECONDS)
             return self.rate * max(1.0 + self._accepted / _SEARCHED, doubled)
+        if self._stock > 0.0:
+            return self.rate * self._surge
         # What few requests have shown is soon doubted, and anything after a while.
         step = min(_GAIN_STEP, _LEAST_STEP + self._amounts * self.weight / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)
-        doubted: float = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
+        believed = min(_LONGEST_BELIEVED, max(_BELIEVED, _BELIEVED_AMOUNTS / self.rate))
+        doubted: float = 2.0 ** (max(0.0, quiet - believed) / _DOUBLES)
         return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted

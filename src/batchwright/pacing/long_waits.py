@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from batchwright.pacing.pacer import LimitFigures, PacerFigures
+from batchwright.pacing.figures import LimitFigures, PacerFigures
 
 _LONG = 120.0
 """Seconds without a request from which on that is said."""

@@ -20,7 +20,9 @@ from typing import TypeAlias
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
+from batchwright.pacing.figures import LimitFigures, PacerFigures
 from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.rise_limit import RiseLimit
@@ -43,6 +45,8 @@ _PAUSE = 0.25
 _LONGEST_PAUSE = 5.0
 _AFTER_REFUSAL = 10.0
 """Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
+_LONG_NAMED = 10.0
+"""Seconds of a pause that a refusal names which show that no number at once is to blame."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _RECENT = 10.0
@@ -85,45 +89,6 @@ class Attempt:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LimitFigures:
-    """A limit of an endpoint, to be shown."""
-
-    kind: str
-    limit: float
-    window: float
-    """Seconds."""
-    left: float
-    is_stated: bool
-    """Whether the endpoint states it; else the user does."""
-
-
-@dataclass(frozen=True, slots=True)
-class PacerFigures:
-    """What a pacer has found, to be shown."""
-
-    sent: int
-    """Requests sent, tries that failed included."""
-    refused: int
-    """Those of them that were refused for a limit."""
-    under_way: int
-    concurrency: int
-    """Requests that may be under way."""
-    found_concurrency: bool
-    """Whether refusals have shown that no more are accepted at once."""
-    found_per_minute: float | None
-    """Requests a minute, of the mean size, that a limit admits which is not stated; None: none was found."""
-    limits: Sequence[LimitFigures]
-    blocked_seconds: float
-    """Time for which the endpoint wants no request."""
-    waiting: int = 0
-    """Requests that wait for their turn."""
-    next_in: float = 0.0
-    """Seconds until the next of them may go, by limits that are stated or told and by refusals."""
-    waits_for: LimitFigures | None = None
-    """The limit for which it waits; None where it is none of `limits`."""
-
-
 class Pacer:
     """Decides when requests go.
 
@@ -145,6 +110,7 @@ class Pacer:
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
+        self._window = FoundWindow()
         self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
         self._blocked_until = float("-inf")
@@ -165,6 +131,8 @@ class Pacer:
         self._ramped_at = float("-inf")
         self._surge = Pace()
         self._answers = DecayedRate(_SURGE_OVER)
+        self._most_answered = 0.0
+        """Most answers a second since usage was last said to rise too fast: after a pause as many may be asked for."""
         self._answered_at = float("inf")
 
     @property
@@ -176,7 +144,7 @@ class Pacer:
     @property
     def is_rate_known(self) -> bool:
         """Whether a limit on a rate is told, stated or found."""
-        return bool(self._told or self._stated) or self._found.rate is not None
+        return bool(self._told or self._stated or self._window.length) or self._found.rate is not None
 
     def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
         """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
@@ -186,7 +154,8 @@ class Pacer:
         self._ramp(now)
         if self.under_way >= self.concurrency:
             return float("inf")
-        wait = max(self._blocked_until - now, self._found.wait(now), self._rise.wait(now), 0.0)
+        found = self._found.wait(now) if self._window.length is None else self._window.wait(now)
+        wait = max(self._blocked_until - now, found, self._rise.wait(now), 0.0)
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
@@ -207,6 +176,7 @@ class Pacer:
         amount = 0.5 + 0.5 * tokens / max(self.sharing.mean_size(self._mean_tokens), 1.0)
         self._sent_amount += amount
         self._found.begin(amount, now)
+        self._window.begin(now)
         self._rise.begin(now)
         self._surge.take(1.0, self._surge_rate(now), now)
         attempt = Attempt(
@@ -238,6 +208,7 @@ class Pacer:
         self._answers.elapse(max(0.0, now - self._answered_at))
         self._answers.add()
         self._answered_at = now
+        self._most_answered = max(self._most_answered, min(self._answers.rate, self._answers.events / _SURGE_OVER))
         used = Use(
             attempt.use.input_tokens if input_tokens is None else input_tokens,
             attempt.use.output_tokens if output_tokens is None else output_tokens,
@@ -280,7 +251,7 @@ class Pacer:
         self._rise.withdrawn(attempt.at)
         explained = self._observe(attempt, stated, now, refused=True)
         if explained is not None:
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             if attempt.at > self._refused_at:
                 self._refused_at = now
                 self._explained += 1
@@ -289,16 +260,20 @@ class Pacer:
             return
         if attempt.at <= self._refused_at:
             # It was under way with another one that was refused: one event.
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             return
         if self._cap is not None and self.sharing.has_others and attempt.at <= self._refused_at + PERIOD:
             # The other processes have not heard of the last refusal yet.
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             return
         self._refused_at = now
         if cause == "rise":
+            self._most_answered = 0.0
             self._rise.refused(now, retry_after)
+            self._withdraw_amount(attempt)
+            return
+        if not self.sharing.has_others and self._learn_window(attempt, now, retry_after):
             self._found.withdrawn(attempt.amount)
             return
         self._learn_refusal(attempt, now, retry_after, cause, named)
@@ -307,7 +282,7 @@ class Pacer:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
         self._end(attempt)
         self._forgive(attempt, now)
-        self._found.withdrawn(attempt.amount)
+        self._withdraw_amount(attempt)
         if self.search.overloaded(attempt.epoch) and retry_after is not None:
             self._block(now + retry_after)
 
@@ -316,6 +291,11 @@ class Pacer:
         self._end(attempt)
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, attempt.use.of(key[0]))
+
+    def rejected(self, attempt: Attempt, now: float) -> None:
+        """Note that a request was refused which is never accepted, such as one larger than a limit."""
+        self._end(attempt)
+        self._forgive(attempt, now)
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
         """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
@@ -339,6 +319,9 @@ class Pacer:
             self.sharing.hear_until(since)
         if self.sharing.learn(notes, now, keep=max((each.told.window for each in self._told), default=MINUTE)):
             self._found.be_sure(now)
+        if self.sharing.has_others:
+            # Each process sees a part of the requests only.
+            self._window.forget()
         for window in self._told:
             window.share(self.sharing)
         latest, is_cap = self.sharing.verdict
@@ -371,7 +354,7 @@ class Pacer:
         """Take back a request that was let in, and was not sent after all."""
         self._end(attempt)
         self.sent -= 1
-        self._found.withdrawn(attempt.amount)
+        self._withdraw_amount(attempt)
         for window, entry in attempt.told:
             window.settle(entry, 0.0, now)
         for key, sent in attempt.stated.items():
@@ -398,7 +381,7 @@ class Pacer:
         stated = (
             LimitFigures(each.kind, each.limit, each.window, each.left(now), True) for each in self._stated.values()
         )
-        rate = self._found.rate if self._found.is_measured else None
+        rate = self._window.rate or (self._found.rate if self._found.is_measured else None)
         return PacerFigures(
             sent=self.sent,
             refused=self.refused_count,
@@ -419,7 +402,8 @@ class Pacer:
         named: Sequence[StatedLimit],
     ) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
-        if cause == "rate":
+        if cause == "rate" or (cause is None and (retry_after or 0.0) >= _LONG_NAMED):
+            # Nobody knows for how long a number at once will be used up.
             if self._cap is not None:
                 self._cap = None
                 self._overturn()
@@ -460,6 +444,28 @@ class Pacer:
             self.sharing.measured_rate()
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
+        """Return whether a window was known, or now is, that explains a refusal."""
+        rate, limit = self._window.rate, self._window.limit
+        self._window.withdrawn(attempt.at)
+        self._window.refused(attempt.at, retry_after)
+        if self._window.length is None:
+            if rate:
+                self._found.go_on_at(rate, float(limit), now)
+            return False
+        if self._cap is not None:
+            self._cap = None
+            self._overturn()
+        self._refused_under_way.clear()
+        self._suspicions = 0
+        self._block(attempt.at + (retry_after or _PAUSE))
+        return True
+
+    def _withdraw_amount(self, attempt: Attempt) -> None:
+        """Count a request that was refused, or not sent after all, for no limit that answers do not state."""
+        self._found.withdrawn(attempt.amount)
+        self._window.withdrawn(attempt.at)
 
     def _overturn(self) -> None:
         """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
@@ -515,7 +521,7 @@ class Pacer:
             # Beside other processes, what this one sends more they send less.
             least = self._first_surge if self.sharing.has_others else 1.0
             return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
-        return self._first_surge + _MOST_SURGE * self._answers.rate
+        return max(self._first_surge + _MOST_SURGE * self._answers.rate, self._most_answered)
 
     def _at_once(self) -> int:
         """Return how many requests are under way of all processes: the others have their parts, if parts are known."""

@@ -20,9 +20,13 @@ _SLOWER, _FASTER = 0.85, 0.005
 """Factor of the exponent at each refusal, and share by which it recovers in a second without any."""
 _STEEPEST = 2.0
 """Times the first exponent which it never exceeds."""
-_AHEAD = 1.15
+_AHEAD = 1.25
 """Times what was accepted with which it goes on: what was accepted lies half of the time looked back behind."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_LONGER = 1.3
+"""Factor by which each pause is longer than the one before while nothing is accepted: little is lost when it ends."""
+_LESS = 0.9
+"""Factor of the level at each further refusal while nothing is accepted, which tells little of the level."""
 _BIN = 0.25
 _LEAST = 0.2
 """Requests a second below which no pace begins."""
@@ -80,10 +84,10 @@ class RiseLimit:
             quiet = max(0.0, now - self.until)
             steepest = _STEEPEST * math.log(2.0) / _DOUBLES
             self._exponent = min(steepest, self._exponent * (1.0 + _FASTER) ** min(quiet, 600.0)) * _SLOWER
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._refusals)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * _LONGER ** min(self._refusals, 30))
         self._refusals += 1
         self.until = now + max(pause, retry_after or 0.0)
-        last = 0.0 if self._level is None or accepted else 0.5 * self._level
+        last = 0.0 if self._level is None or (accepted and self._refusals == 1) else _LESS * self._level
         self._level = max(_AHEAD * accepted / _LOOKED_BACK, last, _LEAST)
 
     def _rate(self, now: float) -> float:

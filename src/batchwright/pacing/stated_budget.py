@@ -15,20 +15,26 @@ after requests in a row.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.window_end import WindowEnd
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _HORIZON = 10.0
 """Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
+_STEADY_SURGE, _SOON = 3.0, 4.0
+"""Times the even rate at which a bucket's stock is spent besides, until it would last for so many seconds."""
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
 """Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
-_SURGE = 6.0
-"""Most times the even rate at which the rest of a window is used."""
+_SURGE, _MOST_SURGE = 6.0, 24.0
+"""Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
+_MORE_SURGE = 2.0
+"""Factor by which each window is used faster than one that was used up without a refusal that was not foretold."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
 _TELLING = 0.02
@@ -37,8 +43,8 @@ _NEARLY_FULL = 0.9
 """Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
 _LOOKED_BACK = 0.1
 """Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
-_MOVED = 0.1
-"""Share of a window by which its end must move for it to slide."""
+_MOVED, _ENDED = 0.1, 0.8
+"""Shares of a window between which its end must have moved for it to slide: beyond, it is the end of the next one."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
 _FADES = 0.8
@@ -68,6 +74,8 @@ class Sent:
     """Amounts of all requests up to this one, itself included."""
     settled: float
     """Amounts of all answers that had come by then."""
+    left_window: float = 0.0
+    """Amounts that were older than a window by then."""
 
 
 class StatedBudget:
@@ -90,13 +98,13 @@ class StatedBudget:
         """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
         self._margin = 1.0
         """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
+        self._surge = _SURGE
         self.ratio = 1.0
         """What the endpoint counts for each unit that is expected here."""
         self._left = math.inf
         self._at = -math.inf
         """Time for which `_left` holds."""
-        self._ends = math.inf
-        """When a window ends."""
+        self._end = WindowEnd()
         self._first_end = -math.inf
         """When it was to end, as first stated: an end that moves is that of a window that slides."""
         self._tellings = 0
@@ -107,6 +115,10 @@ class StatedBudget:
         self._told_at = -math.inf
         self._longest_reset = 0.0
         self._slides = False
+        self._young: deque[tuple[float, float]] = deque()
+        """Times and amounts of what was sent within the last window, if that is a minute at most."""
+        self._left_window = 0.0
+        """Amounts that were sent longer ago than a window."""
         self._rolled: float | None = None
         """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
         self._surplus = 0.0
@@ -139,7 +151,7 @@ class StatedBudget:
             return self._pace.wait(self._rate(amount, now), now)
         missing = min(amount, self._capacity) - self._left
         if missing > 1e-9 * self.limit:
-            return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
+            return self._until_more(missing, now)
         return self._pace.wait(self._rate(amount, now), now)
 
     def begin(self, use: Use, now: float) -> Sent:
@@ -152,7 +164,9 @@ class StatedBudget:
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
-        return Sent(now, amount, self._total, self._settled)
+        if self.window <= MINUTE:
+            self._young.append((now, amount))
+        return Sent(now, amount, self._total, self._settled, self._left_window)
 
     def earlier(self, use: Use, at: float) -> Sent:
         """Return how a request counts that was sent before the limit was known, as if before all others."""
@@ -183,7 +197,7 @@ class StatedBudget:
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
-            self._tell_kind(stated, sent)
+            self._tell_kind(stated, sent, now)
         if is_older:
             return  # its answer took longer than that of a later one, which says what was left since
         if self._is_charged_late:
@@ -192,8 +206,8 @@ class StatedBudget:
         else:
             self._learn_ratio(sent, stated.remaining)
             since = (self._total - sent.total) * self.ratio
-        refilled = 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
         self._advance(now)
+        refilled = self._refilled(sent, now)
         left = min(self._capacity, stated.remaining + refilled - since)
         if stated.window is None and self.window > _SHORT and self.kind == "requests" and self._last is not None:
             self._doubt_window(left - self._left, now)
@@ -207,6 +221,7 @@ class StatedBudget:
             self._doubted_at = self._refused_at = now
         if refused and sent.at > self._refused_at:
             self._refused_at = now
+            self._surge = _SURGE
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
             self._margin = min(_MOST_MARGIN, self._margin * _MORE_MARGIN)
         elif not refused:
@@ -234,12 +249,12 @@ class StatedBudget:
             return even
         reserve = max(_RESERVE * self._capacity, min(2.0 * amount * self._margin, 0.1 * self._capacity))
         spare = self._left - reserve
-        if self.is_window:
-            seconds = max(self._ends - now, 0.5)
-            left = max(self._left, 0.0)
-            return min(max(left / min(seconds, _HORIZON), 2.0 * even), _SURGE * even)
+        if self.is_window or (self._slides_known and spare > 0.0):
+            return self._surge * even
         if spare >= 0.0:
-            return even + spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
+            spent = spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
+            # What is far more than what may be mistaken is spent evenly, not ever more slowly.
+            return even + max(spent, min(_STEADY_SURGE * even, spare / _SOON))
         # Falls with what is left, so that the reserve fills again.
         return even * max(0.5, 1.0 + spare / (2.0 * reserve))
 
@@ -250,17 +265,41 @@ class StatedBudget:
     def _advance(self, now: float) -> None:
         if now <= self._at or not self.limit:
             return
-        if not self.is_window:
+        left_window = self._left_window
+        while self._young and self._young[0][0] <= now - self.window:
+            self._left_window += self._young.popleft()[1]
+        if self._slides_known:
+            self._left = min(self._capacity, self._left + (self._left_window - left_window) * self.ratio)
+        elif not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
-        elif now >= self._ends + self._late:
+        elif now >= self._end.value + self._late:
+            if self._left < 0.1 * self._capacity and self._refused_at < self._end.value - self.window:
+                self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
             self._left, self._rolled = self._capacity, self._total
-            self._ends += self.window * math.ceil((now - self._ends) / self.window)
+            self._end.pass_by(math.ceil((now - self._end.value) / self.window), self.window)
         self._at = now
+
+    @property
+    def _slides_known(self) -> bool:
+        """Whether what was sent is left again just when it is older than a window."""
+        return self._slides and self.window <= MINUTE and not self._is_charged_late
+
+    def _refilled(self, sent: Sent, now: float) -> float:
+        """Return the amount that is left again since a request was sent."""
+        if self._slides_known:
+            return (self._left_window - sent.left_window) * self.ratio
+        return 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
+
+    def _until_more(self, missing: float, now: float) -> float:
+        """Return the seconds until more is left, at the latest when `missing` more is."""
+        if self._slides_known and self._young:
+            return max(0.0, self._young[0][0] + self.window + self._late - now)
+        return max(0.0, self._end.value + self._late - now) if self.is_window else missing * self.window / self.limit
 
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
-    def _tell_kind(self, stated: StatedLimit, sent: Sent) -> None:
+    def _tell_kind(self, stated: StatedLimit, sent: Sent, now: float) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
         assert stated.reset is not None
         assert stated.remaining is not None
@@ -274,13 +313,13 @@ class StatedBudget:
             self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
-            ends = sent.at + stated.reset
+            self._end.tell(sent.at, now, stated.reset, self.window)
+            moved = self._end.value - self._first_end
             if sent.at >= self._first_end:
-                self._first_end = ends
-            elif self.is_window and self.window > _SHORT and ends > self._first_end + _MOVED * self.window:
+                self._first_end = self._end.value
+            elif self.is_window and self.window > _SHORT and _MOVED < moved / self.window < _ENDED:
                 self._slides = True
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
-            self._ends = ends
         if missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._seen >= _NEARLY_FULL * stated.limit:

@@ -11,6 +11,7 @@ from batchwright.errors import InputError
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
@@ -37,8 +38,10 @@ async def load_inference(settings: Settings) -> Inference:
     if settings.resources is not None and settings.ray is None:
         raise InputError(f"resources ({settings.resources}): they are of a Ray cluster; name it with ray")
     if settings.backend == "engine":
-        in_process = settings.replicas is None and settings.ray is None
-        return await (_load_models(settings) if in_process else _load_replicas(settings))
+        # A rank that dies takes the others with it: as a replica, they are started again.
+        replicas = 1 if settings.replicas is None and settings.engine.tensor_parallel > 1 else settings.replicas
+        in_process = replicas is None and settings.ray is None
+        return await (_load_models(settings) if in_process else _load_replicas(settings, replicas))
     if settings.ray is not None:
         raise InputError(f"ray={settings.ray!r} with backend={settings.backend!r}: leave one of them out")
     if settings.replicas is not None:
@@ -89,12 +92,12 @@ def _made_at(folder: Path) -> float:
     return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
 
 
-async def _load_replicas(settings: Settings) -> Inference:
+async def _load_replicas(settings: Settings, count: ReplicaCount | None) -> Inference:
     models = settings.model, settings.embedding_model or None
     if settings.ray is not None:
         replicas = await open_ray_replicas(
             settings.ray,
-            ray_count(settings.replicas),
+            ray_count(count),
             settings.resources or RayResources(),
             *models,
             settings.engine,
@@ -102,8 +105,8 @@ async def _load_replicas(settings: Settings) -> Inference:
             most_deaths=settings.max_crashes,
         )
     else:
-        assert settings.replicas is not None
-        replicas = await open_replicas(settings.replicas, *models, settings.engine, most_deaths=settings.max_crashes)
+        assert count is not None
+        replicas = await open_replicas(count, *models, settings.engine, most_deaths=settings.max_crashes)
     try:
         return RoutedInference([replicas], settings.aliases)
     except InputError:

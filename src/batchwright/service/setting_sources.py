@@ -47,9 +47,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, config: Path | None
         merged.update(values)
         origins.update(dict.fromkeys(values, origin))
     try:
-        return Settings(**merged)
+        settings = Settings(**merged)
     except ValidationError as error:
         raise InputError("; ".join(_told(each, origins) for each in error.errors())) from None
+    try:
+        settings.engine.chosen()
+    except ValueError as error:  # options that contradict each other
+        raise InputError(str(error)) from None
+    return settings
 
 
 def _config_path(given: Path | None) -> Path | None:

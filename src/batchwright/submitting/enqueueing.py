@@ -83,7 +83,7 @@ class EnqueuedTokens:
 def is_enqueued_limit(code: object, message: object) -> bool:
     """Whether an error says that too much is enqueued, which passes when other batches end."""
     text = str(message or "").lower()
-    return code in _CODES or ("enqueued" in text and "limit" in text)
+    return str(code) in _CODES or ("enqueued" in text and "limit" in text)
 
 
 def told_limit(message: str) -> int | None:

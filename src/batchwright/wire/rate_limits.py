@@ -4,9 +4,9 @@ Read are, with names and units as their owners document them:
 
 - OpenAI's, and those of all that copy them (Azure, Groq, Mistral, Together, Fireworks, vLLM gateways, LiteLLM):
   `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`, the same for `tokens`, and with a window in
-  the name as Mistral (`x-ratelimit-limit-tokens-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it,
+  the name as Mistral (`x-ratelimit-limit-req-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it,
   or `tokens-prompt` and `tokens-generated`, as Fireworks has them;
-  resets are durations such as `1s`, `6m0s`, `120ms`, seconds, or times;
+  resets are durations such as `1s`, `6m0s`, `120ms`, seconds, or times, in seconds or milliseconds too;
 - Anthropic's: `anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, the same for `tokens`, `input-tokens`
   and `output-tokens`; resets are times in RFC 3339;
 - the text of OpenAI's 429: "… on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500. Please try again in
@@ -47,6 +47,7 @@ class StatedLimit:
 
 _KINDS: Mapping[str, RateKind] = {
     "requests": "requests",
+    "req": "requests",
     "tokens": "tokens",
     "input-tokens": "input_tokens",
     "output-tokens": "output_tokens",
@@ -55,7 +56,7 @@ _KINDS: Mapping[str, RateKind] = {
 }
 _WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 _OPENAI = re.compile(
-    r"x-ratelimit-limit-(requests|tokens|input-tokens|output-tokens|tokens-prompt|tokens-generated)"
+    r"x-ratelimit-limit-(requests|req|tokens|input-tokens|output-tokens|tokens-prompt|tokens-generated)"
     r"(-(?:second|minute|hour|day))?",
     re.ASCII,
 )
@@ -65,6 +66,8 @@ _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,20})?", re.ASCII)
 _LARGEST = 10**15
 _EPOCH = 10**9
 """Numbers of seconds from here on are times, not durations."""
+_EPOCH_MILLISECONDS = 10**11
+"""Numbers from here on are times in milliseconds."""
 _BODY = re.compile(
     r"(requests|tokens|input tokens|output tokens) per (sec|min|hour|day)\w*.{0,40}?Limit:? (\d[\d,]*\b)"
     r"(?:, (?:Used|Current):? (\d[\d,]*\b))?",
@@ -73,13 +76,15 @@ _BODY = re.compile(
 _BODY_WINDOWS = {"sec": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 _AGAIN = re.compile(
     r"(?:try again|retry) (?:in|after) "
-    r"(?:((?:\d+(?:\.\d+)?(?:ms|[dhms]))+)\b|(\d+(?:\.\d+)?) ?(milliseconds?|seconds?|minutes?)\b)",
+    r"(?:((?:\d+(?:\.\d+)?(?:ms|[dhms]))+)\b|(\d+(?:\.\d+)?) ?(milliseconds?|seconds?|minutes?|hours?|days?)\b)",
     re.ASCII,
 )
 _UNITS = {
     **dict.fromkeys(("millisecond", "milliseconds"), 1e-3),
     **dict.fromkeys(("second", "seconds"), 1.0),
     **dict.fromkeys(("minute", "minutes"), 60.0),
+    **dict.fromkeys(("hour", "hours"), 3600.0),
+    **dict.fromkeys(("day", "days"), 86400.0),
 }
 _RISE_CODES = frozenset({"slow_down", "limit_burst_rate"})
 _CAUSES: tuple[tuple[RefusalCause, re.Pattern[str]], ...] = (
@@ -155,6 +160,8 @@ def seconds_until(text: str | None, unix_time: float) -> float | None:
     text = text.strip()
     if _NUMBER.fullmatch(text):
         number = float(text)
+        if number >= _EPOCH_MILLISECONDS:
+            number /= 1e3
         return max(0.0, number - unix_time) if number >= _EPOCH else number
     match = _DURATION.fullmatch(text)
     if match is not None and any(match.groups()):

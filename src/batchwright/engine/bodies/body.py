@@ -23,6 +23,15 @@ class StepOutput:
     """Likeliest tokens of greedy rows, by their places among the logit rows; None if the logits are not finite."""
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory is free on `device`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
 class ModelBody(ABC):
     """A causal language model over paged KV caches. `allocate` must be called once before `forward`."""
 
@@ -66,6 +75,18 @@ class ModelBody(ABC):
         and the results of a sequence must not depend on whether others are in the step.
         """
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can compute nothing any more; None as long as it can. Then `forward` raises `EngineClosed`."""
+        return None
+
+    def free_memory(self) -> int:
+        """Return the bytes that are free on its device, or on each of its devices."""
+        return free_bytes(self.device)
+
+    def close(self) -> None:
+        """Free what is not memory of this process."""
 
     def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
         """Return why the bits of a sequence's results may depend on the rest of a step, and what to do about it.

@@ -12,6 +12,7 @@ from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
+from batchwright.engine.bodies.shard import WHOLE, Shard
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
@@ -32,13 +33,22 @@ class _Layer:
 
 
 class ComposedStack:
-    """Stack that takes the layers out of `weights` and, if `quantized`, multiplies in int8."""
+    """Stack that takes the layers out of `weights`, which are those of `shard`; if `quantized`, it multiplies in int8.
+
+    The ranks of a shard compute each step at the same time. Each gives the logits of its part of the vocabulary.
+    """
 
     def __init__(
-        self, weights: LlamaWeights, caches: list[LayerCache], attention: AttentionBackend, *, quantized: bool
+        self,
+        weights: LlamaWeights,
+        caches: list[LayerCache],
+        attention: AttentionBackend,
+        *,
+        quantized: bool,
+        shard: Shard = WHOLE,
     ) -> None:
         self.products = "torch products"
-        self._attention, self._quantized = attention, quantized
+        self._attention, self._quantized, self._shard = attention, quantized, shard
         self._shape, self._rope, self._eps = weights.shape, weights.rope, weights.eps
         self._intermediate = weights.intermediate
         whole_vectors = weights.hidden % LANES == 0 and weights.intermediate % LANES == 0
@@ -107,12 +117,16 @@ class ComposedStack:
             key_norm=weights.key_norm,
             post_norm=weights.post_norm,
             qkv=self._linear(weights.qkv),
-            output=self._linear(weights.output),
+            output=self._summed(self._linear(weights.output)),
             gate_up=self._linear(weights.gate_up),
-            down=down if channels == 1 else lambda x: down(mix(x, channels)),
+            down=self._summed(down if channels == 1 else lambda x: down(mix(x, channels))),
             attention=AttentionShape(self._shape.heads, scale, weights.window),
             cache=cache,
         )
+
+    def _summed(self, linear: Linear) -> Linear:
+        shard = self._shard
+        return linear if shard.is_whole else lambda x: shard.summed(linear(x))
 
     def _linear(self, projection: Projection) -> Linear:
         make = make_quantized_linear if self._quantized else make_linear

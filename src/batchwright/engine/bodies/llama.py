@@ -7,7 +7,7 @@ and layers that see a sliding window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import rotate
-from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection, Weights
+from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
 
@@ -34,34 +35,50 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
-    With `quantized`, products multiply int8 by int8: each row of a weight and each row of activations has a scale.
+    With `quantized`, products multiply int8 by int8: each row of a weight and each row of activations has a scale. A
+    `shard` that is not the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
     """
 
     name = "fused"
 
     def __init__(
-        self, config: Any, weights: Weights, dtype: torch.dtype, device: torch.device, *, quantized: bool = False
+        self,
+        config: Any,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantized: bool = False,
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         self.dtype, self.device, self.quantized = dtype, device, quantized
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
-        self._shape = _head_shape(config)
-        self._embedding = weights.take("model.embed_tokens.weight")
+        shard.require_heads(_head_shape(config))
+        self.shard = shard
+        self._shape = shard.heads(_head_shape(config))
+        tokens = None if shard.is_whole else shard.part(self.vocab_size)
+        embedding = weights.take("model.embed_tokens.weight", rows=tokens)
         tied = config.tie_word_embeddings or not weights.has("lm_head.weight")
         self._weights = LlamaWeights(
-            layers=[_layer(config, weights, index) for index in range(config.num_hidden_layers)],
+            layers=[_layer(config, weights, index, shard) for index in range(config.num_hidden_layers)],
             norm=weights.take("model.norm.weight"),
-            head=Projection(self._embedding if tied else weights.take("lm_head.weight")),
+            head=Projection(embedding if tied else weights.take("lm_head.weight", rows=tokens)),
             rope=_rope_table(config, device),
             shape=self._shape,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=shard.channels(config.intermediate_size).size,
             eps=config.rms_norm_eps,
             tied=tied,
         )
         if quantized:
-            self._embedding = rotate(self._weights, self._embedding)
+            embedding = rotate(self._weights, embedding)
+        self._embedding = embedding if tokens is None else SplitEmbedding(embedding, tokens.start, shard)
+        self.values_held = weights.values_read
+        """Number of values of the model that were read for it."""
+        self.most_kv_heads = max(shard.heads(_head_shape(config), rank).kv_heads for rank in range(shard.ranks))
+        """KV heads of the rank that has the most of them."""
         self._num_layers = config.num_hidden_layers
         self.stack: CompiledStack | ComposedStack
         self._graphs: DecodeGraphs | None = None
@@ -83,13 +100,15 @@ class LlamaBody(ModelBody):
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         super().allocate(num_blocks, block_size, attention)
-        kernels = kernels_for(self._weights, self.attention)
+        kernels = kernels_for(self._weights, self.attention) if self.shard.is_whole else None
         if kernels is None:
-            self.stack = ComposedStack(self._weights, self.caches, self.attention, quantized=self.quantized)
+            self.stack = ComposedStack(
+                self._weights, self.caches, self.attention, quantized=self.quantized, shard=self.shard
+            )
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
             self.free_rows = kernels.product_rows(quantized=self.quantized)
-        if self.device.type == "cuda" and self.attention.name == "triton":
+        if self.device.type == "cuda" and self.attention.name == "triton" and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(
                 lambda batch: stack.logits(embedding[batch.token_ids], batch),
@@ -101,7 +120,8 @@ class LlamaBody(ModelBody):
     def forward(self, batch: StepBatch) -> Tensor:
         if self._graphs is not None:
             return self._graphs(batch)
-        return self.stack.logits(self._embedding[batch.token_ids], batch)
+        logits = self.stack.logits(self._embedding[batch.token_ids], batch)
+        return logits if self.shard.is_whole else self.shard.joined(logits, self.vocab_size)
 
     def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
         if isinstance(self.stack, CompiledStack) and self.stack.screens and any(greedy):
@@ -151,25 +171,46 @@ def _head_shape(config: Any) -> HeadShape:
     return HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
 
 
-def _layer(config: Any, weights: Weights, index: int) -> LayerWeights:
+def _layer(config: Any, weights: Weights, index: int, shard: Shard) -> LayerWeights:
     at = f"model.layers.{index}."
     attention, mlp = at + "self_attn.", at + "mlp."
+    queries, keys, channels = _rows_of(config, shard)
     return LayerWeights(
         input_norm=weights.take(at + "input_layernorm.weight"),
-        qkv=_side_by_side(weights, [attention + name for name in ("q_proj", "k_proj", "v_proj")]),
+        qkv=_side_by_side(
+            weights, {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys}
+        ),
         query_norm=weights.maybe(attention + "q_norm.weight"),
         key_norm=weights.maybe(attention + "k_norm.weight"),
-        output=_side_by_side(weights, [attention + "o_proj"]),
+        output=_summed(weights, attention + "o_proj", queries, shard),
         post_norm=weights.take(at + "post_attention_layernorm.weight"),
-        gate_up=_side_by_side(weights, [mlp + "gate_proj", mlp + "up_proj"]),
-        down=_side_by_side(weights, [mlp + "down_proj"]),
+        gate_up=_side_by_side(weights, {mlp + "gate_proj": channels, mlp + "up_proj": channels}),
+        down=_summed(weights, mlp + "down_proj", channels, shard),
         window=_window(config, index),
     )
 
 
-def _side_by_side(weights: Weights, names: list[str]) -> Projection:
-    weight = torch.cat([weights.take(name + ".weight") for name in names])
-    biases = [weights.maybe(name + ".bias") for name in names]
+def _rows_of(config: Any, shard: Shard) -> tuple[Part | None, Part | None, Part | None]:
+    """Return the shard's rows of q, of k and v, and of gate and up; None stands for all."""
+    if shard.is_whole:
+        return None, None, None
+    whole = _head_shape(config)
+    heads = shard.part(whole.kv_heads)
+    keys = heads.times(whole.head_dim)
+    return keys.times(whole.heads // whole.kv_heads), keys, shard.channels(config.intermediate_size)
+
+
+def _summed(weights: Weights, name: str, columns: Part | None, shard: Shard) -> Projection:
+    """Return the shard's columns of a projection whose outputs are the sums over all ranks: one adds the bias."""
+    weight = weights.take(name + ".weight", columns=columns)
+    return Projection(weight, weights.maybe(name + ".bias") if shard.rank == 0 else None)
+
+
+def _side_by_side(weights: Weights, parts: Mapping[str, Part | None]) -> Projection:
+    """Return projections of the same input as one, with these rows of each."""
+    names = list(parts)
+    weight = torch.cat([weights.take(name + ".weight", rows=rows) for name, rows in parts.items()])
+    biases = [weights.maybe(name + ".bias", rows=rows) for name, rows in parts.items()]
     present = [bias for bias in biases if bias is not None]
     if present and len(present) != len(biases):
         raise KeyError(f"some of {', '.join(names)} have a bias and some have none")

@@ -16,6 +16,7 @@ import torch
 
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
+from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
 from batchwright.engine_config import EngineConfig
@@ -35,7 +36,7 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     kind = choose_dtype(config.dtype, where)
     plain = plain_llama_config(folder)
     architecture = read_config(folder) if plain is None else plain
-    reason = unsuitable(architecture) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
+    reason = _why_not_fused(architecture, folder)
     if config.body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
     if config.body == "transformers" or reason is not None:
@@ -49,6 +50,22 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
     return LlamaBody(architecture, Weights(folder, kind, where), kind, where, quantized=config.quantization is not None)
+
+
+def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:
+    """Load the part of the model in `folder` that is `shard`'s, and read no other. Raises as `load_body`."""
+    where = choose_device(config.device)
+    kind = choose_dtype(config.dtype, where)
+    architecture = plain_llama_config(folder) or read_config(folder)
+    if (reason := _why_not_fused(architecture, folder)) is not None:
+        raise UnsupportedModel(
+            f"tensor_parallel={shard.ranks} needs the fused body, which cannot run this model: {reason}"
+        )
+    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, shard=shard)
+
+
+def _why_not_fused(architecture: Any, folder: Path) -> str | None:
+    return unsuitable(architecture) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
 
 
 def choose_device(name: str) -> torch.device:

@@ -15,6 +15,22 @@ from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.errors import UnsupportedModel
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows, columns or heads in a row: from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def times(self, number: int) -> Part:
+        """Return this part of things each of which is `number` others in a row."""
+        return Part(self.start * number, self.stop * number)
+
+
 class Weights:
     """Tensors by name, cast and moved as they are taken, so that no second copy of a model is ever held.
 
@@ -25,22 +41,31 @@ class Weights:
         self._folder, self._dtype, self._device = folder, dtype, device
         self._open: dict[Path, Any] = {}
         self._files = _tensor_files(folder)
+        self.values_read = 0
+        """Number of values in all tensors, and parts of them, that were taken."""
 
     def has(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str) -> Tensor:
-        """Return the tensor called `name`."""
+    def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
+        """Return the tensor called `name`, or some of its `rows` or of its `columns`; no others are read."""
         path = self._files.get(name)
         if path is None:
             raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete")
         if path not in self._open:
             self._open[path] = _opened(path)
-        tensor: Tensor = self._open[path].get_tensor(name)
+        tensor: Tensor
+        if rows is not None:
+            tensor = self._open[path].get_slice(name)[rows.start : rows.stop]
+        elif columns is not None:
+            tensor = self._open[path].get_slice(name)[:, columns.start : columns.stop]
+        else:
+            tensor = self._open[path].get_tensor(name)
+        self.values_read += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
 
-    def maybe(self, name: str) -> Tensor | None:
-        return self.take(name) if self.has(name) else None
+    def maybe(self, name: str, *, rows: Part | None = None) -> Tensor | None:
+        return self.take(name, rows=rows) if self.has(name) else None
 
 
 def has_safetensors(folder: Path) -> bool:

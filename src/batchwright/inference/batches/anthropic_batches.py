@@ -10,10 +10,11 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from batchwright.inference.batches.file_client import FileClient
+from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
+from batchwright.inference.batches.json_values import count, data, id_of, part, result_object, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
+from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending
 
 HEADERS = {"anthropic-version": "2023-06-01"}
@@ -36,7 +37,7 @@ class Translation(Protocol):
         """Return OpenAI's form of a message."""
 
 
-class AnthropicBatches(BatchProvider):
+class AnthropicBatches(HttpBatches):
     """Anthropic's Message Batches at one endpoint.
 
     There are no metadata and no idempotency keys, so each custom id begins with a part of its batch's uuid. Whether a
@@ -47,9 +48,7 @@ class AnthropicBatches(BatchProvider):
     settles_in = 300.0
 
     def __init__(self, client: FileClient, kind: ProviderKind, translation: Translation) -> None:
-        self.name = kind.name
-        self.limits = kind.limits
-        self._client = client
+        super().__init__(client, kind)
         self._translation = translation
         self._not_ours: dict[str, set[str]] = {}
         """Ids of ended batches whose results were looked at, by the uuid of the batch that they are not."""
@@ -114,11 +113,7 @@ class AnthropicBatches(BatchProvider):
         await self._client.download([f"/{_PATH}/{batch.id}/results"] if batch.files else [], target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id, result = value["custom_id"], part(value, "result")
         message = part(result, "message")
@@ -134,9 +129,6 @@ class AnthropicBatches(BatchProvider):
                 error={"code": kind, "message": told.get("message") or "no reason given"},
             )
         return LineResult(custom_id)
-
-    async def close(self) -> None:
-        await self._client.close()
 
     async def _is_marked(self, batch: RemoteBatch, mark: str) -> bool:
         """Whether the results of an ended batch have custom ids that begin with `mark`."""

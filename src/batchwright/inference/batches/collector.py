@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from batchwright.clock import Clock
-from batchwright.errors import DeadlineExceeded, EndpointError
+from batchwright.errors import DeadlineExceeded, EndpointError, RunFailed
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.deadline import Deadline
 from batchwright.inference.batches.earlier_lines import EarlierLines
@@ -19,13 +19,16 @@ from batchwright.inference.batches.outcomes import Outcomes
 from batchwright.inference.batches.provider import BatchProvider
 from batchwright.inference.batches.queue_room import QueueRoom
 from batchwright.inference.batches.results_file import custom_ids, results_in
+from batchwright.inference.batches.submitter import is_final
 from batchwright.submitting.endings import Problem, fate_without_result, reason_without_result
 from batchwright.submitting.enqueueing import is_enqueued_limit
 
 _IN_A_ROW = 128
 """Results handed out before others have a turn."""
 _INTERNAL = frozenset({"internal_error", "server_error", "internal_server_error"})
-_GONE = 404
+_GONE = frozenset({404, 410})
+_MOST_FAILURES = 8
+"""Failures in a row, some minutes, after which results are no longer waited for."""
 
 
 class Collector:
@@ -60,7 +63,10 @@ class Collector:
         self._deadline = deadline
 
     async def end(self, batch: OpenBatch) -> None:
-        """Take the results of a batch that has ended. Raises `EndpointError` if that has to be tried again."""
+        """Take the results of a batch that has ended.
+
+        Raises `EndpointError` if that has to be tried again, and `RunFailed` if that is of no use.
+        """
         remote = batch.remote
         assert remote is not None
         assert remote.ending is not None
@@ -73,11 +79,7 @@ class Collector:
             self._fail_whole(batch, remote.problems)
             return
         path = self._journal.results_path(batch.entry.uuid)
-        try:
-            await self._provider.fetch(remote, path)
-        except EndpointError as error:
-            if error.status != _GONE:
-                raise
+        if not await self._fetch(batch, path):
             self.lost(batch)
             return
         batch.entry = msgspec.structs.replace(batch.entry, stage="collected")
@@ -87,11 +89,35 @@ class Collector:
         for line in self._forget(batch):
             self._without_result(batch, line, None, others_blamed=False)
 
+    async def _fetch(self, batch: OpenBatch, path: Path) -> bool:
+        """Write the results of a batch to a file. False: they are gone. Raises as `end` does."""
+        remote = batch.remote
+        assert remote is not None
+        try:
+            if remote.succeeded and not remote.files:
+                # It may say a little later where its results are. Without them its lines would be paid twice.
+                remote = await self._provider.show(remote.id)
+                if not remote.files and batch.failures >= _MOST_FAILURES:
+                    return False
+                if not remote.files:
+                    raise EndpointError(f"the provider does not say yet where the results of the batch {remote.id} are")
+            await self._provider.fetch(remote, path)
+        except EndpointError as error:
+            if error.status in _GONE:
+                return False
+            if is_final(error) and batch.failures >= _MOST_FAILURES:
+                raise RunFailed(
+                    f"the results of the batch {remote.id} cannot be fetched ({error}). They stay at the provider, and "
+                    "finished lines are kept: run the same command again when that is mended"
+                ) from error
+            raise
+        return True
+
     def lost(self, batch: OpenBatch) -> None:
         """End a batch that the provider does not know any more, though it had it, or whose results it has not."""
         gone = EndpointError(
             f"the provider has no batch {batch.entry.remote} any more, and with it are gone the results of its lines",
-            status=_GONE,
+            status=404,
         )
         self._account.count_ending("lost")
         # It may have been computed, and then is paid.

@@ -270,10 +270,12 @@ class BatchDesk:
         try:
             await step(batch)
         except EndpointError as error:
+            if not batch.failures or error.status == _TOO_MANY:
+                batch.failing_since = self._clock.now()
             batch.failures += 1
             pause = self._times.retries.pause(batch.failures, self._draw.random())
             batch.not_before = self._clock.now() + max(pause, min(error.retry_after or 0.0, _LONGEST_WAIT))
-            self._note_error(error)
+            self._note_error(error, batch.failing_since)
         else:
             batch.failures = 0
             self._note_answer()
@@ -282,8 +284,11 @@ class BatchDesk:
         self._answered_at = self._clock.now()
         self._is_silent = False
 
-    def _note_error(self, error: EndpointError) -> None:
-        """Note an error of the provider. Raises `RunFailed` if it will not pass, or has lasted too long."""
+    def _note_error(self, error: EndpointError, failing_since: float = math.inf) -> None:
+        """Note an error of the provider. Raises `RunFailed` if it will not pass, or has lasted too long.
+
+        `failing_since`: since when requests about one batch fail, whatever others do.
+        """
         if concerns_all(error):
             raise RunFailed(
                 f"{error}. Batches at the provider go on, and finished lines are kept: run the same command again when "
@@ -292,7 +297,7 @@ class BatchDesk:
         if error.status == _TOO_MANY:
             self._answered_at = self._clock.now()
         self._is_silent = True
-        silence = self._clock.now() - self._answered_at
+        silence = self._clock.now() - min(self._answered_at, failing_since)
         _log.warning("the provider of batches fails, for %.0f s now: %s", silence, error)
         if silence > self._times.longest_silence:
             raise RunFailed(

@@ -154,7 +154,7 @@ class FileClient(EndpointClient):
 
     def _value(self, content: bytes) -> Any:
         try:
-            return msgspec.json.decode(self._blotted(content.decode()))
+            return self._decoded(content)
         except (ValueError, RecursionError):
             raise EndpointError(f"{self.url} answers with something else than JSON: {self._excerpt(content)}") from None
 

@@ -20,10 +20,11 @@ import msgspec
 
 from batchwright.errors import EndpointError, InvalidRequest, RunFailed
 from batchwright.inference.batches.file_client import FileClient
+from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import part, text, time_of
+from batchwright.inference.batches.json_values import part, result_object, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
+from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
 
 ACCOUNT_VARIABLE = "FIREWORKS_ACCOUNT_ID"
@@ -58,7 +59,7 @@ def control_plane(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").removesuffix("/inference") + "/v1"
 
 
-class FireworksBatches(BatchProvider):
+class FireworksBatches(HttpBatches):
     """Fireworks' batch inference jobs at one endpoint; `account` is that of the key if it is None.
 
     The id of a job is made of the uuid of its batch before it is asked for, so no request creates a second one.
@@ -68,16 +69,8 @@ class FireworksBatches(BatchProvider):
     keeps_cancelled = False
 
     def __init__(self, client: FileClient, kind: ProviderKind, account: str | None) -> None:
-        self.name = kind.name
-        self.limits = kind.limits
-        self._client = client
+        super().__init__(client, kind)
         self._account_id = account
-
-    def custom_id(self, uuid: str, name: str) -> str:
-        return name
-
-    def line_name(self, custom_id: str) -> str:
-        return custom_id
 
     def line(self, custom_id: str, endpoint: str, body: Mapping[str, Any]) -> bytes:
         if endpoint != _ENDPOINT:
@@ -161,11 +154,7 @@ class FireworksBatches(BatchProvider):
         await self._client.download(urls, target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id, error = value["custom_id"], value.get("error")
         response = part(value, "response")
@@ -177,9 +166,6 @@ class FireworksBatches(BatchProvider):
             status = code if isinstance(code, int) and not isinstance(code, bool) and code >= 400 else None
             return LineResult(custom_id, status=status, error=told)
         return LineResult(custom_id, answer=dict(response)) if "choices" in response else LineResult(custom_id)
-
-    async def close(self) -> None:
-        await self._client.close()
 
     async def _account(self) -> str:
         """Return the resource name of the account, which is the only one of the key unless it was given."""

@@ -57,6 +57,8 @@ class OpenBatch:
     remote: RemoteBatch | None = None
     failures: int = 0
     """Requests about it that failed in a row."""
+    failing_since: float = 0.0
+    """When the first of them failed; one that is refused for a rate counts as the first."""
     not_before: float = 0.0
     """Time before which it is left alone."""
     progressed_at: float = 0.0

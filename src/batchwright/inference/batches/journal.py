@@ -71,13 +71,13 @@ class Journal:
         self.folder = folder
         # A thread that seals a batch may still be at it when the run ends.
         self._lock = Lock()
-        self.begun = now
-        """Unix time at which the first run of the job began."""
-        self.entries: dict[str, BatchEntry] = {}
-        """By uuid, in the order in which they were sealed."""
         folder.mkdir(exist_ok=True)
         path = folder / _NAME
-        size = self._read(path) if path.exists() else 0
+        begun, entries, size = _read(path)
+        self.begun = now if begun is None else begun
+        """Unix time at which the first run of the job began."""
+        self.entries = entries
+        """By uuid, in the order in which they were sealed."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, size)
         if not size:
@@ -85,24 +85,6 @@ class Journal:
             sync(folder)
             sync(folder.absolute().parent)
         self._remove_strangers()
-
-    def _read(self, path: Path) -> int:
-        """Read the entries, and return the number of bytes of whole lines."""
-        size = 0
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
-            try:
-                if not line.endswith(b"\n"):
-                    break
-                if number == 0:
-                    self.begun = msgspec.json.decode(line, type=_Head).begun
-                else:
-                    entry = msgspec.json.decode(line, type=BatchEntry)
-                    self.entries[entry.uuid] = entry
-            except msgspec.MsgspecError as error:
-                # Not guessed at: a batch that is not known would be paid twice.
-                raise OSError(f"line {number + 1} of {path} is damaged ({error}): restore it, or remove it") from error
-            size += len(line)
-        return size
 
     def _remove_strangers(self) -> None:
         """Remove files of batches that were never sealed, or are no longer needed."""
@@ -158,8 +140,26 @@ class Journal:
 
 def may_be_paid(folder: Path) -> bool:
     """Whether the journal in a folder knows of batches that a provider computes or has computed. Raises OSError."""
-    if not (folder / _NAME).exists():
-        return False
-    journal = Journal(folder, 0.0)
-    journal.close()
-    return any(entry.stage in ("creating", "created", "collected") for entry in journal.entries.values())
+    _, entries, _ = _read(folder / _NAME)
+    return any(entry.stage in ("creating", "created", "collected") for entry in entries.values())
+
+
+def _read(path: Path) -> tuple[float | None, dict[str, BatchEntry], int]:
+    """Return when a journal was begun, its entries and the bytes of its whole lines; None, no entries and 0 if none."""
+    begun: float | None = None
+    entries: dict[str, BatchEntry] = {}
+    size = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else ()):
+        try:
+            if not line.endswith(b"\n"):
+                break
+            if number == 0:
+                begun = msgspec.json.decode(line, type=_Head).begun
+            else:
+                entry = msgspec.json.decode(line, type=BatchEntry)
+                entries[entry.uuid] = entry
+        except msgspec.MsgspecError as error:
+            # Not guessed at: a batch that is not known would be paid twice.
+            raise OSError(f"line {number + 1} of {path} is damaged ({error}): restore it, or remove it") from error
+        size += len(line)
+    return begun, entries, size

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from batchwright.errors import EndpointError
 
@@ -13,6 +15,15 @@ def data(answer: object) -> list[dict[str, Any]]:
     """Return the objects of a list, in either form that is in use."""
     found = answer.get("data") if isinstance(answer, dict) else answer
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def result_object(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line of results, which has a custom id; None if there is none."""
+    try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("custom_id"), str) else None
 
 
 def id_of(answer: object, what: str) -> str:
@@ -36,10 +47,11 @@ def count(value: object) -> int:
 
 
 def time_of(value: object) -> float | None:
-    """Return a Unix time, which is given as a number or in ISO 8601."""
+    """Return a Unix time, which is given as a number or in ISO 8601, in UTC unless it says otherwise."""
     if isinstance(value, int | float):
         return float(value)
     try:
-        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
-    except ValueError:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return None if time is None else (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None

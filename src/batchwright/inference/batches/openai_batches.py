@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from batchwright.inference.batches.file_client import FileClient
+from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
-from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
+from batchwright.inference.batches.json_values import count, data, id_of, part, result_object, text, time_of
+from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
 
 _PAGE = 100
@@ -36,7 +35,7 @@ _NOT_COMPUTED = frozenset({"batch_expired", "batch_cancelled", "batch_canceled"}
 """Codes of lines that were not computed before their batch ended."""
 
 
-class OpenAIBatches(BatchProvider):
+class OpenAIBatches(HttpBatches):
     """OpenAI's Files and Batches at one endpoint.
 
     A batch carries its uuid in its metadata and in the name of its input file; its input file belongs to no other
@@ -44,18 +43,6 @@ class OpenAIBatches(BatchProvider):
     """
 
     settles_in = 60.0
-
-    def __init__(self, client: FileClient, kind: ProviderKind) -> None:
-        self.name = kind.name
-        self.limits = kind.limits
-        self._client = client
-        self._kind = kind
-
-    def custom_id(self, uuid: str, name: str) -> str:
-        return name
-
-    def line_name(self, custom_id: str) -> str:
-        return custom_id
 
     def line(self, custom_id: str, endpoint: str, body: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(
@@ -120,11 +107,7 @@ class OpenAIBatches(BatchProvider):
         await self._client.download([f"/files/{file}/content" for file in batch.files], target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id = value["custom_id"]
         response, error = part(value, "response"), value.get("error")
@@ -133,7 +116,7 @@ class OpenAIBatches(BatchProvider):
             return LineResult(custom_id, answer=body)
         told = part(body, "error") if isinstance(body, dict) else {}
         told = told or (error if isinstance(error, dict) else {"message": str(error)} if error else {})
-        if told.get("code") in _NOT_COMPUTED:
+        if text(told.get("code")) in _NOT_COMPUTED:
             return LineResult(custom_id)
         if not told and not response:
             return LineResult(custom_id)
@@ -141,9 +124,6 @@ class OpenAIBatches(BatchProvider):
         return LineResult(
             custom_id, status=code, error=dict(told) or {"message": f"the line failed with status {status}"}
         )
-
-    async def close(self) -> None:
-        await self._client.close()
 
     @property
     def _batches(self) -> str:

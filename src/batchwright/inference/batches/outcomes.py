@@ -8,7 +8,11 @@ from batchwright.inference.batches.provider import LineResult
 
 
 class Outcomes:
-    """Ends lines, each once: what comes after its first outcome, or after its caller left, changes nothing."""
+    """Ends lines, each once.
+
+    A caller that leaves has cancelled the future of its line a moment before `BatchDesk.leave` is called. If the line
+    is in a batch that ends in this moment, what is reserved for it ends here; otherwise there.
+    """
 
     def __init__(self, account: BatchAccount) -> None:
         self._account = account
@@ -16,6 +20,8 @@ class Outcomes:
     def result(self, line: HeldLine, result: LineResult) -> None:
         """Hand out the result of a line. An error costs nothing."""
         if line.future.done():
+            if line.is_noted:
+                self.result_of_left(line, result)
             return
         if result.answer is not None:
             self._account.answered += 1
@@ -29,15 +35,19 @@ class Outcomes:
         """End a line that was not computed with an error of its own."""
         if not line.future.done():
             self._account.failed += 1
-            line.reservation.release()
             line.future.set_exception(error)
+        elif not line.is_noted:
+            return
+        line.reservation.release()
 
     def lost(self, line: HeldLine, error: Exception) -> None:
         """End a line with an error that says nothing of whether it was computed."""
         if not line.future.done():
             self._account.failed += 1
-            line.reservation.keep()
             line.future.set_exception(error)
+        elif not line.is_noted:
+            return
+        line.reservation.keep()
 
     def result_of_left(self, line: HeldLine, result: LineResult) -> None:
         """Count the result of a line whose caller has given it up."""
@@ -50,11 +60,13 @@ class Outcomes:
         """Let a line go on as a live request; `may_be_paid`: its batch may have computed it, and lost the result."""
         if not line.future.done():
             self._account.moved += 1
-            if may_be_paid:
-                line.reservation.keep()
-            else:
-                line.reservation.release()
             line.future.set_result("live")
+        elif not line.is_noted:
+            return
+        if may_be_paid:
+            line.reservation.keep()
+        else:
+            line.reservation.release()
 
     def stopped(self, line: HeldLine, error: Exception) -> None:
         """End a line with an error that is not its own. What is reserved for one in the journal stays so."""

@@ -20,7 +20,7 @@ from batchwright.inference.batches.times import BatchTimes
 from batchwright.inference.calls import chosen_model, time_left
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more
 from batchwright.inference.metering import Meter, NoMeter
-from batchwright.pacing.pacer import PacerFigures
+from batchwright.pacing.figures import PacerFigures
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import deadline_seconds

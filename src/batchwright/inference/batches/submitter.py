@@ -15,7 +15,6 @@ from batchwright.submitting.enqueueing import is_enqueued_limit
 _UNCLEAR_STATUSES = frozenset({408, 409, 425})
 """Statuses below 500 that leave open whether a request was carried out."""
 _NEVER_CARRIED_OUT = frozenset({501})
-_BILL = 402
 
 
 class Refused(Exception):
@@ -112,5 +111,4 @@ def is_final(error: EndpointError) -> bool:
 
 def concerns_all(error: EndpointError) -> bool:
     """Whether no request can succeed before somebody mends something: a key, a bill."""
-    told = error.body or {}
-    return error.status in (401, 403, _BILL) or told.get("code") in ("insufficient_quota", "billing_hard_limit_reached")
+    return error.status in (401, 403) or error.is_out_of_quota

@@ -5,30 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
+from batchwright.cpu_cores import Core, core_groups, cores_of, logical_processors
 from batchwright.errors import InputError
 
 ReplicaCount: TypeAlias = int | Literal["auto"]
 """Number of replicas; `"auto"`: one for each GPU, else one for each NUMA node."""
 
-_T = TypeVar("_T")
-
-_SYS = Path("/sys/devices/system/cpu")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A core, with the logical processors that share it."""
-
-    node: int
-    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +26,11 @@ class Place:
     cores: tuple[Core, ...] = ()
     """Empty: any."""
     gpu: str | None = None
-    """Its name in CUDA_VISIBLE_DEVICES; None: no GPU."""
+    """Its name in CUDA_VISIBLE_DEVICES, several with tensor parallelism; None: no GPU."""
 
     @property
     def cpus(self) -> tuple[int, ...] | None:
-        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus)) or None
+        return logical_processors(self.cores) or None
 
 
 def parse_count(text: str | int) -> ReplicaCount:
@@ -58,10 +46,11 @@ def parse_count(text: str | int) -> ReplicaCount:
     return number
 
 
-def places_for(count: ReplicaCount, device: str) -> list[Place]:
+def places_for(count: ReplicaCount, device: str, tensor_parallel: int = 1) -> list[Place]:
     """Return the places of `count` replicas on this machine, whose engines compute on `device`.
 
-    Raises `InputError` for more replicas than there are GPUs or cores.
+    Each has `tensor_parallel` GPUs; where there are none, its engine divides its cores between the ranks. Raises
+    `InputError` for more replicas than there are GPUs or cores.
     """
     if device.startswith("cuda:"):
         raise InputError(f"device={device!r} with replicas: each gets a GPU of its own; set {_VISIBLE} to choose some")
@@ -69,10 +58,14 @@ def places_for(count: ReplicaCount, device: str) -> list[Place]:
     if device == "cuda" and not gpus:
         raise InputError("device='cuda': torch finds no CUDA device here; use device='cpu'")
     if gpus:
-        number = len(gpus) if count == "auto" else count
-        if number > len(gpus):
-            raise InputError(f"replicas={number}: each needs a GPU of its own, and {len(gpus)} can be used here")
-        return [Place(gpu=gpu) for gpu in gpus[:number]]
+        number = max(1, len(gpus) // tensor_parallel) if count == "auto" else count
+        if number * tensor_parallel > len(gpus):
+            needed = (
+                "a GPU of its own" if tensor_parallel == 1 else f"tensor_parallel={tensor_parallel} GPUs of its own"
+            )
+            raise InputError(f"replicas={number}: each needs {needed}, and {len(gpus)} can be used here")
+        bounds = range(0, number * tensor_parallel, tensor_parallel)
+        return [Place(gpu=",".join(gpus[first : first + tensor_parallel])) for first in bounds]
     cores = cores_of(os.sched_getaffinity(0))
     number = len({core.node for core in cores}) if count == "auto" else count
     return [Place(group) for group in core_groups(cores, number)]
@@ -91,45 +84,3 @@ def visible_gpus() -> list[str]:
         return []
     names = [name.strip() for name in named.split(",")] if named else [str(index) for index in range(number)]
     return names[:number]
-
-
-def cores_of(cpus: Collection[int], sys_folder: Path = _SYS) -> list[Core]:
-    """Return the cores of logical processors, by node; a processor of which the system tells nothing is one itself."""
-    cores: dict[tuple[int, object], list[int]] = {}
-    for cpu in sorted(cpus):
-        folder = sys_folder / f"cpu{cpu}"
-        node = next((int(each.name[4:]) for each in sorted(folder.glob("node[0-9]*"))), 0)
-        try:
-            siblings: object = (folder / "topology/thread_siblings_list").read_text().strip()
-        except OSError:
-            siblings = cpu
-        cores.setdefault((node, siblings), []).append(cpu)
-    return sorted(
-        (Core(node, tuple(each)) for (node, _), each in cores.items()), key=lambda core: (core.node, core.cpus)
-    )
-
-
-def core_groups(cores: Sequence[Core], number: int) -> list[tuple[Core, ...]]:
-    """Return `number` groups of about the same size; none spans nodes that others need not share with it.
-
-    Raises `InputError` for more groups than cores.
-    """
-    if number > len(cores):
-        raise InputError(f"replicas={number}: each needs a core of its own, and {len(cores)} can be used here")
-    nodes: dict[int, list[Core]] = {}
-    for core in cores:
-        nodes.setdefault(core.node, []).append(core)
-    if number <= len(nodes):
-        parts = _split(list(nodes.values()), number)
-        return [tuple(core for node in part for core in node) for part in parts]
-    groups_of = dict.fromkeys(nodes, 1)
-    for _ in range(number - len(nodes)):
-        # The node whose groups are largest.
-        most = max(nodes, key=lambda node: len(nodes[node]) / groups_of[node])
-        groups_of[most] += 1
-    return [tuple(part) for node, each in nodes.items() for part in _split(each, groups_of[node])]
-
-
-def _split(items: Sequence[_T], number: int) -> list[Sequence[_T]]:
-    bounds = [len(items) * index // number for index in range(number + 1)]
-    return [items[start:end] for start, end in pairwise(bounds)]

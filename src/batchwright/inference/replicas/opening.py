@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batchwright.engine_config import EngineConfig, parse_bytes
+from batchwright.errors import InputError
 from batchwright.inference.replicas.cores import ReplicaCount, places_for
 from batchwright.inference.replicas.messages import ReplicaSpec
 from batchwright.inference.replicas.process_replica import ProcessReplica
@@ -28,9 +29,14 @@ async def open_replicas(
     `stepped`: for a program that streams nothing, see `SteppedEngine`. Raises as `load_models`, and `InputError` for a
     number of replicas that this machine has no place for.
     """
+    if model is None and config.tensor_parallel > 1:
+        raise InputError(
+            f"tensor_parallel={config.tensor_parallel}: only models that generate are shared by several processes, and "
+            f"none is needed here beside {embedding_model}; leave it out"
+        )
     for name in filter(None, (model, embedding_model)):
         resolve(name, progress=progress)
-    places = places_for(count, config.device)
+    places = places_for(count, config.device, config.tensor_parallel)
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
         chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own

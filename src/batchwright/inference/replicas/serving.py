@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import EngineClosed, GenerationError
-from batchwright.inference.calls import closing
+from batchwright.inference.calls import closing, device_failure
 from batchwright.inference.inference import work_of
 from batchwright.inference.replicas.messages import (
     Answered,
@@ -60,7 +60,8 @@ def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | N
         import psutil
 
         free = psutil.virtual_memory().available
-        config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / spec.count)))
+        sharing = spec.count * config.tensor_parallel
+        config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / sharing)))
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)
     if engine is None:
         return None, local_inference(None, encoder)
@@ -149,7 +150,7 @@ class Serving:
     def _fail(self, ask: Ask, error: Exception) -> None:
         reason = str(error) if isinstance(error, EngineClosed) else None
         if isinstance(error, GenerationError):
-            reason = self._device_failure()
+            reason = device_failure(self._engine)
         if reason is not None:
             self._give_up(reason)
             return
@@ -157,21 +158,10 @@ class Serving:
             _log.error("%s failed", ask.request_id, exc_info=error)
         self._send(Raised(ask.id, encoded_error(error)))
 
-    def _device_failure(self) -> str | None:
-        """Return why the device computes nothing any more; None if it does. After some errors CUDA never does again."""
-        device = None if self._engine is None else self._engine.core.body.device
-        if device is None or device.type != "cuda":
-            return None
-        import torch
-
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError as error:
-            return f"the device failed: {error}"
-        return None
-
     async def _beat(self, every: float) -> None:
         while True:
+            if self._engine is not None and (reason := self._engine.core.body.failure) is not None:
+                self._give_up(reason)
             self._send_figures()
             await asyncio.sleep(every)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from batchwright.batcher.batcher_stats import BatcherStats
     from batchwright.engine.engine_stats import EngineStats
     from batchwright.inference.inference import Inference
-    from batchwright.pacing.pacer import PacerFigures
+    from batchwright.pacing.figures import PacerFigures
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from batchwright.version import __version__
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
-    from batchwright.pacing.pacer import PacerFigures
+    from batchwright.pacing.figures import PacerFigures
     from batchwright.service.composition import Services
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -156,8 +156,9 @@ class Copies:
         """Return where the answer to a line may be: as the result of the line of its offset; None: it is asked now."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None:
-            sharing = self._sharing[line.batch_id] = Sharing(await self._repeats(line))
+            sharing = Sharing(await self._repeats(line))
             self._let_go()
+            self._sharing[line.batch_id] = sharing
         self._sharing.move_to_end(line.batch_id)
         group = sharing.repeats.group_of(line.number)
         if group is None or (line.batch_id, group) in self._fresh or sharing.asked_like(line.number) is not None:
@@ -182,9 +183,9 @@ class Copies:
             return await off_loop(finder.repeats)
 
     def _let_go(self) -> None:
-        """Forget batches that lines were not claimed of for longest, beyond a number."""
+        """Forget batches that lines were not claimed of for longest, so that another one is not too many."""
         idle = [batch_id for batch_id, sharing in self._sharing.items() if not sharing.waiting]
-        self.forget(idle[: max(0, len(self._sharing) - _MOST_BATCHES)])
+        self.forget(idle[: max(0, len(self._sharing) + 1 - _MOST_BATCHES)])
 
     async def _answer_at(self, batch_id: str, number: int) -> bytes | None:
         for stored in await self._store.lines(batch_id, after=number - 1, limit=1):

@@ -1,0 +1,73 @@
+"""Messages between rank 0 and the process of another rank, over a `Connection`, which pickles them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from batchwright.engine_config import EngineConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a rank loads: the first message to it."""
+
+    folder: Path
+    config: EngineConfig
+    rank: int
+    ranks: int
+    cpus: tuple[int, ...]
+    """Processors that it uses; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """The size of the KV cache, and the file over which the ranks find each other."""
+
+    num_blocks: int
+    block_size: int
+    attention: str
+    meeting: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step, as `batch_of` takes it."""
+
+    token_ids: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    tables: np.ndarray
+    logit_rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The rank's part of the model is in memory."""
+
+    values: int
+    """Number of values in it."""
+    free_memory: int
+    """Bytes that are free on its device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The rank has found the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last words of a rank."""
+
+    reason: str
+    is_own: bool
+    """Whether the rank itself failed, and not the connection to another one."""
+
+
+ToRank: TypeAlias = Load | Allocate | Step
+FromRank: TypeAlias = Loaded | Joined | Failed

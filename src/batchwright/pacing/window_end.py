@@ -1,0 +1,47 @@
+"""`WindowEnd`: when a window of a stated limit ends.
+
+An answer says in how many seconds that will be, but not since when: some endpoints fill in their headers when a request
+arrives, others when its answer is ready, seconds later. Answers that take different times tell: counted from the right
+moment, they all name the same end.
+"""
+
+from __future__ import annotations
+
+import math
+
+_WEIGHT = 0.1
+"""Weight of the latest answer."""
+_CLEARLY = 0.5
+"""Times the deviation of ends counted from arrivals that those counted from answers must have to be believed."""
+
+
+class WindowEnd:
+    """End of the present window, on the clock of this process."""
+
+    def __init__(self) -> None:
+        self.value = math.inf
+        """As told last; infinite: nothing was told."""
+        self._from_arrival = self._from_answer = math.inf
+        self._spread_of_arrival = self._spread_of_answer = 0.0
+        """Mean deviations, in seconds, of each end from the one told before."""
+
+    def tell(self, sent_at: float, now: float, reset: float, window: float) -> None:
+        """Learn that an answer which came at `now` to a request sent at `sent_at` names an end in `reset` seconds."""
+        from_arrival, from_answer = sent_at + reset, now + reset
+        if self._from_arrival < math.inf:
+            moved = abs(_nearest(from_arrival - self._from_arrival, window))
+            self._spread_of_arrival += _WEIGHT * (moved - self._spread_of_arrival)
+            moved = abs(_nearest(from_answer - self._from_answer, window))
+            self._spread_of_answer += _WEIGHT * (moved - self._spread_of_answer)
+        self._from_arrival, self._from_answer = from_arrival, from_answer
+        is_of_answer = self._spread_of_answer < _CLEARLY * self._spread_of_arrival
+        self.value = from_answer if is_of_answer else from_arrival
+
+    def pass_by(self, windows: int, window: float) -> None:
+        """Go on to a later window."""
+        self.value += windows * window
+
+
+def _nearest(seconds: float, window: float) -> float:
+    """Return a difference of times but for whole windows."""
+    return math.remainder(seconds, window)
