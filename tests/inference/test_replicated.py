@@ -21,7 +21,18 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.inference.inference import Call, WorkUnderWay, why_not_ready
-from batchwright.inference.replicas.messages import Ask, decode_for_replica, decoded_error, encoded_error, frame
+from batchwright.inference.replicas.messaged_replica import Connection, MessagedReplica
+from batchwright.inference.replicas.messages import (
+    Answered,
+    Ask,
+    FromReplica,
+    Ready,
+    ToReplica,
+    decode_for_replica,
+    decoded_error,
+    encoded_error,
+    frame,
+)
 from batchwright.inference.replicas.replica import Replica, ReplicaDied, ReplicaFacts
 from batchwright.inference.replicas.replicated import ReplicatedInference
 from batchwright.request import Flow, SamplingParams, Traffic
@@ -38,8 +49,9 @@ class FakeReplica(Replica):
         self.held = 0
         self.starts = 0
         self.refuses: Exception | None = None
+        self.starts_in = 3.0
         self.closed = False
-        self._dead: asyncio.Future[str] | None = None
+        self._dead: asyncio.Future[ReplicaDied] | None = None
         self._stats = EngineStats()
 
     @property
@@ -51,7 +63,8 @@ class FakeReplica(Replica):
         return self._dead is not None and not self._dead.done()
 
     async def start(self, progress: Callable[[str], None]) -> ReplicaFacts:
-        await asyncio.sleep(3.0)
+        progress("waiting for a node")
+        await asyncio.sleep(self.starts_in)
         if self.refuses is not None:
             raise self.refuses
         self.starts += 1
@@ -59,13 +72,13 @@ class FakeReplica(Replica):
         self._dead = asyncio.get_running_loop().create_future()
         return FACTS
 
-    async def ended(self) -> str:
+    async def ended(self) -> ReplicaDied:
         assert self._dead is not None
         return await asyncio.shield(self._dead)
 
-    def die(self) -> None:
+    def die(self, *, by_node: bool = False) -> None:
         if self._dead is not None and not self._dead.done():
-            self._dead.set_result("it was told to")
+            self._dead.set_result(ReplicaDied("it was told to", by_node=by_node))
 
     async def answer(self, call: Call) -> dict[str, Any]:
         prompt = str(call.body["prompt"])
@@ -92,7 +105,7 @@ class FakeReplica(Replica):
                 raise InvalidRequest("refused", param="prompt")
             await asyncio.wait([self._dead], timeout=1.0)
             if self._dead.done():
-                raise ReplicaDied("it was told to")
+                raise ReplicaDied("it was told to", by_node=self._dead.result().by_node)
         finally:
             self.held -= 1
 
@@ -251,6 +264,156 @@ def test_a_replica_that_cannot_be_started_is_tried_again_and_the_first_time_that
         with pytest.raises(ModelNotFound):
             await ReplicatedInference.opened(broken, clock=clock)
         assert all(each.closed for each in broken)
+
+    play(main)
+
+
+def test_those_that_are_up_compute_while_others_wait_for_a_machine() -> None:
+    async def main(clock: ManualClock) -> None:
+        replicas, told = [FakeReplica() for _ in range(3)], list[str]()
+        replicas[0].starts_in, replicas[2].starts_in = 1000.0, 2000.0
+        inference = await ReplicatedInference.opened_by_first(replicas, told.append, clock=clock)
+        assert clock.now() < 10.0
+        assert set(told) == {"waiting for a node"}
+        assert inference.standing == "2 of 3 replicas are not up: waiting for a node"
+        assert (inference.wants, why_not_ready(inference)) == (8, None)
+        assert (await inference.answer(a_call("a")))["choices"][0]["text"] == "A"
+        await asyncio.sleep(1500.0)
+        assert (inference.wants, [each.starts for each in replicas]) == (16, [1, 1, 0])
+        closing = asyncio.create_task(inference.close())  # in the middle of a start
+        await closing
+        assert all(each.closed for each in replicas)
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "raised", "said"),
+    [
+        (ModelNotFound("gone"), ModelNotFound, "gone"),
+        (
+            ReplicaDied("no memory"),
+            EngineClosed,
+            "3 replicas died while they loaded the model; the last one: no memory",
+        ),
+    ],
+)
+def test_no_replica_at_all_is_an_error_soon(refuses: Exception, raised: type[Exception], said: str) -> None:
+    async def main(clock: ManualClock) -> None:
+        replicas, closed = [FakeReplica() for _ in range(2)], list[float]()
+        for each in replicas:
+            each.refuses = refuses
+
+        async def close() -> None:
+            closed.append(clock.now())
+
+        with pytest.raises(raised, match=said):
+            await ReplicatedInference.opened_by_first(replicas, clock=clock, closed=close)
+        assert clock.now() < 60.0
+        assert len(closed) == 1
+
+    play(main)
+
+
+def test_a_machine_that_goes_before_the_first_is_up_is_waited_for() -> None:
+    async def main(clock: ManualClock) -> None:
+        replica = FakeReplica()
+        replica.refuses = ReplicaDied("its node cannot be reached", by_node=True)
+        opening = asyncio.create_task(ReplicatedInference.opened_by_first([replica], clock=clock))
+        await asyncio.sleep(600.0)
+        assert not opening.done()
+        replica.refuses = None
+        inference = await opening
+        assert inference.standing is None
+        await inference.close()
+
+    play(main)
+
+
+def test_lines_are_not_suspected_of_machines_that_go_unless_it_is_again_and_again() -> None:
+    async def main(clock: ManualClock) -> None:
+        inference, replicas = await opened(clock)
+        tasks = [asyncio.create_task(inference.answer(a_call(f"{number}"))) for number in range(20)]
+        for _ in range(8):
+            await asyncio.sleep(0.5)
+            for each in replicas:
+                each.die(by_node=True)
+            await asyncio.sleep(0.01)
+            while not any(each.held for each in replicas):  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+            # Side by side as before, not one after another.
+            assert max(each.held for each in replicas) > 1
+        texts = [(await task)["choices"][0]["text"] for task in tasks]
+        assert texts == [str(number) for number in range(20)]
+
+        line = asyncio.create_task(inference.answer(a_call("fatal")))
+        while not line.done():
+            await asyncio.sleep(0.1)
+            for each in replicas:
+                if each.held:
+                    each.die(by_node=True)
+        with pytest.raises(Crashed):
+            await line
+        await inference.close()
+
+    play(main)
+
+
+class LoopConnection(Connection):
+    """A connection whose other side is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToReplica] = []
+        self.told: asyncio.Queue[FromReplica | None] = asyncio.Queue()
+
+    def send(self, message: ToReplica) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> FromReplica:
+        message = await self.told.get()
+        if message is None:
+            raise ConnectionError("gone")
+        return message
+
+    def kill(self) -> None:
+        self.told.put_nowait(None)
+
+    async def end(self) -> ReplicaDied:
+        return ReplicaDied("its node cannot be reached", by_node=True)
+
+
+class LoopReplica(MessagedReplica):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives: list[LoopConnection] = []
+
+    async def _connect(self, progress: Callable[[str], None]) -> Connection:
+        self.lives.append(LoopConnection())
+        self.lives[-1].told.put_nowait(Ready(FACTS))
+        return self.lives[-1]
+
+
+def test_an_answer_of_a_life_that_was_given_up_is_nobodys() -> None:
+    async def main(clock: ManualClock) -> None:
+        replica = LoopReplica()
+        inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
+        line = asyncio.create_task(inference.answer(a_call("a")))
+        await asyncio.sleep(1.0)
+        first = replica.lives[0]
+        first.told.put_nowait(None)
+        await asyncio.sleep(10.0)
+        assert len(replica.lives) == 2
+        [lease] = [each for each in replica.lives[1].sent if isinstance(each, Ask)]
+        [given_up] = [each for each in first.sent if isinstance(each, Ask)]
+        assert lease.id != given_up.id
+        first.told.put_nowait(Answered(given_up.id, {"from": "the life that came back"}))
+        replica.lives[1].told.put_nowait(Answered(given_up.id, {"from": "a mistaken life"}))
+        await asyncio.sleep(1.0)
+        assert not line.done()
+        replica.lives[1].told.put_nowait(Answered(lease.id, {"from": "its lease"}))
+        assert await line == {"from": "its lease"}
+        replica.lives[1].told.put_nowait(None)
+        await inference.close()
 
     play(main)
 

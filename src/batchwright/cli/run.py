@@ -75,6 +75,14 @@ _REPLICAS = (
     "Compute in so many processes, each with the whole model on a GPU or cores of its own; auto: one for each "
     "GPU, else for each NUMA node (default: in this process)."
 )
+_RAY = (
+    "Compute on a Ray cluster: auto (this machine's), local (starts one here), host:port or ray://host:port; in as "
+    "many actors, each with the whole model, as --replicas says (default: 1)."
+)
+_RESOURCES = (
+    "With --ray: what each replica takes of its node, as JSON: num_cpus, num_gpus, memory, accelerator_type, resources "
+    "(default: one CPU)."
+)
 _BACKEND = "An endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
 _DIALECT = "What the endpoint speaks (default: anthropic for api.anthropic.com, else openai)."
 _KEY_ENV = (
@@ -148,6 +156,8 @@ def run_command(
     ] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
     replicas: Annotated[str | None, _model_option(help=_REPLICAS, metavar="N|auto", show_default=False)] = None,
+    ray: Annotated[str | None, _model_option(help=_RAY, metavar="ADDRESS", show_default=False)] = None,
+    resources: Annotated[str | None, _model_option(help=_RESOURCES, metavar="JSON", show_default=False)] = None,
     backend: Annotated[str | None, _model_option(help=_BACKEND, metavar="URL")] = None,
     dialect: Annotated[str | None, _model_option(help=_DIALECT, metavar="openai|anthropic", show_default=False)] = None,
     api_key_env: Annotated[str | None, _model_option(help=_KEY_ENV, metavar="NAME", show_default=False)] = None,
@@ -227,6 +237,8 @@ def run_command(
                     rpm=rpm,
                     tpm=tpm,
                     replicas=cast("Any", replicas),
+                    ray=ray,
+                    resources=resources,
                     served_model_names=served_model_name or (),
                     dedupe=not no_dedupe,
                     budget=budget,

@@ -24,6 +24,8 @@ from batchwright.inference.loading import (
 from batchwright.inference.metering import Meter
 from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
+from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
+from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import StandIn
 from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -65,7 +67,11 @@ class ModelChoice:
     told: tuple[ToldLimit, ...] = ()
     """Rate limits of the endpoint."""
     replicas: ReplicaCount | None = None
-    """Number of processes, each with the models, that compute on this machine; None: this process computes."""
+    """Number of processes, each with the models, that compute here or on a cluster; None: this process computes."""
+    ray: str | None = None
+    """Address of the Ray cluster on which replicas compute; None: this machine."""
+    resources: RayResources | None = None
+    """What each replica takes of a node of that cluster; None: one CPU."""
     served_model_names: tuple[str, ...] = ()
     via: Via = "live"
     """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
@@ -91,9 +97,21 @@ class ModelChoice:
             raise InputError(
                 f"replicas={self.replicas} with backend={self.backend!r}: they are for models on this machine"
             )
+        self._check_ray()
         self._check_addresses()
         self._check_others()
         self._check_batches()
+
+    def _check_ray(self) -> None:
+        if self.ray is None:
+            if self.resources is not None:
+                raise InputError(f"resources ({self.resources}): they are of a Ray cluster; name it with ray")
+            return
+        if self.backend is not None:
+            raise InputError(f"ray={self.ray!r} with backend={self.backend!r}: leave one of them out")
+        if not self.ray.strip():
+            raise InputError(f"ray={self.ray!r}: must be auto, local, or an address such as ray://host:10001")
+        ray_count(self.replicas)
 
     def _check_addresses(self) -> None:
         try:
@@ -162,7 +180,7 @@ class ModelChoice:
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
         model = self.model if generates else None
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
-        if self.processes is not None:
+        if self.processes is not None or self.ray is not None:
             return LoadedModels(None, None, replicas_of=(model, embedding_model))
         return LoadedModels(*load_models(model, embedding_model, self.config, progress))
 
@@ -181,12 +199,10 @@ class ModelChoice:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
         `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
-        `open_endpoint` and `open_replicas` raise, which tell their `progress`.
+        `open_endpoint`, `open_replicas` and `open_ray_replicas` raise, which tell their `progress`.
         """
-        if self.processes is not None and loaded.replicas_of is not None:
-            inference: Inference = await open_replicas(
-                self.processes, *loaded.replicas_of, self.config, progress, stepped=True
-            )
+        if loaded.replicas_of is not None:
+            inference: Inference = await self._opened_replicas(*loaded.replicas_of, progress)
         elif self.backend is None:
             inference = loaded.inference()
         else:
@@ -211,6 +227,21 @@ class ModelChoice:
             yield self.renamed(inference)
         finally:
             await inference.close()
+
+    async def _opened_replicas(self, model: str | None, embedding_model: str | None, progress: Progress) -> Inference:
+        if self.ray is None:
+            assert self.processes is not None
+            return await open_replicas(self.processes, model, embedding_model, self.config, progress, stepped=True)
+        return await open_ray_replicas(
+            self.ray,
+            ray_count(self.replicas),
+            self.resources or RayResources(),
+            model,
+            embedding_model,
+            self.config,
+            progress,
+            stepped=True,
+        )
 
     def _in_batches(self, provider: BatchProvider, live: Inference, job: BatchJob, meter: Meter | None) -> Inference:
         return ProviderBatchInference(

@@ -16,6 +16,7 @@ from batchwright.errors import BatchwrightError, InputError, InvalidRequest, sho
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.inference.replicas.cores import ReplicaCount, parse_count
+from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.input_names import STREAM, expanded
@@ -53,6 +54,8 @@ def run(
     rpm: float | None = None,
     tpm: float | None = None,
     replicas: ReplicaCount | None = None,
+    ray: str | None = None,
+    resources: Mapping[str, Any] | str | None = None,
     served_model_names: Sequence[str] = (),
     dedupe: bool = True,
     budget: float | str | None = None,
@@ -121,6 +124,10 @@ def run(
       room for; they must have the same models and dialect.
     - `replicas`: how many processes compute on this machine, each with the whole model on a GPU or a group of cores of
       its own; `"auto"`: one for each GPU, else for each NUMA node. By default this process computes.
+    - `ray`: the address of a Ray cluster on whose nodes the replicas compute (by default one): `"auto"` for that of
+      this machine, `"local"` to start one here, `"host:port"` or `"ray://host:port"`. `resources`: what each takes of
+      its node, as JSON or a mapping of `num_cpus`, `num_gpus`, `memory`, `accelerator_type` and `resources`; by
+      default one CPU. Replicas for which no node has room wait for one, and the others compute meanwhile.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
@@ -170,7 +177,7 @@ def run(
         whole = "an inference" if inference is not None else "an Engine as model"
         not_live = None if via == "live" else via
         others: dict[str, Any] = {"embedding_model": embedding_model, "backend": backend, "via": not_live}
-        others |= {"replicas": replicas, **config.chosen()}
+        others |= {"replicas": replicas, "ray": ray, "resources": resources, **config.chosen()}
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
                 raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
@@ -186,6 +193,8 @@ def run(
         concurrency=backend_concurrency,
         told=_told(rpm, tpm),
         replicas=_replicas(replicas),
+        ray=ray,
+        resources=None if resources is None else RayResources.of(resources),
         served_model_names=tuple(served_model_names),
         via=via,
         deadline=deadline,

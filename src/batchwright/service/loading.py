@@ -13,6 +13,8 @@ from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
 from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
+from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
+from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve
 from batchwright.pacing.limits import told_limits
@@ -33,10 +35,15 @@ async def load_inference(settings: Settings) -> Inference:
 
     Raises what `load_models` and `open_endpoint` raise.
     """
+    if settings.resources is not None and settings.ray is None:
+        raise InputError(f"resources ({settings.resources}): they are of a Ray cluster; name it with ray")
     if settings.backend == "engine":
         # A rank that dies takes the others with it: as a replica, they are started again.
         replicas = 1 if settings.replicas is None and settings.engine.tensor_parallel > 1 else settings.replicas
-        return await (_load_models(settings) if replicas is None else _load_replicas(settings, replicas))
+        in_process = replicas is None and settings.ray is None
+        return await (_load_models(settings) if in_process else _load_replicas(settings, replicas))
+    if settings.ray is not None:
+        raise InputError(f"ray={settings.ray!r} with backend={settings.backend!r}: leave one of them out")
     if settings.replicas is not None:
         raise InputError(f"replicas={settings.replicas} with backend={settings.backend!r}: leave one of them out")
     dialect = dialect_for(settings.backend_dialect, settings.backend)
@@ -73,9 +80,9 @@ def _endpoint_key(settings: Settings, dialect: Dialect) -> EndpointKey:
 def model_times(settings: Settings) -> dict[str, float]:
     """Return the Unix seconds at which the files of each model in this process were made, by its names.
 
-    Call it after `load_inference`, since it downloads nothing. Models elsewhere are left out.
+    Call it after `load_inference`, since it downloads nothing. Models elsewhere, and on a cluster, are left out.
     """
-    if settings.backend != "engine":
+    if settings.backend != "engine" or settings.ray is not None:
         return {}
     times = {name: _made_at(resolve(name, pull=False)) for name in (settings.model, settings.embedding_model) if name}
     return times | {alias: times[model] for alias, model in settings.aliases.items() if model in times}
@@ -85,14 +92,21 @@ def _made_at(folder: Path) -> float:
     return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
 
 
-async def _load_replicas(settings: Settings, count: ReplicaCount) -> Inference:
-    replicas = await open_replicas(
-        count,
-        settings.model,
-        settings.embedding_model or None,
-        settings.engine,
-        most_deaths=settings.max_crashes,
-    )
+async def _load_replicas(settings: Settings, count: ReplicaCount | None) -> Inference:
+    models = settings.model, settings.embedding_model or None
+    if settings.ray is not None:
+        replicas = await open_ray_replicas(
+            settings.ray,
+            ray_count(count),
+            settings.resources or RayResources(),
+            *models,
+            settings.engine,
+            lambda text: logger.info("ray", step=text),
+            most_deaths=settings.max_crashes,
+        )
+    else:
+        assert count is not None
+        replicas = await open_replicas(count, *models, settings.engine, most_deaths=settings.max_crashes)
     try:
         return RoutedInference([replicas], settings.aliases)
     except InputError:

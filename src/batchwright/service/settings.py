@@ -28,8 +28,10 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from batchwright.engine_config import EngineConfig, engine_options
+from batchwright.errors import InputError
 from batchwright.inference.endpoint_address import endpoint_url
 from batchwright.inference.replicas.cores import parse_count
+from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -83,7 +85,15 @@ def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _resources(given: Any) -> RayResources:
+    try:
+        return RayResources.of(given)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
 Replicas = Annotated[int | Literal["auto"], BeforeValidator(parse_count)]
+Resources = Annotated[RayResources, NoDecode, BeforeValidator(_resources)]
 SloClasses = Annotated[Mapping[str, SloClass], NoDecode, BeforeValidator(read_slo_classes)]
 Text = Annotated[str, AfterValidator(_no_blank)]
 Location = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
@@ -200,6 +210,18 @@ class Settings(_EngineSettings):
         "Number of processes that compute, each with the whole models on a GPU or a group of cores of its own; auto: "
         "one for each GPU, else for each NUMA node. One that dies is started again, and its requests are given to "
         "others. Default: the process of the service computes.",
+    )
+    ray: Text | None = _setting(
+        "Model",
+        None,
+        "Ray cluster on whose nodes the replicas compute, by default one: auto for that of this machine, local to "
+        "start one here, host:port or ray://host:port. Default: replicas compute on this machine.",
+    )
+    resources: Resources | None = _setting(
+        "Model",
+        None,
+        "What each replica takes of a node of the Ray cluster, as JSON: num_cpus, num_gpus, memory, accelerator_type, "
+        'resources; such as {"num_gpus": 1}. Default: one CPU.',
     )
     backend: Text = _setting(
         "Model",

@@ -1,4 +1,4 @@
-"""Messages between a process and the replicas that it started, over a socket: a length, then msgpack."""
+"""Messages between a process and the replicas that it started, in msgpack: over a socket each after its length."""
 
 from __future__ import annotations
 
@@ -152,14 +152,14 @@ class Broken(msgspec.Struct, tag=True):
 ToReplica: TypeAlias = ReplicaSpec | Ask | Cancel | Look | Close
 FromReplica: TypeAlias = Loading | Ready | Refused | Answered | Chunk | Raised | Found | Beat | Broken
 
-_encode = msgspec.msgpack.Encoder().encode
+encoded = msgspec.msgpack.Encoder().encode
 decode_for_replica = msgspec.msgpack.Decoder(ToReplica).decode
 decode_from_replica = msgspec.msgpack.Decoder(FromReplica).decode
 
 
 def frame(message: ToReplica | FromReplica) -> bytes:
     """Return the bytes of a message."""
-    content = _encode(message)
+    content = encoded(message)
     return _LENGTH.pack(len(content)) + content
 
 

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class ReplicaDied(Exception):
-    """The replica died, or was not up, before it had answered."""
+    """The replica died, or was not up, before it had answered.
+
+    `by_node`: its whole machine went, which no call can have done.
+    """
+
+    def __init__(self, reason: str, *, by_node: bool = False) -> None:
+        super().__init__(reason)
+        self.by_node = by_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Replica(Protocol):
         Raises the error of loading, and `ReplicaDied`.
         """
 
-    async def ended(self) -> str:
+    async def ended(self) -> ReplicaDied:
         """Wait until it is dead, and return why."""
 
     async def answer(self, call: Call) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ _WANTED = 2
 """Lines to hold for each place, so that no place stays empty while the next lines are fetched."""
 _TICK = 1.0
 """Seconds between looks at what was measured, and at lines that wait."""
+_MOST_NODES = 10
+"""Machines that may go while they compute a call before it is suspected of that."""
 _LEAST_MEASURED = 1000
 """Tokens of prompts, and of answers, from which on their seconds are measured."""
 
@@ -50,9 +53,12 @@ class _Member:
 
     number: int
     replica: Replica
-    facts: ReplicaFacts
+    facts: ReplicaFacts | None = None
+    """None until it was up for the first time."""
     restarts: Restarts = field(default_factory=Restarts)
-    is_up: bool = True
+    is_up: bool = False
+    told: str = ""
+    """What it said last of its start, or the reason why it could not be started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,16 +75,26 @@ class _Entry:
     """Whether that replica was up when it was given the call, which it may have died of."""
     has_begun: bool = False
     """Whether a part of its answer was passed on."""
+    nodes_lost: int = 0
+    """How many machines went while they computed it."""
 
 
 class ReplicatedInference(Route):
     """Gives each call to one of `replicas`, by `Router`; calls of one that died are given to others.
 
     A replica that dies is started again, after a pause, longer each time as long as it answers nothing. Made by
-    `opened`.
+    `opened` or `opened_by_first`.
     """
 
-    def __init__(self, members: Sequence[_Member], most_deaths: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        members: Sequence[_Member],
+        most_deaths: int,
+        clock: Clock,
+        progress: Callable[[str], None] = lambda text: None,
+        closed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._closed = closed
         self._members = list(members)
         self._router = Router[int](most_deaths=most_deaths)
         self._most_deaths = most_deaths
@@ -90,8 +106,13 @@ class ReplicatedInference(Route):
         """Figures of processes that have ended, merged into one."""
         self._why_down = "none was started"
         self._is_closed = False
+        self._progress = progress
+        self._first_up: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
+        self._first_deaths = 0
+        """Deaths of replicas before one was up."""
         for member in self._members:
-            self._join(member)
+            if member.facts is not None:
+                self._join(member, member.facts)
         tasks = [self._tick(), *(self._keep_up(member) for member in self._members)]
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
@@ -123,24 +144,59 @@ class ReplicatedInference(Route):
         members = [_Member(number, each, told) for number, (each, told) in enumerate(zip(replicas, facts, strict=True))]
         return cls(members, most_deaths, clock or MonotonicClock())
 
+    @classmethod
+    async def opened_by_first(
+        cls,
+        replicas: Sequence[Replica],
+        progress: Callable[[str], None] = lambda text: None,
+        *,
+        most_deaths: int = MAX_CRASHES,
+        clock: Clock | None = None,
+        closed: Callable[[], Awaitable[None]] | None = None,
+    ) -> ReplicatedInference:
+        """Start `replicas` and return the inference of them as soon as one is up; the others join it when they are.
+
+        For replicas that may have to wait for a machine. `closed` is called when all are closed. Raises what loading
+        the model raises, and `EngineClosed` if `most_deaths` replicas die of it before one is up.
+        """
+        members = [_Member(number, each) for number, each in enumerate(replicas)]
+        inference = cls(members, most_deaths, clock or MonotonicClock(), progress, closed)
+        try:
+            await inference._first_up
+        except BaseException:
+            await inference.close()
+            raise
+        return inference
+
     @property
     def models(self) -> Sequence[str]:
-        return self._members[0].facts.models
+        return self._facts.models
 
     @property
     def endpoints(self) -> Collection[str]:
-        return self._members[0].facts.endpoints
+        return self._facts.endpoints
+
+    @property
+    def _facts(self) -> ReplicaFacts:
+        return self._first_up.result()
 
     @property
     def room(self) -> int:
         # As with an engine in this process, online requests leave batches at least one line for each place.
-        places = sum(member.facts.places for member in self._members if member.is_up)
+        places = sum(member.facts.places for member in self._members if member.is_up and member.facts is not None)
         return max(_WANTED * places - self._held.total(), places - self._held["batch"])
 
     @property
     def why_not_ready(self) -> str | None:
         """Reason why no replica can compute a call now; None when one can."""
         return None if any(member.is_up for member in self._members) else f"no replica is up: {self._why_down}"
+
+    @property
+    def standing(self) -> str | None:
+        """Why some replicas do not compute; None if all do."""
+        down = [member for member in self._members if not member.is_up]
+        reasons = "; ".join(sorted({member.told for member in down if member.told})) or "being started"
+        return f"{len(down)} of {len(self._members)} replicas are not up: {reasons}" if down else None
 
     @property
     def engine_stats(self) -> EngineStats | None:
@@ -161,7 +217,7 @@ class ReplicatedInference(Route):
                     entry.has_reached = member.replica.is_up
                     body = await member.replica.answer(self._with_time_left(entry))
                 except ReplicaDied as error:
-                    self._lose(member, str(error))
+                    self._lose(member, error)
                     continue
                 self._finish(key, member, body.get("usage"))
                 return body
@@ -182,7 +238,7 @@ class ReplicatedInference(Route):
                             usage = body.get("usage") or usage
                             yield body
                 except ReplicaDied as error:
-                    self._lose(member, str(error))
+                    self._lose(member, error)
                     if entry.has_begun:
                         raise EngineClosed(
                             "the replica that computed this request died after a part of the answer was sent: ask again"
@@ -209,6 +265,8 @@ class ReplicatedInference(Route):
             _fail(entry, EngineClosed("the replicas were closed before the request was finished"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(member.replica.close() for member in self._members))
+        if self._closed is not None:
+            await self._closed()
 
     def _enter(self, call: Call) -> tuple[int, _Entry]:
         if self._is_closed:
@@ -227,7 +285,7 @@ class ReplicatedInference(Route):
         return key, entry
 
     def _work_of(self, call: Call) -> Work:
-        defaults, longest = call.defaults, self._members[0].facts.longest
+        defaults, longest = call.defaults, self._facts.longest
         if isinstance(defaults, SamplingParams):
             limit, completions = defaults.max_tokens, defaults.n
         else:
@@ -284,14 +342,18 @@ class ReplicatedInference(Route):
         for key, number in self._router.assign(self._clock.now()):
             self._entries[key].place.set_result(self._members[number])
 
-    def _join(self, member: _Member) -> None:
-        self._router.join(member.number, Capacity(member.facts.places, member.facts.kv_tokens))
+    def _join(self, member: _Member, facts: ReplicaFacts) -> None:
+        member.facts, member.is_up, member.told = facts, True, ""
+        self._router.join(member.number, Capacity(facts.places, facts.kv_tokens))
+        if not self._first_up.done():
+            self._first_up.set_result(facts)
 
-    def _lose(self, member: _Member, reason: str) -> None:
+    def _lose(self, member: _Member, death: ReplicaDied) -> None:
         """Take out a replica that died; does nothing if that was done. Its calls are given to others, or fail."""
         if not member.is_up or self._is_closed:
             return
-        member.is_up, self._why_down = False, reason
+        reason = str(death)
+        member.is_up, member.told, self._why_down = False, reason, reason
         lost = [
             (key, entry)
             for key, entry in self._entries.items()
@@ -301,7 +363,10 @@ class ReplicatedInference(Route):
             if entry.has_begun:
                 self._router.withdraw(key)
                 continue
-            if not entry.has_reached:
+            # A machine that goes is nobody's fault, unless that happens to one call again and again.
+            is_innocent = death.by_node and entry.nodes_lost < _MOST_NODES
+            entry.nodes_lost += death.by_node
+            if is_innocent or not entry.has_reached:
                 self._router.recall(key)
             entry.has_reached, entry.place = False, asyncio.get_running_loop().create_future()
         failed = self._router.leave(member.number, self._clock.now())
@@ -313,25 +378,47 @@ class ReplicatedInference(Route):
         self._assign()
 
     async def _keep_up(self, member: _Member) -> None:
-        """Start a replica again whenever it has died."""
+        """Start a replica whenever it is not up."""
         while True:
-            reason = await member.replica.ended()
-            self._lose(member, reason)
-            self._why_down = reason
-            while not member.is_up:
-                self._keep_figures(member)
-                due = member.restarts.died(self._clock.now(), random.random())
-                await asyncio.sleep(due - self._clock.now())
-                try:
-                    member.facts = await member.replica.start(lambda text: None)
-                except (ReplicaDied, BatchwrightError, OSError) as error:
-                    self._why_down = str(error)
-                    _log.warning("replica %d cannot be started again: %s", member.number + 1, error)
-                    continue
-                member.is_up = True
-                self._join(member)
-                _log.info("replica %d is up again", member.number + 1)
-                self._assign()
+            if member.is_up:
+                death = await member.replica.ended()
+                self._lose(member, death)
+                self._why_down = str(death)
+                await self._pause(member)
+            try:
+                facts = await member.replica.start(partial(self._tell, member))
+            except (ReplicaDied, BatchwrightError, OSError) as error:
+                self._why_down = member.told = str(error)
+                if not self._ends_opening(error):
+                    _log.warning("replica %d cannot be started: %s", member.number + 1, error)
+                await self._pause(member)
+                continue
+            self._join(member, facts)
+            _log.info("replica %d is up", member.number + 1)
+            self._assign()
+
+    async def _pause(self, member: _Member) -> None:
+        self._keep_figures(member)
+        due = member.restarts.died(self._clock.now(), random.random())
+        await asyncio.sleep(due - self._clock.now())
+
+    def _tell(self, member: _Member, text: str) -> None:
+        member.told = text
+        if not self._first_up.done():
+            self._progress(text)
+
+    def _ends_opening(self, error: Exception) -> bool:
+        """Return whether no replica will be up at all: after an error of loading, and after too many deaths."""
+        if self._first_up.done():
+            return False
+        if isinstance(error, ReplicaDied):
+            self._first_deaths += not error.by_node
+            if self._first_deaths < self._most_deaths:
+                return False
+            message = f"{self._first_deaths} replicas died while they loaded the model; the last one: {error}"
+            error = EngineClosed(message)
+        self._first_up.set_exception(error)
+        return True
 
     def _keep_figures(self, member: _Member) -> None:
         if (stats := member.replica.stats) is not None:

@@ -1,0 +1,158 @@
+"""Opening replicas that are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchwright.engine_config import EngineConfig, parse_bytes
+from batchwright.errors import InputError, MissingExtra
+from batchwright.inference.replicas.cores import ReplicaCount
+from batchwright.inference.replicas.messages import ReplicaSpec
+from batchwright.inference.replicas.ray_resources import RayResources
+from batchwright.inference.replicas.replicated import ReplicatedInference
+from batchwright.models import BUILTIN
+from batchwright.policies.suspects import MAX_CRASHES
+
+LOCAL = "local"
+_OBJECT_STORE = 100 * 2**20
+"""Bytes of the object store of a cluster that is started here: calls and answers pass through it, nothing stays."""
+
+
+def ray_count(given: ReplicaCount | None) -> int:
+    """Return the number of replicas on a cluster. Raises `InputError` for one that is no number."""
+    if given == "auto":
+        raise InputError("replicas='auto' with ray: a cluster may grow, so name a number; those without a node wait")
+    return given or 1
+
+
+async def open_ray_replicas(
+    address: str,
+    count: int,
+    resources: RayResources,
+    model: str | None,
+    embedding_model: str | None,
+    config: EngineConfig,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    stepped: bool = False,
+    most_deaths: int = MAX_CRASHES,
+) -> ReplicatedInference:
+    """Open replicas of the models, each an actor with `resources` of a node of the cluster at `address`.
+
+    `address` is one of `ray.init`: `auto` for that of this machine, `host:port`, `ray://host:port`; or `local` to start
+    one here. Waits until the first replica is up; the others join it when there are nodes for them. Models are found on
+    each node, by name or by path. Raises `InputError`, `MissingExtra`, and as `ReplicatedInference.opened_by_first`.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"ray={address!r} needs {error.name}; install it: pip install 'batchwright[ray]'") from error
+    from batchwright.inference.replicas.ray_replica import RayReplica
+
+    spec = _spec(count, resources, model, embedding_model, config, stepped=stepped)
+    closes = not ray.is_initialized()
+    if closes:
+        progress("starting a Ray cluster" if address == LOCAL else f"joining the Ray cluster {address}")
+        # In a thread: it takes seconds, and in the main thread it would replace Python's handler of SIGTERM.
+        await asyncio.to_thread(_join, ray, address)
+        _keep_sigterm()
+
+    async def close() -> None:
+        if closes:
+            await asyncio.to_thread(ray.shutdown)
+            _let_print(True)
+
+    try:
+        if address == LOCAL:
+            _require_room(count, resources, await asyncio.to_thread(ray.cluster_resources))
+        replicas = [RayReplica(spec, resources) for _ in range(count)]
+    except BaseException:
+        await close()
+        raise
+    return await ReplicatedInference.opened_by_first(replicas, progress, most_deaths=most_deaths, closed=close)
+
+
+def _spec(
+    count: int,
+    resources: RayResources,
+    model: str | None,
+    embedding_model: str | None,
+    config: EngineConfig,
+    *,
+    stepped: bool,
+) -> ReplicaSpec:
+    ranks = config.tensor_parallel
+    if ranks > 1 and (resources.num_gpus or resources.num_cpus) < ranks:
+        raise InputError(
+            f"tensor_parallel={ranks} with resources ({resources}): each rank needs a GPU, or a CPU, of its own; ask for "
+            f'as many with resources, such as {{"num_gpus": {ranks}}}'
+        )
+    chosen = dict(config.chosen())
+    if config.kv_memory is not None:
+        chosen["kv_memory"] = int(parse_bytes(config.kv_memory))
+    if not resources.num_gpus:
+        if config.device not in ("cpu", "auto"):
+            raise InputError(f'device={config.device!r} with ray: ask for it with resources, such as {{"num_gpus": 1}}')
+        chosen["device"] = "cpu"
+    return ReplicaSpec(
+        model=_absolute(model),
+        embedding_model=_absolute(embedding_model),
+        config=chosen,
+        threads=resources.threads,
+        count=count,
+        stepped=stepped,
+    )
+
+
+def _absolute(model: str | None) -> str | None:
+    """Return a name as it is, and a path so that it does not depend on the folder of a process."""
+    if model is None or model in BUILTIN:
+        return model
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
+
+
+def _join(ray: Any, address: str) -> None:
+    options: dict[str, Any] = {}
+    if address == LOCAL:
+        # What is started here tells nobody outside.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    _let_print(False)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        _let_print(True)
+        raise InputError(
+            f"ray={address!r}: {error}. Start a cluster (ray start --head) and name its address, or use {LOCAL!r}"
+        ) from error
+
+
+def _let_print(is_allowed: bool) -> None:
+    """Set whether Ray prints what nodes report to standard output, where results may go. It has no option for that."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = is_allowed  # noqa: SLF001
+
+
+def _keep_sigterm() -> None:
+    """Put the handler of SIGTERM that Python knows back in the place of Ray's, which aborts the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _require_room(count: int, resources: RayResources, there: dict[str, float]) -> None:
+    for name, amount in resources.bundle.items():
+        if count * amount > there.get(name, 0):
+            raise InputError(
+                f"replicas={count}, each with {amount:g} {name}: this machine has {there.get(name, 0):g}; ask for less "
+                "with resources, or name a cluster with ray"
+            )
