@@ -59,7 +59,8 @@ def test_the_report_of_several_names_each() -> None:
         FIGURES, sent=1000, refused=5, found_concurrency=True, concurrency=8, limits=[STATED], blocked_seconds=9.0
     )
     assert pacing_line({"a": FIGURES, "b": other}) == (
-        "a: 12 of 64 at once; b: stated 30,000 tokens/min, 12 at once, falling to 8 (found), refused for 9 s more, 5 refused"
+        "a: 12 of 64 at once; b: stated 30,000 tokens/min, 12 at once, falling to 8 (found), refused for 9 s more, "
+        "5 refused"
     )
     assert pacing_rows({"a": FIGURES, "b": other}) == [
         ("endpoint (a)", "2,000 requests sent"),

@@ -286,7 +286,10 @@ async def test_an_address_that_ends_too_late_is_told() -> None:
     ("location", "advice"),
     [
         ("https://there.invalid/v2/chat/completions", "if that is the endpoint, give https://there.invalid/v2 as its"),
-        ("https://me:secret@there.invalid/login?key=secret", "https://there.invalid/login, which are not followed: check"),
+        (
+            "https://me:secret@there.invalid/login?key=secret",
+            "https://there.invalid/login, which are not followed: check",
+        ),
         ("", "it sends requests elsewhere, without saying where"),
         ("http://[", "it sends requests elsewhere, without saying where"),
     ],

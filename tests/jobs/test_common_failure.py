@@ -1,4 +1,4 @@
-"""The end of a run whose first lines all fail for a reason of the job, such as a model that the endpoint does not have."""
+"""The end of a run whose first lines all fail for a reason of the job, such as a model that is not there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_limit_that_the_dialect_needs_is_asked_for_before_anything_is_sent(
     tmp_path: Path, endpoint: Endpoint
 ) -> None:
     source = lines(tmp_path / "in.jsonl", *({"messages": [{"role": "user", "content": name}]} for name in NAMES))
-    with pytest.raises(RunFailed, match="the first 20 lines all fail .*Give it for all lines with --max-tokens"):
+    with pytest.raises(RunFailed, match=r"the first 20 lines all fail .*Give it for all lines with --max-tokens"):
         run(source, tmp_path / "o.jsonl", backend=endpoint.url, model="m", backend_dialect="anthropic")
     assert not endpoint.asked
 

@@ -60,9 +60,9 @@ def test_without_money_the_run_ends_and_goes_on_when_there_is_some(
 ) -> None:
     output = tmp_path / "out.jsonl"
     endpoint.faults = lambda prompt: 402 if len(endpoint.asked) > 10 else None
-    told, saved = {"price": "input=1,output=2"}, tmp_path / "report.json"
+    price, saved = "input=1,output=2", tmp_path / "report.json"
     with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept") as ended:
-        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4, report=saved, **told)
+        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4, report=saved, price=price)
     kept = output.read_bytes().splitlines()
     assert isinstance(ended.value, RunEnded)
     assert (ended.value.report.done, ended.value.report.total) == (len(kept), 40)

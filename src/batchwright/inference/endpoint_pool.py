@@ -21,8 +21,8 @@ class EndpointPool(Route):
     """Gives each call to the member that could send it soonest, of those that have its model.
 
     A call that names no model is one for the first model that all members have. A member that is down gets no calls
-    while others are up. One that refuses its key, whose quota is used up, or at whose address there is no such API, gets
-    none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's error
+    while others are up. One that refuses its key, whose quota is used up, or at whose address there is no such API,
+    gets none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's error
     is that of the call.
     """
 

@@ -36,8 +36,9 @@ class Meter(Protocol):
     ) -> Reservation:
         """Reserve the most that a try may cost: of `body`, which has `size` bytes as JSON; `batch`: at batch prices.
 
-        Waits while only the reservations of other calls are in the way, and tells `call.pauses` so. A line of a provider's batch that was reserved
-        when an earlier run was killed, with the same `call.request_id`, is not reserved again: its reservation goes on.
+        Waits while only the reservations of other calls are in the way, and tells `call.pauses` so. A line of a
+        provider's batch that was reserved when an earlier run was killed, with the same `call.request_id`, is not
+        reserved again: its reservation goes on.
         `is_fetched`: its result is here already, so if nothing is reserved for it any more, it was counted before.
 
         Raises `BudgetExhausted` when what is left does not cover it, and `InvalidRequest` for a call whose cost has no
@@ -68,7 +69,7 @@ class FreeReservation(Reservation):
 
 
 class CountingMeter(Meter):
-    """A meter that counts the calls that wait for their reservation by another one, by what `name_of` a call returns."""
+    """Counts the calls that wait for their reservation by another meter, by what `name_of` returns of them."""
 
     def __init__(self, meter: Meter, name_of: Callable[[Call], str]) -> None:
         self._meter = meter

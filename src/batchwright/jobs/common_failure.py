@@ -66,8 +66,8 @@ class CommonFailure:
         assert self._reason is not None
         lines = "the line fails" if self._count == 1 else f"the first {self._count:,} lines all fail for one reason"
         return RunFailed(
-            f"{lines}: {str(self._latest).rstrip('. ')}. {self._reason.remedy}; nothing is written of lines that failed "
-            "so, and the same command with that computes them"
+            f"{lines}: {str(self._latest).rstrip('. ')}. {self._reason.remedy}; nothing is written of lines that "
+            "failed so, and the same command with that computes them"
         )
 
 

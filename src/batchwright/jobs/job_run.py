@@ -36,7 +36,14 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, lines_covered, require_answer_bounds
+from batchwright.jobs.spending import (
+    CostPlanner,
+    Spending,
+    SpendingTerms,
+    exhausted,
+    lines_covered,
+    require_answer_bounds,
+)
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.figures import PacerFigures

@@ -415,7 +415,9 @@ class JobLoop:
         if nobody_computes(outcome):
             return outcome.__cause__ or outcome
         if isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
-            again = "with a key that it accepts" if outcome.status == 401 else "with another key, or when that has changed"
+            again = (
+                "with a key that it accepts" if outcome.status == 401 else "with another key, or when that has changed"
+            )
             return RunFailed(f"{outcome}. Finished lines are kept: run the same command again {again}")
         if isinstance(outcome, EndpointError) and outcome.is_wrong_address and not self.tally.succeeded:
             return RunFailed(str(outcome))

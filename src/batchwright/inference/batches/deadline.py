@@ -9,7 +9,6 @@ from batchwright.inference.batches.held import HeldLine, OpenBatch
 from batchwright.inference.batches.outcomes import Outcomes
 from batchwright.submitting.moving import BatchSoFar, Mover
 
-
 _LONGEST_END = 600.0
 """Seconds after the deadline for which the end of a batch is waited for whose lines are all computed."""
 
