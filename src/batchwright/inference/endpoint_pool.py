@@ -22,8 +22,8 @@ class EndpointPool(Route):
 
     A call that names no model is one for the first model that all members have. A member that is down gets no calls
     while others are up. One that refuses its key, whose quota is used up, or at whose address there is no such API,
-    gets none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's error
-    is that of the call.
+    gets none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's
+    error is that of the call.
     """
 
     def __init__(self, members: Sequence[EndpointInference]) -> None:
