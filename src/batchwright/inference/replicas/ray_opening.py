@@ -91,8 +91,8 @@ def _spec(
     ranks = config.tensor_parallel
     if ranks > 1 and (resources.num_gpus or resources.num_cpus) < ranks:
         raise InputError(
-            f"tensor_parallel={ranks} with resources ({resources}): each rank needs a GPU, or a CPU, of its own; ask for "
-            f'as many with resources, such as {{"num_gpus": {ranks}}}'
+            f"tensor_parallel={ranks} with resources ({resources}): each rank needs a GPU, or a CPU, of its own; ask "
+            f'for as many with resources, such as {{"num_gpus": {ranks}}}'
         )
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
