@@ -158,6 +158,7 @@ def test_resources_of_a_bundle() -> None:
         ({"ray": "auto", "replicas": "auto"}, "name a number"),
         ({"ray": " "}, "must be auto, local"),
         ({"ray": "127.0.0.1:1", "device": "cuda"}, "num_gpus"),
+        ({"ray": "127.0.0.1:1", "tensor_parallel": 2}, "each rank needs"),
     ],
 )
 def test_what_contradicts_ray_is_refused(options: Mapping[str, Any], said: str, tmp_path: Path) -> None:
