@@ -263,7 +263,8 @@ def batches_left(report: RunReport, options: Sequence[str]) -> str:
         )
         kept = "" if "://" in report.output else f"; until then their lines are kept in {report.output}.batches"
         few = "1 batch goes" if len(left) == 1 else f"{len(left):,} batches go"
-        message += f"\n{few} on at the provider, and the same command takes the results{kept}. To cancel: {command}{more}"
+        message += f"\n{few} on at the provider, and the same command takes the results{kept}."
+        message += f" To cancel: {command}{more}"
     if unclear:
         message += (
             f"\n{'1 batch was' if unclear == 1 else f'{unclear:,} batches were'} just being created: the same command "
