@@ -63,11 +63,17 @@ def test_the_report_of_several_names_each() -> None:
         "5 refused"
     )
     assert pacing_rows({"a": FIGURES, "b": other}) == [
-        ("endpoint (a)", "2,000 requests sent"),
-        ("limits (a)", "up to 64 at once"),
-        ("endpoint (b)", "1,000 requests sent, 5 refused for a limit (5.0 in 1,000)"),
-        ("limits (b)", "stated 30,000 tokens/min, found 8 at once"),
+        ("endpoint 1", "a: 2,000 requests sent"),
+        ("limits 1", "up to 64 at once"),
+        ("endpoint 2", "b: 1,000 requests sent, 5 refused for a limit (5.0 in 1,000)"),
+        ("limits 2", "stated 30,000 tokens/min, found 8 at once"),
     ]
+
+
+def test_addresses_stand_where_there_is_room() -> None:
+    pacing = {"1 https://host/v1 a": FIGURES, "3 https://other/v1 a": FIGURES}
+    assert pacing_line(pacing) == "1 a: 12 of 64 at once; 3 a: 12 of 64 at once"
+    assert pacing_rows(pacing)[2] == ("endpoint 3", "https://other/v1 a: 2,000 requests sent")
 
 
 def test_what_a_real_pacer_has_found() -> None:

@@ -189,7 +189,7 @@ def test_what_a_run_cost_and_what_was_saved() -> None:
     for text in (
         "cost $1.50 in this run, $4.98 in all runs, of $5.00; at most $0.25 more for 2 requests",
         "at most $0.75 more for 9 lines in batches at the provider",
-        "provider's cache 62% of the prompt tokens found in it, $0.50 saved",
+        "prompt cache 62.0% of the prompt tokens found in it, $0.50 saved",
         "provider's batches $2.00 saved",
         "max_tokens no answer needed more than 212 of its 4,096 tokens: a lower limit reserves less",
     ):
@@ -205,8 +205,8 @@ def test_the_price_before_anything_is_paid() -> None:
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), report)
     assert stream.getvalue().splitlines()[1:] == [
-        "Price live for the 8 lines whose price is known: about $0.50 for the prompts and $0.25 for every 100 tokens "
-        "of each answer; at most $3.00.",
+        "Price live for the 8 lines whose price is known: about $0.50 for the prompts, and $0.25 for the "
+        "answers if each has 100 tokens; at most $3.00.",
         "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; at most $1.50.",
     ]
     endless = PlannedPrice(None, 0.5, 0.25, None)

@@ -439,6 +439,12 @@ async def test_streams_pass_through(pauses: list[float]) -> None:
         (events(chunk("a"), {"error": {"message": "broke"}}), 1, "broke its stream off: broke"),
         (events(chunk("a"), 5), 1, "something else"),
         (events(), 0, "without a chunk"),
+        (Reply(headers={"content-type": "application/json"}), 0, "answered at once, though a stream was asked for"),
+        (
+            Reply(200, b'{"error": {"message": "no", "code": 404}}', {"content-type": "application/json"}),
+            0,
+            "an error: no",
+        ),
     ],
 )
 @in_real_time

@@ -183,6 +183,7 @@ def test_an_endpoint_that_is_down_from_the_start_is_not_missed(
     report = run(source, tmp_path / "out.jsonl", backend=first, also=[(second, "key")], model=model)
     assert (report.succeeded, report.failed) == (40, 0)
     assert asked(endpoint) == Counter(NAMES)
+    assert sum(figures.sent for figures in report.pacing.values()) == 40, "none counts as sent where nothing listens"
 
 
 def test_endpoints_that_are_all_down_end_the_run(source: Path, tmp_path: Path) -> None:

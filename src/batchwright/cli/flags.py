@@ -55,7 +55,11 @@ def refuse_key_flag(arguments: Sequence[str], *, prefix: str = "") -> None:
 
 
 _SAMPLING: dict[str, tuple[Any, str, str]] = {
-    "max_tokens": (int, "Most tokens to generate for a prompt.", "256"),
+    "max_tokens": (
+        int,
+        "Most tokens to generate for a prompt.",
+        "256; with --backend, as for all of these, the endpoint's own",
+    ),
     "min_tokens": (int, "Least tokens before a stop text or the end of the text counts.", "0"),
     "temperature": (float, "How much chance there is in the choice of tokens; 0 is none, greedy.", "0.7"),
     "top_p": (float, "Smallest set of tokens whose probability reaches this.", "1.0"),
@@ -79,7 +83,8 @@ _SAMPLING: dict[str, tuple[Any, str, str]] = {
 
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with flags for sampling in place of its parameter `sampling`, a dict of those that are given."""
-    group = "Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+    # With an endpoint, what is left out has the endpoint's own default.
+    group = "Sampling, where lines do not say"
     flags = [flag(name, kind, text, group, default) for name, (kind, text, default) in _SAMPLING.items()]
     return with_flags(
         command, "sampling", flags, lambda given: {name: value for name, value in given.items() if value is not None}

@@ -22,7 +22,7 @@ def pacing_line(pacing: Mapping[str, PacerFigures]) -> str | None:
         return None
     parts = []
     for name, figures in pacing.items():
-        named = f"{name}: " if len(pacing) > 1 and name else ""
+        named = f"{_without_address(name)}: " if len(pacing) > 1 and name else ""
         refused = [f"{figures.refused:,} refused"] if figures.refused else []
         parts.append(named + ", ".join([*_bounds(figures), *refused]))
     return "; ".join(parts)
@@ -31,15 +31,24 @@ def pacing_line(pacing: Mapping[str, PacerFigures]) -> str | None:
 def pacing_rows(pacing: Mapping[str, PacerFigures]) -> list[tuple[str, str]]:
     """Return the rows of a report's table about an endpoint."""
     rows = []
-    for model, figures in pacing.items():
-        named = f" ({model})" if len(pacing) > 1 and model else ""
+    for position, (name, figures) in enumerate(pacing.items(), 1):
+        # Names are long, and stand where there is room for them. Those of several endpoints begin with a number.
+        number, _, rest = name.partition(" ")
+        number, rest = (number, rest) if number.isdigit() and rest else (str(position), name)
+        label, named = (f" {number}", f"{rest}: " if rest else "") if len(pacing) > 1 else ("", "")
         share = 1000.0 * figures.refused / figures.sent if figures.sent else 0.0
         refused = f", {figures.refused:,} refused for a limit ({share:.1f} in 1,000)" if figures.refused else ""
-        rows.append((f"endpoint{named}", f"{figures.sent:,} request{'' if figures.sent == 1 else 's'} sent{refused}"))
+        sent = f"{figures.sent:,} request{'' if figures.sent == 1 else 's'} sent{refused}"
+        rows.append((f"endpoint{label}", f"{named}{sent}"))
         found = _bounds(figures, at_the_end=True)
         if found:
-            rows.append((f"limits{named}", ", ".join(found)))
+            rows.append((f"limits{label}", ", ".join(found)))
     return rows
+
+
+def _without_address(name: str) -> str:
+    """Return the name of an endpoint and model, which may begin with a number, without its address."""
+    return " ".join(word for word in name.split(" ") if "://" not in word)
 
 
 def _bounds(figures: PacerFigures, *, at_the_end: bool = False) -> list[str]:

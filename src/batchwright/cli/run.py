@@ -95,8 +95,8 @@ _ALSO = (
     "'https://host/v1 OTHER_KEY'; the same address with another key will do. May be repeated."
 )
 _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
-_RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
-_TPM = "Its limit of tokens a minute, of prompts and answers."
+_RPM = "The endpoint's limit of requests a minute, if you know it: else it is read from answers, or found."
+_TPM = "Its limit of tokens a minute, of prompts and answers, likewise."
 _NO_DEDUPE = "With --backend: ask each of identical requests, instead of one for all of them."
 _BUDGET = (
     "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "

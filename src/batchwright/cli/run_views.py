@@ -131,7 +131,8 @@ def _standing(progress: RunProgress, rate: float) -> str:
     if progress.resumed:
         parts.append(f"{progress.resumed:,} by earlier runs")
     if rate:
-        parts.append(f"{progress.running:,} being computed")
+        if not progress.pacing:  # which says how many are at the endpoint
+            parts.append(f"{progress.running:,} being computed")
         parts.append(f"{rate:,.0f} tokens/s")
     if (bounds := pacing_line(progress.pacing)) is not None:
         parts.append(bounds)
@@ -260,8 +261,10 @@ def batches_left(report: RunReport, options: Sequence[str]) -> str:
             if len(left) <= _SHOWN_BATCHES
             else f" … and {len(left) - _SHOWN_BATCHES} more (batchwright batches list)"
         )
+        kept = "" if "://" in report.output else f"; until then their lines are kept in {report.output}.batches"
         few = "1 batch goes" if len(left) == 1 else f"{len(left):,} batches go"
-        message += f"\n{few} on at the provider, and the same command takes the results. To cancel: {command}{more}"
+        message += f"\n{few} on at the provider, and the same command takes the results{kept}."
+        message += f" To cancel: {command}{more}"
     if unclear:
         message += (
             f"\n{'1 batch was' if unclear == 1 else f'{unclear:,} batches were'} just being created: the same command "
@@ -327,7 +330,8 @@ def _token_rows(report: RunReport) -> list[tuple[str, str]]:
 def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
     """What a cache of prompts elsewhere and identical lines saved."""
     rows = []
-    if report.cached_tokens and not report.steps:
+    is_priced = report.spending is not None and report.spending.cached_tokens > 0
+    if report.cached_tokens and not report.steps and not is_priced:
         rows.append(("prompt cache", f"{report.cached_share:.1%} of the prompt tokens found in it"))
     if report.deduplicated:
         saved = f"{report.saved_prompt_tokens:,} prompt and {report.saved_generated_tokens:,} generated tokens saved"
@@ -375,8 +379,8 @@ def _money_rows(report: RunReport) -> list[tuple[str, str]]:
             cost += f"; without {counted(spending.unpriced_requests, 'request')} whose price is not known"
         rows.append(("cost", cost))
         if spending.cached_tokens:
-            found = f"{spending.cached_share:.0%} of the prompt tokens found in it"
-            rows.append(("provider's cache", f"{found}, {_money(spending.saved_by_caching)} saved"))
+            found = f"{spending.cached_share:.1%} of the prompt tokens found in it"
+            rows.append(("prompt cache", f"{found}, {_money(spending.saved_by_caching)} saved"))
         if spending.saved_by_batching:
             rows.append(("provider's batches", f"{_money(spending.saved_by_batching)} saved"))
     limit = report.unreached_limit
@@ -402,7 +406,7 @@ def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
         else:
             text += f"about {_money(price.prompts)} for the prompts"
             if price.answers_per_100_tokens:
-                text += f" and {_money(price.answers_per_100_tokens)} for every 100 tokens of each answer"
+                text += f", and {_money(price.answers_per_100_tokens)} for the answers if each has 100 tokens"
         rows.append(text + ("" if price.at_most is None else f"; at most {_money(price.at_most)}") + ".")
     if planned.no_bound is not None:
         rows.append(f"It has no upper bound: {planned.no_bound}.")

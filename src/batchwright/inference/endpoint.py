@@ -312,6 +312,14 @@ class EndpointInference(Route):
             raise self._stopped
         self._watch.require_answering()
 
+    def _require_still_open(self, call: Call, turn: Turn) -> None:
+        """Take a try back that was let in, and raise the error, if nothing is sent any more."""
+        try:
+            self._require_open(call)
+        except (EndpointDown, EngineClosed):
+            turn.withdraw()
+            raise
+
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
         """Return the path, the body, the same as JSON, and the deadline in the event loop's time.
 
@@ -384,7 +392,7 @@ class EndpointInference(Route):
 
     async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
-            self._require_open(call)
+            self._require_still_open(call, turn)
             if call.pauses is not None:
                 call.pauses(None)
             answer = await self._noticed(turn, self._sent(call, path, fields, body, turn))
@@ -421,7 +429,7 @@ class EndpointInference(Route):
         """Return a turn, its stream and the first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
-            self._require_open(call)
+            self._require_still_open(call, turn)
             if call.pauses is not None:
                 call.pauses(None)
             chunks = await opening.enter_async_context(aclosing(self._streamed(call, path, fields, body, turn)))

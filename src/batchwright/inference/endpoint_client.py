@@ -129,6 +129,9 @@ class EndpointClient:
         """Post `body` to `path` and yield the chunks of the answer's stream, up to its end."""
         chunks_of = self._dialect.chunks(int(self._unix_time()))
         async with self._answer("POST", path, body, heard) as response:
+            if response.content_type == "application/json":
+                self._require_no_error(self._object(await self._whole(response)))
+                raise EndpointError(f"{self.url} answered at once, though a stream was asked for: it may have none")
             async for line in self._lines(response):
                 if not line.startswith(b"data:"):
                     continue  # a keep-alive comment, or the name of an event

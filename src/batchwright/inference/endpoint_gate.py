@@ -87,6 +87,9 @@ class Turn:
         """Learn from an error."""
         if self._attempt.ended:
             return
+        if isinstance(error, EndpointUnreachable) and not error.sent:
+            self.withdraw()
+            return
         pause = None if error.retry_after is None else min(error.retry_after, _LONGEST_PAUSE)
         body = error.body or {}
         message = str(body.get("message") or "")

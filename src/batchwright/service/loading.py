@@ -106,7 +106,7 @@ async def _load_replicas(settings: Settings, count: ReplicaCount | None) -> Infe
         )
     else:
         assert count is not None
-        replicas = await open_replicas(count, *models, settings.engine, most_deaths=settings.max_crashes)
+        replicas = await open_replicas(count, *models, settings.engine, _log_step, most_deaths=settings.max_crashes)
     try:
         return RoutedInference([replicas], settings.aliases)
     except InputError:
@@ -114,9 +114,14 @@ async def _load_replicas(settings: Settings, count: ReplicaCount | None) -> Infe
         raise
 
 
+def _log_step(text: str) -> None:
+    """Log a step of loading that may take minutes, such as a download, or kernels that are compiled."""
+    logger.info("loading", step=text)
+
+
 async def _load_models(settings: Settings) -> Inference:
     def load() -> tuple[Engine | None, Encoder | None, str | None]:
-        engine, encoder = load_models(settings.model, settings.embedding_model or None, settings.engine)
+        engine, encoder = load_models(settings.model, settings.embedding_model or None, settings.engine, _log_step)
         return engine, encoder, None if engine is None else system_fingerprint(engine)
 
     engine, encoder, fingerprint = await asyncio.to_thread(load)
