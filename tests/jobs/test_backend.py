@@ -185,10 +185,10 @@ def test_a_refused_key_ends_the_run(tmp_path: Path, endpoint: Endpoint) -> None:
     assert (report.succeeded, report.failed) == (3, 1)
 
 
-def test_an_answer_that_makes_no_sense_is_asked_for_three_times(tmp_path: Path, endpoint: Endpoint) -> None:
+def test_an_answer_that_makes_no_sense_is_asked_for_five_times(tmp_path: Path, endpoint: Endpoint) -> None:
     endpoint.faults = lambda prompt: 200
     report = run(lines(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", backend=endpoint.url)
-    assert (codes(report), len(endpoint.asked)) == ({"endpoint_error": 1}, 3)
+    assert (codes(report), len(endpoint.asked)) == ({"endpoint_error": 1}, 5)
 
 
 def test_no_line_asks_for_a_stream(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -357,7 +357,7 @@ def test_ctrl_c_says_what_is_left_at_the_provider(tmp_path: Path, server: BatchS
     told += process.stderr.readlines()
     assert process.wait() == 130
     text = "".join(told)
-    assert "1 batch goes on at the provider, and the same command takes the results." in text
+    assert "1 batch goes on at the provider, and the same command takes the results; until" in text
     assert f"batchwright batches cancel --backend {server.url} batch_1" in text
     assert "1 submitted; no line ended" in text
     server.pace = 10
