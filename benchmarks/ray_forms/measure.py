@@ -15,23 +15,10 @@ from tempfile import TemporaryDirectory
 
 from batchwright.models import resolve
 from benchmarks.ray_forms.job import Job
+from benchmarks.replicas.processes import WORDS
 from benchmarks.throughput.process import ROOT
 from benchmarks.throughput.systems import vllm_systems
 
-_WORDS = (
-    "river",
-    "stone",
-    "light",
-    "under",
-    "glass",
-    "market",
-    "seven",
-    "garden",
-    "window",
-    "paper",
-    "silver",
-    "train",
-)
 _PROMPT_WORDS = (8, 60)
 
 
@@ -124,7 +111,7 @@ def _write(path: Path, rows: int, seed: int) -> Path:
     draw = random.Random(seed)
     with path.open("w") as file:
         for _ in range(rows):
-            file.write(json.dumps({"prompt": " ".join(draw.choices(_WORDS, k=draw.randint(*_PROMPT_WORDS)))}) + "\n")
+            file.write(json.dumps({"prompt": " ".join(draw.choices(WORDS, k=draw.randint(*_PROMPT_WORDS)))}) + "\n")
     return path
 
 

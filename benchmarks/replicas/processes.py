@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from batchwright.engine_config import EngineConfig
 from batchwright.inference.replicas.opening import open_replicas
 
-_WORDS = (
+WORDS = (
     "river",
     "stone",
     "light",
@@ -44,10 +44,10 @@ class Workload:
 
     def write(self, path: Path, seed: int) -> None:
         draw = random.Random(seed)
-        prefix = " ".join(draw.choices(_WORDS, k=self.prefix_words))
+        prefix = " ".join(draw.choices(WORDS, k=self.prefix_words))
         with path.open("w") as file:
             for _ in range(self.lines):
-                prompt = f"{prefix} {' '.join(draw.choices(_WORDS, k=self.prompt_words))}"
+                prompt = f"{prefix} {' '.join(draw.choices(WORDS, k=self.prompt_words))}"
                 file.write(json.dumps({"prompt": prompt.strip()}) + "\n")
 
 

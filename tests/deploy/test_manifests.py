@@ -134,16 +134,8 @@ def parse(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     return values
 
 
-def has_ray() -> bool:
-    """Whether this version computes through Ray."""
-    command: Any = typer.main.get_command(app)
-    return any("--ray" in parameter.opts for parameter in command.commands["run"].params)
-
-
 @pytest.mark.parametrize("arguments", [pytest.param(words, id=where) for where, words in commands()])
 def test_commands_have_only_flags_that_exist(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if "--ray" in arguments and not has_ray():
-        pytest.skip("this version has no --ray")
     parse(arguments, monkeypatch)
 
 
@@ -243,4 +235,4 @@ def test_the_extras_that_images_are_built_with_exist() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in files)
     named = {extra for match in re.findall(r"\bEXTRAS(?:=|: )([\w,]+)", texts) for extra in match.split(",")}
     assert {"engine", "postgres", "server"} <= named
-    assert named - {*project["optional-dependencies"]} <= ({"ray"} if not has_ray() else set())
+    assert named <= {*project["optional-dependencies"]}

@@ -247,3 +247,19 @@ def test_notes_that_lack_anything_are_borne() -> None:
         assert math.isfinite(pacer.wait(Use(1.0, 1.0), 1.0))
     pacer.share([], 2.0)
     assert pacer.wait(Use(1.0, 1.0), 2.0) == 0.0
+
+
+def test_a_window_that_was_found_is_shared_as_a_rate() -> None:
+    pacer, use = Pacer(100), Use(100.0, 100.0)
+    for window in range(2):
+        for number in range(11):
+            now = window + 0.03 * number
+            attempt = pacer.begin(use, now)
+            if number < 10:
+                pacer.succeeded(attempt, now + 0.01, input_tokens=100, output_tokens=100)
+        pacer.refused(attempt, now, retry_after=window + 0.999 - now, cause="rate")
+    assert pacer.figures(2.0).found_per_minute == 600.0
+    other = Pacer(100)
+    other.begin(use, 2.0)
+    pacer.share([other.note(2.0)], 2.1)
+    assert pacer.figures(2.1).found_per_minute == 600.0

@@ -320,7 +320,9 @@ class Pacer:
         if self.sharing.learn(notes, now, keep=max((each.told.window for each in self._told), default=MINUTE)):
             self._found.be_sure(now)
         if self.sharing.has_others:
-            # Each process sees a part of the requests only.
+            # Each process sees a part of the requests only, so they share the rate of the windows instead.
+            if self._window.length is not None:
+                self._found.go_on_at(self._window.rate, float(self._window.limit), now)
             self._window.forget()
         for window in self._told:
             window.share(self.sharing)
@@ -463,7 +465,7 @@ class Pacer:
         return True
 
     def _withdraw_amount(self, attempt: Attempt) -> None:
-        """Count a request that was refused, or not sent after all, for no limit that answers do not state."""
+        """Take a request that was refused, or not sent after all, out of what counts for limits that nothing states."""
         self._found.withdrawn(attempt.amount)
         self._window.withdrawn(attempt.at)
 

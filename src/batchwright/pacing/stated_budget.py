@@ -6,8 +6,8 @@ been sent since follows what is left now. Two kinds of limits look alike in one 
 - a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
 - a *window* ends at a fixed time, whatever was used, and then everything is left again.
 
-What is left is spent in about `_HORIZON` seconds beside what is refilled: nothing is left unused, and nothing goes in
-a burst. What the endpoint counts for a request may differ from what is
+A bucket's stock is spent in about `_HORIZON` seconds beside what is refilled, and a window at some times its mean rate:
+nothing is left unused, and nothing goes in a burst. What the endpoint counts for a request may differ from what is
 expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from what is left
 after requests in a row.
 """
@@ -164,8 +164,8 @@ class StatedBudget:
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
-        if self.window <= MINUTE:
-            self._young.append((now, amount))
+            if self.window <= MINUTE:
+                self._young.append((now, amount))
         return Sent(now, amount, self._total, self._settled, self._left_window)
 
     def earlier(self, use: Use, at: float) -> Sent:
