@@ -332,6 +332,13 @@ def test_what_is_tried_again() -> None:
     assert pause_before_retry(refused, "batch", batch, [], draw) is None, "the gate has let it wait already"
 
 
+def test_pauses_do_not_grow_while_the_endpoint_answers_other_calls() -> None:
+    failed, batch, draw = EndpointError("not now", status=503), RETRIES["batch"], Longest()
+    for failures in range(5):
+        assert pause_before_retry(failed, "batch", batch, [failed] * failures, draw, is_well=True) == 1.0
+    assert pause_before_retry(failed, "batch", batch, [failed] * 4, draw) == 16.0
+
+
 @pytest.mark.parametrize("told", [0.0, 1.0, 90.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_line_outlasts_ten_minutes_of_failures_whatever_pause_is_named(told: float, seed: int) -> None:

@@ -165,6 +165,22 @@ def test_retries_are_at_most_the_budget_and_two_for_each_success(outcomes: list[
         assert spent <= 200 + 2 * successes
 
 
+def test_an_endpoint_is_well_while_it_answers_most_calls() -> None:
+    budget = RetryBudget()
+    assert not budget.is_endpoint_well, "nothing was answered yet"
+    for _ in range(40):
+        budget.succeeded()
+    assert budget.is_endpoint_well
+    for _ in range(200):
+        budget.succeeded()
+        budget.succeeded()
+        budget.spend()
+    assert budget.is_endpoint_well, "one call in three fails"
+    for _ in range(20):
+        budget.spend()
+    assert not budget.is_endpoint_well
+
+
 def test_limits_of_a_minute_and_of_a_day_are_kept_side_by_side() -> None:
     pacer = Pacer(8)
     attempt = pacer.begin(Use(10.0, 10.0), 0.0)

@@ -461,7 +461,8 @@ class EndpointInference(Route):
         retries, failures, tell = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
-            found = pause_before_retry(error, call.traffic, retries, failures, self._draw)
+            is_well = self._retry_budget.is_endpoint_well
+            found = pause_before_retry(error, call.traffic, retries, failures, self._draw, is_well=is_well)
             if found is not None and not self._retry_budget.spend():
                 found = None
             failures.append(error)

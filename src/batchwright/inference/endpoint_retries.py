@@ -44,12 +44,14 @@ def pause_before_retry(
     retries: EndpointRetries,
     failures: Sequence[Exception],
     draw: random.Random,
+    *,
+    is_well: bool = False,
 ) -> float | None:
     """Return the seconds before the next try, with full jitter, or None: not to be tried again.
 
     Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
-    would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller. Refusals for a rate
-    limit were tried again before, as the pacer allows.
+    would soon be used up; but not while the endpoint `is_well` and answers most calls. Online, a pause longer than
+    `retries.wait_max` is left to the caller. Refusals for a rate limit were tried again before, as the pacer allows.
     """
     if not isinstance(error, EndpointError) or error.status == REFUSED:
         return None
@@ -64,7 +66,7 @@ def pause_before_retry(
     if traffic == "online" and named is not None and named > retries.wait_max:
         return None
     longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
-    return max(longest.pause(len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
+    return max(longest.pause(1 if is_well else len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
 
 
 def is_outage(error: EndpointError) -> bool:

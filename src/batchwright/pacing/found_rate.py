@@ -78,6 +78,11 @@ class FoundRate:
         """Whether anything was accepted between two refusals; until then the rate is a guess."""
         return self._amounts > 0.0
 
+    @property
+    def is_in_window(self) -> bool:
+        """Whether the present window still admits what the one before it did."""
+        return self._stock > 0.0
+
     def wait(self, now: float) -> float:
         """Return the seconds until the next request may go."""
         if self.rate is None:

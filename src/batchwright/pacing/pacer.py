@@ -22,6 +22,7 @@ from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, Concurre
 from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.figures import LimitFigures, PacerFigures
 from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.found_sliding_window import FoundSlidingWindow
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
@@ -110,7 +111,7 @@ class Pacer:
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
-        self._window = FoundWindow()
+        self._windows = (FoundWindow(), FoundSlidingWindow())
         self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
         self._blocked_until = float("-inf")
@@ -142,9 +143,18 @@ class Pacer:
         return value if self._cap is None else min(value, self.sharing.places(self._cap.value))
 
     @property
+    def _known_window(self) -> FoundWindow | FoundSlidingWindow | None:
+        return next((each for each in self._windows if each.rate), None)
+
+    @property
+    def _is_in_window(self) -> bool:
+        is_found = self._known_window is not None or self._found.is_in_window
+        return is_found or any(each.is_window for each in self._stated.values())
+
+    @property
     def is_rate_known(self) -> bool:
         """Whether a limit on a rate is told, stated or found."""
-        return bool(self._told or self._stated or self._window.length) or self._found.rate is not None
+        return bool(self._told or self._stated or self._known_window) or self._found.rate is not None
 
     def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
         """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
@@ -154,7 +164,7 @@ class Pacer:
         self._ramp(now)
         if self.under_way >= self.concurrency:
             return float("inf")
-        found = self._found.wait(now) if self._window.length is None else self._window.wait(now)
+        found = (self._known_window or self._found).wait(now)
         wait = max(self._blocked_until - now, found, self._rise.wait(now), 0.0)
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
@@ -176,7 +186,8 @@ class Pacer:
         amount = 0.5 + 0.5 * tokens / max(self.sharing.mean_size(self._mean_tokens), 1.0)
         self._sent_amount += amount
         self._found.begin(amount, now)
-        self._window.begin(now)
+        for found in self._windows:
+            found.begin(now)
         self._rise.begin(now)
         self._surge.take(1.0, self._surge_rate(now), now)
         attempt = Attempt(
@@ -321,9 +332,10 @@ class Pacer:
             self._found.be_sure(now)
         if self.sharing.has_others:
             # Each process sees a part of the requests only, so they share the rate of the windows instead.
-            if self._window.length is not None:
-                self._found.go_on_at(self._window.rate, float(self._window.limit), now)
-            self._window.forget()
+            if (known := self._known_window) is not None:
+                self._found.go_on_at(known.rate, float(known.limit), now)
+            for found in self._windows:
+                found.forget()
         for window in self._told:
             window.share(self.sharing)
         latest, is_cap = self.sharing.verdict
@@ -383,7 +395,8 @@ class Pacer:
         stated = (
             LimitFigures(each.kind, each.limit, each.window, each.left(now), True) for each in self._stated.values()
         )
-        rate = self._window.rate or (self._found.rate if self._found.is_measured else None)
+        found = self._found.rate if self._found.is_measured else None
+        rate = found if self._known_window is None else self._known_window.rate
         return PacerFigures(
             sent=self.sent,
             refused=self.refused_count,
@@ -449,11 +462,12 @@ class Pacer:
 
     def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
         """Return whether a window was known, or now is, that explains a refusal."""
-        rate, limit = self._window.rate, self._window.limit
-        self._window.withdrawn(attempt.at)
-        self._window.refused(attempt.at, retry_after)
-        if self._window.length is None:
-            if rate:
+        rates = [(each.rate, each.limit) for each in self._windows if each.rate]
+        for found in self._windows:
+            found.withdrawn(attempt.at)
+            found.refused(attempt.at, retry_after)
+        if self._known_window is None:
+            for rate, limit in rates:
                 self._found.go_on_at(rate, float(limit), now)
             return False
         if self._cap is not None:
@@ -467,7 +481,8 @@ class Pacer:
     def _withdraw_amount(self, attempt: Attempt) -> None:
         """Take a request that was refused, or not sent after all, out of what counts for limits that nothing states."""
         self._found.withdrawn(attempt.amount)
-        self._window.withdrawn(attempt.at)
+        for found in self._windows:
+            found.withdrawn(attempt.at)
 
     def _overturn(self) -> None:
         """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
@@ -523,7 +538,9 @@ class Pacer:
             # Beside other processes, what this one sends more they send less.
             least = self._first_surge if self.sharing.has_others else 1.0
             return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
-        return max(self._first_surge + _MOST_SURGE * self._answers.rate, self._most_answered)
+        # What a window admits may go faster than what was left of the one before it.
+        again = _MOST_SURGE if self._is_in_window else 1.0
+        return max(self._first_surge + _MOST_SURGE * self._answers.rate, again * self._most_answered)
 
     def _at_once(self) -> int:
         """Return how many requests are under way of all processes: the others have their parts, if parts are known."""

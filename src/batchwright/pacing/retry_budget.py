@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+_WEIGHT = 0.05
+"""Of the latest call in what is known of those before it."""
+_WELL = 0.5
+
 
 class RetryBudget:
     """Lets a call be tried again as long as tries of the whole job mostly lead somewhere.
@@ -15,13 +19,22 @@ class RetryBudget:
         self._by_success = by_success
         self._most = most
         self._left = most
+        self._answered = 0.0
+        """Share of the last calls that were answered; at first none was."""
+
+    @property
+    def is_endpoint_well(self) -> bool:
+        """Whether most calls of late were answered, so that a failure says nothing of the next try."""
+        return self._answered > _WELL
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
         self._left = min(self._most, self._left + self._by_success)
+        self._answered += _WEIGHT * (1.0 - self._answered)
 
     def spend(self) -> bool:
         """Return whether a call that failed may be tried again, and count that retry."""
+        self._answered -= _WEIGHT * self._answered
         if self._left < 1.0:
             return False
         self._left -= 1.0

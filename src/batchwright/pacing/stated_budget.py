@@ -31,10 +31,12 @@ _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
 """Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
-_SURGE, _MOST_SURGE = 6.0, 24.0
+_SURGE, _MOST_SURGE = 12.0, 24.0
 """Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
 _MORE_SURGE = 2.0
 """Factor by which each window is used faster than one that was used up without a refusal that was not foretold."""
+_USED_UP = 0.1
+"""Share of a window that may be left when it is used up; a refusal with more left says that it was used too fast."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
 _TELLING = 0.02
@@ -99,6 +101,8 @@ class StatedBudget:
         self._margin = 1.0
         """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
         self._surge = _SURGE
+        self._was_too_fast = False
+        """Whether requests were refused in the present window while much of it was left."""
         self.ratio = 1.0
         """What the endpoint counts for each unit that is expected here."""
         self._left = math.inf
@@ -218,10 +222,11 @@ class StatedBudget:
     def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
         if not self.limit:
-            self._doubted_at = self._refused_at = now
+            self._doubted_at = now
         if refused and sent.at > self._refused_at:
             self._refused_at = now
-            self._surge = _SURGE
+            if self._left >= _USED_UP * self._capacity:
+                self._surge, self._was_too_fast = _SURGE, True
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
             self._margin = min(_MOST_MARGIN, self._margin * _MORE_MARGIN)
         elif not refused:
@@ -273,8 +278,9 @@ class StatedBudget:
         elif not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
         elif now >= self._end.value + self._late:
-            if self._left < 0.1 * self._capacity and self._refused_at < self._end.value - self.window:
+            if self._left < _USED_UP * self._capacity and not self._was_too_fast:
                 self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
+            self._was_too_fast = False
             self._left, self._rolled = self._capacity, self._total
             self._end.pass_by(math.ceil((now - self._end.value) / self.window), self.window)
         self._at = now

@@ -1,0 +1,144 @@
+"""`FoundSlidingWindow`: a count of the requests of the last minute, which an endpoint does not state.
+
+Where a limit of a minute slides, a request is admitted again when one that was sent a minute ago no longer counts. An
+even pace would use as much in a minute, but later: what was sent in a burst can be followed by the same burst a minute
+later. A refusal tells when the oldest request will no longer count. If another comes after that time, when only few
+requests were accepted since, and as many counted as at the first, the limit slides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from batchwright.pacing.limits import MINUTE
+
+_LONG_PAUSE = 10.0
+"""Seconds that the first refusal must name: of a limit that is refilled continuously, it names few."""
+_FEW = 0.5
+"""Share of the limit that may have been accepted since a window's end: with more it may have begun anew then."""
+_COUNT_SPREAD = 0.03
+"""Share by which the counts at the two refusals may differ, or one request if that is more."""
+_LEAST_COUNT = 4
+_LATE = 0.12
+"""Seconds for which a request is taken to count longer: requests do not arrive as evenly as they were sent."""
+_ON_THE_WAY = 0.02
+"""Seconds by which a request that still counts may have been sent earlier than the oldest time that can count."""
+_STEP = 0.01
+"""Share of the limit, or one request if that is more, by which more is tried after a minute without a refusal."""
+_MOST_QUIET = 16
+"""Most minutes without a refusal until more is tried."""
+_LOST = 3
+"""Refusals in a minute that the count did not foretell after which it is no longer taken for known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What one refusal tells."""
+
+    ends: float
+    """When the oldest request no longer counts, on the clock of requests that are sent."""
+    count: int
+    """Requests accepted in the minute before that, up to the refusal."""
+
+
+class FoundSlidingWindow:
+    """A sliding limit on requests in a minute, found from refusals that say when to ask again."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        """Requests that count at most; 0: no limit is known."""
+        self._sent: deque[float] = deque()
+        """When the requests that were not refused were sent."""
+        self._told: _Refused | None = None
+        self._step = 0
+        self._tried_at = 0.0
+        """When the limit was last refused, or more than it was tried."""
+        self._quiet = 1
+        """Minutes until more is tried."""
+        self._early: deque[float] = deque(maxlen=_LOST)
+        """Times of refusals that were not foretold."""
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that the limit admits; 0 while none is known."""
+        return self.limit / MINUTE
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next request may go; 0 while no limit is known."""
+        if not self.limit:
+            return 0.0
+        self._forget_before(now)
+        self._try_more(now)
+        excess = len(self._sent) - self.limit - self._step
+        return 0.0 if excess < 0 else self._sent[excess] + MINUTE + _LATE - now
+
+    def begin(self, now: float) -> None:
+        """Count a request that is sent."""
+        self._sent.append(now)
+        self._forget_before(now)
+
+    def withdrawn(self, sent_at: float) -> None:
+        """Note that a request was refused, or was not sent after all."""
+        if sent_at in self._sent:
+            self._sent.remove(sent_at)
+
+    def refused(self, sent_at: float, retry_after: float | None) -> None:
+        """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
+        if retry_after is None or not 0.0 < retry_after <= MINUTE:
+            if self.limit:
+                self._mistrust(sent_at)
+            return
+        ends = sent_at + retry_after
+        told = _Refused(ends, sum(ends - MINUTE - _ON_THE_WAY < each < sent_at for each in self._sent))
+        if self.limit:
+            self._follow(told, sent_at)
+        elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
+            self.limit, self._step, self._tried_at = min(told.count, self._told.count), 0, sent_at
+            self._quiet = 1
+            self._early.clear()
+        elif retry_after >= _LONG_PAUSE:
+            self._told = told
+
+    def forget(self) -> None:
+        """Take no limit for known any more."""
+        self.limit, self._told = 0, None
+
+    def _shows_sliding(self, first: _Refused, second: _Refused, sent_at: float) -> bool:
+        if sent_at < first.ends or second.count < _LEAST_COUNT:
+            return False
+        since = sum(first.ends <= each < sent_at for each in self._sent)
+        if since > _FEW * first.count:
+            return False
+        return abs(second.count - first.count) <= max(1.0, _COUNT_SPREAD * first.count)
+
+    def _follow(self, told: _Refused, sent_at: float) -> None:
+        """Learn from a refusal while the limit is known."""
+        if self._step:
+            self._quiet = min(_MOST_QUIET, 2 * self._quiet)
+            self._step = 0
+        elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
+            self._mistrust(sent_at)
+        else:
+            # Requests at the edge of the minute may have been counted, and may not count any more.
+            self.limit = max(1, min(told.count, self.limit - 1))
+        self._tried_at = sent_at
+
+    def _mistrust(self, sent_at: float) -> None:
+        self._early.append(sent_at)
+        if len(self._early) == _LOST and sent_at - self._early[0] < MINUTE:
+            self.forget()
+
+    def _try_more(self, now: float) -> None:
+        """Allow more after some minutes in which nothing was refused; what was accepted is the limit from then on."""
+        if now < self._tried_at + self._quiet * MINUTE:
+            return
+        if self._step and len(self._sent) > self.limit:
+            self.limit = len(self._sent)
+            self._quiet = 1
+        self._step = max(1, round(_STEP * self.limit))
+        self._tried_at = now
+
+    def _forget_before(self, now: float) -> None:
+        while self._sent and self._sent[0] <= now - MINUTE - _LATE:
+            self._sent.popleft()
