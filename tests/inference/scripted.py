@@ -117,6 +117,9 @@ class ScriptedServer:
             self.asked_for_metrics += 1
             writer.write(self.metrics.head() + self.metrics.content)
             return True
+        if request.path == "/props":
+            writer.write(Reply(404, b"").head())
+            return True
         script: Script
         if head[0].startswith("GET"):
             self.probes += 1

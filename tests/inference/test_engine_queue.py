@@ -30,13 +30,19 @@ class Engine:
     clock: ManualClock
     answer: Callable[[], Awaitable[str]]
     busy: bool = True
+    under_way: int = 1
+    slots: Callable[[], Awaitable[str]] | None = None
     asked_at: list[float] = field(default_factory=list)
     learned: list[Queue] = field(default_factory=list)
 
     def watch(self) -> EngineQueueWatch:
-        return EngineQueueWatch(self.read, lambda: self.busy, self.learned.append)
+        return EngineQueueWatch(self.read, lambda: self.under_way * self.busy, self.learned.append)
 
-    async def read(self) -> str:
+    async def read(self, path: str) -> str:
+        if path == "/props":
+            if self.slots is None:
+                raise EndpointError("nothing is there", status=404)
+            return await self.slots()
         self.asked_at.append(self.clock.now())
         return await self.answer()
 
@@ -96,6 +102,25 @@ def test_one_that_shows_nothing_is_left_alone_soon(error: Exception) -> None:
             await asyncio.sleep(1.0)
         assert len(engine.asked_at) == 3
         assert not problems
+
+    play(main)
+
+
+def test_an_engine_without_metrics_is_asked_for_its_slots_once() -> None:
+    async def main(clock: ManualClock) -> None:
+        async def properties() -> str:
+            return '{"total_slots": 8, "model_path": "a.gguf"}'
+
+        engine = Engine(clock, raising(EndpointError("start it with --metrics", status=501)), slots=properties)
+        engine.under_way = 5
+        watch = engine.watch()
+        watch.wake()
+        await asyncio.sleep(0.6)
+        engine.under_way = 20
+        await asyncio.sleep(0.5)
+        assert engine.learned == [Queue(5, 0), Queue(5, 0), Queue(8, 12)]
+        assert len(engine.asked_at) == 1
+        await watch.close()
 
     play(main)
 

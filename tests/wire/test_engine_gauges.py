@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.wire.engine_gauges import Queue, queue_of
+from batchwright.wire.engine_gauges import Queue, queue_of, slots_of
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -68,3 +68,19 @@ def test_what_says_nothing_of_a_queue(metrics: str) -> None:
 def test_any_text_is_read(lines: list[str]) -> None:
     queue = queue_of("\n".join(lines))
     assert queue is None or (queue.running >= 0 and queue.waiting >= 0)
+
+
+@pytest.mark.parametrize(
+    ("properties", "slots"),
+    [
+        ('{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 4, "build_info": "b8000"}', 4),
+        ('{"total_slots": 0}', None),
+        ('{"total_slots": "4"}', None),
+        ("{}", None),
+        ("[]", None),
+        ("<html>", None),
+        ("", None),
+    ],
+)
+def test_slots_of_llama_cpp(properties: str, slots: int | None) -> None:
+    assert slots_of(properties) == slots

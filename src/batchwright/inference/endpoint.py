@@ -127,7 +127,7 @@ class EndpointInference(Route):
         )
         self._meter = None if meter is None else CountingMeter(meter, self._model_of)
         self._watch = EndpointWatch(self._probe)
-        self._queue_watch = EngineQueueWatch(self._client.metrics, lambda: bool(self._under_way), self._learn_queue)
+        self._queue_watch = EngineQueueWatch(self._client.beside, lambda: self._under_way, self._learn_queue)
         self._shows_queue = not is_provider(base_url)
         self._theirs = dict(models or {})
         self._asks_for_models = False

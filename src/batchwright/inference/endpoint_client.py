@@ -149,10 +149,10 @@ class EndpointClient:
                     return
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
-    async def metrics(self) -> str:
-        """Get the metrics that an engine shows, in Prometheus's text format, beside its API."""
-        url = self._base.with_path(self._base.path.rstrip("/").removesuffix("/v1") + "/metrics")
-        async with self._answer("GET", "/metrics", None, None, url) as response:
+    async def beside(self, path: str) -> str:
+        """Get what an engine shows beside its API, such as its metrics at "/metrics"."""
+        url = self._base.with_path(self._base.path.rstrip("/").removesuffix("/v1") + path)
+        async with self._answer("GET", path, None, None, url) as response:
             return (await self._whole(response)).decode(errors="replace")
 
     async def close(self) -> None:

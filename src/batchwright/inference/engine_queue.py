@@ -1,4 +1,4 @@
-"""`EngineQueueWatch`: reads an engine's own figures of its queue while calls are under way."""
+"""`EngineQueueWatch`: reads an engine's own figures of its queue, or of its slots, while calls are under way."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from batchwright.errors import BatchwrightError, EndpointUnreachable
-from batchwright.wire.engine_gauges import Queue, queue_of
+from batchwright.errors import BatchwrightError, EndpointError, EndpointUnreachable
+from batchwright.wire.engine_gauges import Queue, queue_of, slots_of
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN = 0.5
@@ -19,18 +19,20 @@ _PATIENCE = 5.0
 
 
 class EngineQueueWatch:
-    """Asks for metrics twice a second while `is_busy`, and tells `learned` what they say.
+    """Asks for metrics twice a second while requests are under way, and tells `learned` what they say.
 
-    `read` gets the text of the metrics, and raises `BatchwrightError` where there are none.
+    `read` gets what lies at a path beside the API, and raises `BatchwrightError` where there is nothing. An engine
+    without metrics that states its slots is asked for them once; what is under way beyond them waits.
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[str]], is_busy: Callable[[], bool], learned: Callable[[Queue], None]
+        self, read: Callable[[str], Awaitable[str]], under_way: Callable[[], int], learned: Callable[[Queue], None]
     ) -> None:
         self._read = read
-        self._is_busy = is_busy
+        self._under_way = under_way
         self._learned = learned
         self._failures = 0
+        self._slots: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -48,8 +50,12 @@ class EngineQueueWatch:
 
     async def _watch(self) -> None:
         try:
-            while self._is_busy() and self._failures < _MOST_FAILURES:
-                await self._look()
+            while self._under_way() and self._failures < _MOST_FAILURES:
+                if self._slots is None:
+                    await self._look()
+                if self._slots is not None and (under_way := self._under_way()):
+                    running = min(under_way, self._slots)
+                    self._learned(Queue(running, under_way - running))
                 await asyncio.sleep(_SECONDS_BETWEEN)
         finally:
             self._task = None
@@ -58,15 +64,28 @@ class EngineQueueWatch:
         queue = None
         try:
             async with asyncio.timeout(_PATIENCE):
-                queue = queue_of(await self._read())
-        except (BatchwrightError, TimeoutError) as error:
-            _log.debug("the endpoint shows no metrics: %s", error)
-            if isinstance(error, EndpointUnreachable) and not error.timed_out:
+                queue = queue_of(await self._read("/metrics"))
+        except EndpointUnreachable as error:
+            _log.debug("the endpoint did not show its metrics: %s", error)
+            if not error.timed_out:
                 return  # it shows nothing at all now, and may when it is back
+        except EndpointError as error:
+            _log.debug("the endpoint shows no metrics: %s", error)
+            self._slots = await self._read_slots()
+        except (BatchwrightError, TimeoutError) as error:
+            _log.debug("the metrics of the endpoint were not read: %s", error)
         except Exception:  # whatever it is, calls must go on, and the endpoint is not asked for ever
             _log.exception("the metrics of the endpoint could not be read")
-        if queue is None:
-            self._failures += 1
-        else:
+        if queue is not None:
             self._failures = 0
             self._learned(queue)
+        elif self._slots is None:
+            self._failures += 1
+
+    async def _read_slots(self) -> int | None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return slots_of(await self._read("/props"))
+        except (BatchwrightError, TimeoutError) as error:
+            _log.debug("the endpoint does not state its slots: %s", error)
+            return None

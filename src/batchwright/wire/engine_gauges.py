@@ -1,12 +1,15 @@
-"""What engines say in their metrics of the requests that they compute and that wait in them.
+"""What engines say of the requests that they compute, that wait in them, and that they can compute at once.
 
-Names are those of vLLM, SGLang, llama.cpp's server, text-generation-inference and batchwright itself.
+Names in metrics are those of vLLM, SGLang, llama.cpp's server, text-generation-inference and batchwright itself.
+llama.cpp's server has no metrics unless it is told so, but states its slots.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+import msgspec
 
 _RUNNING = frozenset(
     {
@@ -34,6 +37,19 @@ class Queue(NamedTuple):
 
     running: float
     waiting: float
+
+
+class _Properties(msgspec.Struct):
+    total_slots: int
+
+
+def slots_of(properties: str) -> int | None:
+    """Return how many requests llama.cpp's server computes at once, as its `/props` say; None: they do not."""
+    try:
+        slots = msgspec.json.decode(properties, type=_Properties).total_slots
+    except msgspec.DecodeError:
+        return None
+    return slots if slots > 0 else None
 
 
 def queue_of(metrics: str) -> Queue | None:
