@@ -23,7 +23,7 @@ _LEAST_COUNT = 4
 _LATE = 0.12
 """Seconds for which a request is taken to count longer: requests do not arrive as evenly as they were sent."""
 _ON_THE_WAY = 0.02
-"""Seconds by which a request that still counts may have been sent earlier than the oldest time that can count."""
+"""Seconds by which a request may arrive sooner or later after it was sent than another one."""
 _STEP = 0.01
 """Share of the limit, or one request if that is more, by which more is tried after a minute without a refusal."""
 _MOST_QUIET = 16
@@ -32,14 +32,15 @@ _LOST = 3
 """Refusals in a minute that the count did not foretell after which it is no longer taken for known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Refused:
     """What one refusal tells."""
 
+    sent_at: float
     ends: float
     """When the oldest request no longer counts, on the clock of requests that are sent."""
     count: int
-    """Requests accepted in the minute before that, up to the refusal."""
+    """Requests accepted in the minute before it."""
 
 
 class FoundSlidingWindow:
@@ -82,6 +83,8 @@ class FoundSlidingWindow:
         """Note that a request was refused, or was not sent after all."""
         if sent_at in self._sent:
             self._sent.remove(sent_at)
+            if self._told is not None and self._told.sent_at - MINUTE < sent_at < self._told.sent_at:
+                self._told.count -= 1  # was under way when the other one was refused
 
     def refused(self, sent_at: float, retry_after: float | None) -> None:
         """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
@@ -89,12 +92,12 @@ class FoundSlidingWindow:
             if self.limit:
                 self._mistrust(sent_at)
             return
-        ends = sent_at + retry_after
-        told = _Refused(ends, sum(ends - MINUTE - _ON_THE_WAY < each < sent_at for each in self._sent))
+        count = sum(sent_at - MINUTE - _ON_THE_WAY < each < sent_at for each in self._sent)
+        told = _Refused(sent_at, sent_at + retry_after, count)
         if self.limit:
             self._follow(told, sent_at)
         elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
-            self.limit, self._step, self._tried_at = min(told.count, self._told.count), 0, sent_at
+            self.limit, self._step, self._tried_at = self._told.count, 0, sent_at
             self._quiet = 1
             self._early.clear()
         elif retry_after >= _LONG_PAUSE:
@@ -119,9 +122,11 @@ class FoundSlidingWindow:
             self._step = 0
         elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
             self._mistrust(sent_at)
+        elif self._early and sent_at - self._early[-1] < MINUTE:
+            self.limit = max(1, self.limit - 1)
+            self._early.clear()
         else:
-            # Requests at the edge of the minute may have been counted, and may not count any more.
-            self.limit = max(1, min(told.count, self.limit - 1))
+            self._early.append(sent_at)
         self._tried_at = sent_at
 
     def _mistrust(self, sent_at: float) -> None:

@@ -149,7 +149,7 @@ class Pacer:
     @property
     def _is_in_window(self) -> bool:
         is_found = self._known_window is not None or self._found.is_in_window
-        return is_found or any(each.is_window for each in self._stated.values())
+        return is_found or any(each.is_window or each.slides for each in self._stated.values())
 
     @property
     def is_rate_known(self) -> bool:

@@ -118,7 +118,8 @@ class StatedBudget:
         """What an answer told when it was not known yet whether the bucket may be full."""
         self._told_at = -math.inf
         self._longest_reset = 0.0
-        self._slides = False
+        self.slides = False
+        """Whether it seems to be a window that slides."""
         self._young: deque[tuple[float, float]] = deque()
         """Times and amounts of what was sent within the last window, if that is a minute at most."""
         self._left_window = 0.0
@@ -138,7 +139,7 @@ class StatedBudget:
     @property
     def is_window(self) -> bool:
         """Whether the limit seems to be one of fixed windows, not of a bucket."""
-        return self._spread > _STEADY and not self._slides
+        return self._spread > _STEADY and not self.slides
 
     def left(self, now: float) -> float:
         """Return what is left of the budget, in the units of the endpoint."""
@@ -288,7 +289,7 @@ class StatedBudget:
     @property
     def _slides_known(self) -> bool:
         """Whether what was sent is left again just when it is older than a window."""
-        return self._slides and self.window <= MINUTE and not self._is_charged_late
+        return self.slides and self.window <= MINUTE and not self._is_charged_late
 
     def _refilled(self, sent: Sent, now: float) -> float:
         """Return the amount that is left again since a request was sent."""
@@ -316,7 +317,7 @@ class StatedBudget:
         if self._rolled is not None and sent.total > self._rolled:
             # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
             since = (sent.total - self._rolled) * self.ratio
-            self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
+            self.slides = self.slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
             self._end.tell(sent.at, now, stated.reset, self.window)
@@ -324,7 +325,7 @@ class StatedBudget:
             if sent.at >= self._first_end:
                 self._first_end = self._end.value
             elif self.is_window and self.window > _SHORT and _MOVED < moved / self.window < _ENDED:
-                self._slides = True
+                self.slides = True
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
         if missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
@@ -337,7 +338,7 @@ class StatedBudget:
             # What was told before it was known that it may be full tells something now.
             self._tell_filled(self._untold, 0.1)
             self._untold = None
-        if stated.window is None and not self._slides and self._tellings:
+        if stated.window is None and not self.slides and self._tellings:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
