@@ -119,15 +119,15 @@ class FoundSlidingWindow:
         """Learn from a refusal while the limit is known."""
         if self._step:
             self._quiet = min(_MOST_QUIET, 2 * self._quiet)
-            self._step = 0
+            self._step, self._tried_at = 0, sent_at
         elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
             self._mistrust(sent_at)
         elif self._early and sent_at - self._early[-1] < MINUTE:
-            self.limit = max(1, self.limit - 1)
+            self.limit, self._tried_at = max(1, self.limit - 1), sent_at
             self._early.clear()
         else:
+            # It may have come a moment too soon.
             self._early.append(sent_at)
-        self._tried_at = sent_at
 
     def _mistrust(self, sent_at: float) -> None:
         self._early.append(sent_at)
