@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,3 +237,26 @@ async def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
 def test_an_alias_that_leads_nowhere_is_refused_at_the_start(aliases: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         RoutedInference([Echo("chat", ["/v1/chat/completions"], ["big"], 5)], aliases)
+
+
+@in_real_time
+async def test_vectors_are_shortened_where_the_model_was_trained_for_it(
+    minilm_path: Path, texts: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "nested"
+    shutil.copytree(minilm_path, folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"matryoshka_dimensions": [64, 128]}))
+    encoder = Encoder(folder)
+    asked = [text for text in texts if text][:3]
+    beginnings = encoder.encode(asked)[:, :64]
+    expected = beginnings / np.linalg.norm(beginnings, axis=1, keepdims=True)
+
+    inference = EmbeddingInference(encoder)
+    answer = await inference.answer(call(input=asked, dimensions=64))
+    with pytest.raises(InvalidRequest, match="one of 64, 128") as caught:
+        await inference.answer(call(input=asked, dimensions=65))
+    await inference.close()
+    assert caught.value.param == "dimensions"
+    np.testing.assert_allclose(vectors(answer), expected, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(asked, dimensions=64), expected, atol=1e-5)

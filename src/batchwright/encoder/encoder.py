@@ -102,7 +102,7 @@ class Encoder:
         self.layout = layout
         self.dim = self._body.dim * len(settings.pooling)
         self.description = f"{self._body.description}, {layout}, {str(kind).removeprefix('torch.')} on {where}"
-        self._pooling = settings.pooling
+        self._settings = settings
         self._normalize = settings.normalize if normalize is None else normalize
         self.device_type = where.type
         """cpu or cuda."""
@@ -132,12 +132,13 @@ class Encoder:
             outputs[at] = vector
         return outputs
 
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of `texts`, batched for speed -> [len(texts), dim] float32.
+    def encode(self, texts: Sequence[str], *, dimensions: int | None = None) -> Vectors:
+        """Return the vectors of `texts`, batched for speed -> [len(texts), dim] float32, shortened as by `shortened`.
 
         Raises `InvalidRequest`, naming the position, for a text that cannot be computed (`ContextLengthExceeded` for
         one that is too long), and ValueError for a single text in place of a list.
         """
+        self.require_dimensions(dimensions)
         if isinstance(texts, str):
             raise ValueError("texts is a single text: give a list, encode([text])")
         vectors = np.empty((len(texts), self.dim), np.float32)
@@ -149,7 +150,41 @@ class Encoder:
                     raise type(ids)(f"texts[{at}]: {ids}", param=f"texts[{at}]") from ids
                 sequences.append(ids)
             vectors[first : first + len(sequences)] = self._embed(sequences, self._many_batches(sequences))
-        return vectors
+        return self.shortened(vectors, dimensions)
+
+    def require_dimensions(self, dimensions: int | None) -> None:
+        """Raise `InvalidRequest` unless vectors can have so many dimensions; None: as many as the model's have.
+
+        Only a model that was trained for it (Matryoshka), and whose `config.json` says so by `is_matryoshka` or
+        `matryoshka_dimensions`, has vectors whose beginnings are vectors too.
+        """
+        if dimensions is None or dimensions == self.dim:
+            return
+        if not self._settings.shortens:
+            raise InvalidRequest(
+                f"dimensions={dimensions}: {self.model_name} has vectors of {self.dim}, which cannot be shortened: "
+                "leave it out",
+                param="dimensions",
+                code="unsupported_parameter",
+            )
+        allowed = self._settings.shorter
+        if not 0 < dimensions < self.dim or (allowed and dimensions not in allowed):
+            which = f"one of {', '.join(map(str, allowed))}" if allowed else f"1 to {self.dim}"
+            raise InvalidRequest(
+                f"dimensions={dimensions}: {self.model_name} has vectors of {self.dim}, must be {which}",
+                param="dimensions",
+            )
+
+    def shortened(self, vectors: Vectors, dimensions: int | None) -> Vectors:
+        """Return the first `dimensions` of `vectors` [..., dim], of length 1 again where the vectors are normalized."""
+        if dimensions is None or dimensions == self.dim:
+            return vectors
+        shorter = vectors[..., :dimensions]
+        if not self._normalize:
+            return np.ascontiguousarray(shorter)
+        lengths = np.linalg.norm(shorter, axis=-1, keepdims=True)
+        result: Vectors = shorter / np.maximum(lengths, np.float32(1e-12))
+        return result
 
     def _one_batch(self, sequences: list[Ids]) -> list[Cells]:
         if not sequences:
@@ -200,7 +235,7 @@ class Encoder:
     @torch.inference_mode()
     def _vectors(self, cells: Cells) -> Vectors:
         starts, lengths = (torch.from_numpy(part.astype(np.int64)) for part in (cells.starts, cells.lengths))
-        vectors = pool(self._body.forward(cells), starts, lengths, self._pooling)
+        vectors = pool(self._body.forward(cells), starts, lengths, self._settings.pooling)
         result: Vectors = (functional.normalize(vectors, dim=1) if self._normalize else vectors).cpu().numpy()
         return result
 

@@ -73,12 +73,7 @@ class EmbeddingInference(Route):
     async def answer(self, call: Call) -> dict[str, Any]:
         body = read_embeddings(call.body)
         model = chosen_model(body.model, self._names)
-        if body.dimensions not in (None, self.encoder.dim):
-            raise InvalidRequest(
-                f"dimensions={body.dimensions}: {model} has vectors of {self.encoder.dim}, which cannot be shortened",
-                param="dimensions",
-                code="unsupported_parameter",
-            )
+        self.encoder.require_dimensions(body.dimensions)
         left = time_left(call, body.deadline)
         until = math.inf if left is None else asyncio.get_running_loop().time() + left
         with self._held.hold(call.traffic):
@@ -86,7 +81,8 @@ class EmbeddingInference(Route):
             for start in range(0, len(body.inputs), _PIECE):
                 sequences += await self._threads.run(call.traffic, self._encoded, body, start)
             places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
-            vectors = await all_of([self._vector(call, ids, body.priority, until, places) for ids in sequences])
+            computed = await all_of([self._vector(call, ids, body.priority, until, places) for ids in sequences])
+            vectors = [self.encoder.shortened(vector, body.dimensions) for vector in computed]
             embeddings: list[Embedding] = []
             for start in range(0, len(vectors), _PIECE):
                 piece = vectors[start : start + _PIECE]
