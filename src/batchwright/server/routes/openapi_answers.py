@@ -214,9 +214,7 @@ EmbeddingsBody = Annotated[
             **_COMMON,
             "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
             "encoding_format": {"enum": ["float", "base64", None], "description": "base64: little-endian float32."},
-            "dimensions": _whole(
-                1, 2**31 - 1, description="Fewer than the model's: only where it is made for that (Matryoshka)."
-            ),
+            "dimensions": _whole(1, 2**31 - 1, description="Fewer than the model has, if it is Matryoshka."),
         },
     ),
 ]
