@@ -23,6 +23,8 @@ class TextTokenizer:
     stay) and counted in `truncated`. Raises `UnsupportedModel` for a tokenizer without a fast (Rust) version.
     """
 
+    _cutting = "an Encoder made with truncate=True cuts it"
+
     def __init__(self, folder: Path, vocab_size: int, max_length: int, *, truncate: bool, lower_case: bool) -> None:
         from transformers import AutoTokenizer
 
@@ -119,5 +121,5 @@ class TextTokenizer:
     def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"prompt of {tokens} tokens is longer than max_length={self.max_length}: shorten or split it"
-            + ("" if text is None else " (an Encoder made with truncate=True cuts it)")
+            + ("" if text is None else f" ({self._cutting})")
         )

@@ -204,6 +204,12 @@ class Settings(_EngineSettings):
     embedding_model: str = _setting(
         "Model", DEFAULT_EMBEDDING_MODEL, "Model for /v1/embeddings, named in the same way; an empty text: none."
     )
+    classifier: Names = _setting(
+        "Model",
+        (),
+        "Models for /v1/rerank and /v1/score, which are cross-encoders, and for /classify: folders or hub ids, "
+        "separated by commas. A request that names none gets the first that can.",
+    )
     replicas: Replicas | None = _setting(
         "Model",
         None,

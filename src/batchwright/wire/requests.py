@@ -26,6 +26,13 @@ from batchwright.wire.fields import (
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
+RERANK_URL = "/v1/rerank"
+SCORE_URL = "/v1/score"
+CLASSIFY_URL = "/classify"
+CLASSIFIER_URLS = frozenset({RERANK_URL, SCORE_URL, CLASSIFY_URL})
+"""Endpoints of sequence classifiers, such as cross-encoders."""
+ENCODER_URLS = CLASSIFIER_URLS | {EMBEDDINGS_URL}
+"""Endpoints whose answers are computed from the input alone, and have no generated tokens."""
 RESPONSES_URL = "/v1/responses"
 """Only computed by endpoints elsewhere, whose bodies are passed on as they are."""
 
@@ -111,10 +118,10 @@ def read_generation(
         defaults = replace(rest, **defaults) if defaults else rest
     try:
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
-        given = _required("messages" if chat else "prompt", body)
+        given = required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
         params = replace(defaults, **overrides) if overrides else defaults
-        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else _texts_or_tokens("prompt", given)
+        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else texts_or_tokens("prompt", given)
         _require_answer_size(prompts, params, chat=chat)
         return GenerationBody(
             chat=chat,
@@ -136,7 +143,7 @@ def read_generation(
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     """Read a body for `/v1/embeddings`. Raises like `read_generation`."""
     check_names(body, frozenset(), _EMBEDDING_NAMES, {})
-    given = _required("input", body)
+    given = required("input", body)
     encoding_format = body.get("encoding_format")
     if encoding_format not in (None, "float", "base64"):
         raise InvalidRequest(
@@ -145,7 +152,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
         raise InvalidRequest(f"dimensions={shown(dimensions)}: must be a whole number above 0", param="dimensions")
-    model, inputs = read_model(body), _texts_or_tokens("input", given)
+    model, inputs = read_model(body), texts_or_tokens("input", given)
     if "" in inputs:
         raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
     return EmbeddingsBody(
@@ -203,7 +210,7 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
     """Return whether the answer is to be streamed. Raises `InvalidRequest`."""
-    return _flag("stream", body.get("stream"))
+    return flag("stream", body.get("stream"))
 
 
 def with_defaults(
@@ -234,7 +241,7 @@ def filled(
 ) -> dict[str, Any]:
     """Return a body that is passed on: without batchwright's own fields, and with `defaults` as in `with_defaults`."""
     sent = {name: value for name, value in body.items() if name not in _OURS}
-    if defaults is None or endpoint == EMBEDDINGS_URL:
+    if defaults is None or endpoint in ENCODER_URLS:
         return sent
     return with_defaults(sent, defaults, chat=endpoint == CHAT_URL, responses=endpoint == RESPONSES_URL)
 
@@ -271,7 +278,8 @@ def _require_few(prompts: int, n: int) -> int:
     return prompts * n
 
 
-def _required(name: str, body: Mapping[str, Any]) -> Any:
+def required(name: str, body: Mapping[str, Any]) -> Any:
+    """Return the value of a field. Raises `InvalidRequest` if it is left out or null."""
     if body.get(name) is None:
         raise InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
     return body[name]
@@ -282,20 +290,22 @@ def _include_usage(options: object) -> bool:
         return False
     if not isinstance(options, Mapping):
         raise InvalidRequest("stream_options must be an object", param="stream_options")
-    return _flag("stream_options.include_usage", options.get("include_usage"))
+    return flag("stream_options.include_usage", options.get("include_usage"))
 
 
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _flag(name: str, value: object) -> bool:
+def flag(name: str, value: object) -> bool:
+    """Return whether a field is true; null is false. Raises `InvalidRequest`."""
     if value is None or isinstance(value, bool):
         return bool(value)
     raise InvalidRequest(f"{name}={shown(value)}: must be true or false", param=name)
 
 
-def _texts_or_tokens(name: str, value: object) -> tuple[str | list[int], ...]:
+def texts_or_tokens(name: str, value: object) -> tuple[str | list[int], ...]:
+    """Return the texts, or the lists of token ids, of a field, which may be one or several. Raises `InvalidRequest`."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:

@@ -218,6 +218,67 @@ EmbeddingsBody = Annotated[
         },
     ),
 ]
+_TEXT = _text(bounds.MAX_TEXT, minLength=1)
+_TRUNCATE: _Schema = {
+    "type": ["integer", "null"],
+    "anyOf": [{"const": -1}, {"minimum": 1, "maximum": 2**31 - 1}, {"type": "null"}],
+    "description": "Tokens to which each input is cut; -1: as many as the model takes. Else longer ones are refused.",
+}
+_DOCUMENT: _Schema = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {"text": _TEXT},
+    "propertyNames": {"maxLength": bounds.MAX_NAME},
+    "maxProperties": bounds.MAX_MESSAGE_FIELDS,
+}
+RerankBody = Annotated[
+    dict[str, Any],
+    _body(
+        "RerankRequest",
+        "query",
+        {
+            **_COMMON,
+            "query": {**_TEXT, "description": "What the documents are ranked by."},
+            "documents": _list(
+                {"anyOf": [_TEXT, _DOCUMENT]},
+                bounds.MAX_INPUTS,
+                minItems=1,
+                description="Texts, or objects with `text`.",
+            ),
+            "top_n": _whole(1, 2**31 - 1, description="Number of documents to return, best first; left out: all."),
+            "return_documents": {**_FLAG, "default": False, "description": "Whether their texts are returned."},
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+        required=["query", "documents"],
+    ),
+]
+_TEXTS: _Schema = {"anyOf": [_TEXT, _list(_TEXT, bounds.MAX_INPUTS, minItems=1)]}
+ScoreBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ScoreRequest",
+        "text_1",
+        {
+            **_COMMON,
+            "text_1": {**_TEXTS, "description": "One text for all of `text_2`, or as many."},
+            "text_2": {**_TEXTS, "description": "Texts to compare with it."},
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+        required=["text_1", "text_2"],
+    ),
+]
+ClassifyBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ClassifyRequest",
+        "input",
+        {
+            **_COMMON,
+            "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+    ),
+]
 
 
 class _Open(ApiModel):
@@ -287,4 +348,56 @@ class Embeddings(_Open):
     object: Literal["list"]
     data: list[Embedding]
     model: str
+    usage: UsageObject
+
+
+class RankedDocument(_Open):
+    index: int
+    """Position among the documents of the request."""
+    relevance_score: float
+
+
+class Reranked(_Open):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: UsageObject
+
+
+class Score(_Open):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(_Open):
+    """The scores of the pairs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: UsageObject
+
+
+class Class(_Open):
+    index: int
+    label: str
+    """The likeliest label."""
+    probs: list[float]
+    """Probabilities of all labels, in the order of the model's config."""
+    num_classes: int
+
+
+class Classes(_Open):
+    """The labels of the inputs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Class]
     usage: UsageObject
