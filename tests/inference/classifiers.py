@@ -16,7 +16,7 @@ def save_classifier(folder: Path, tokenizer_from: Path, model_type: str, labels:
 
     torch.manual_seed(len(labels))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size,
         "hidden_size": 64,
         "intermediate_size": 96,

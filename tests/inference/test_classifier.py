@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, minilm_path: Path) -> dict
 @pytest.mark.parametrize("name", ["bert", "bert-pair", "roberta", "xlm-roberta-pair", "electra"])
 def test_logits_are_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     classifier = Classifier(folders[name])
-    inputs = [*TEXTS, *PAIRS]
+    inputs: list[str | tuple[str, str]] = [*TEXTS, *PAIRS]
     expected = own_logits(folders[name], inputs)
     np.testing.assert_allclose(classifier.logits(inputs), expected, atol=1e-5)
     for layout in ("padded", "bucketed"):
@@ -99,6 +99,7 @@ def test_inputs_that_cannot_be_computed(folders: dict[str, Path], wrong: Any) ->
         classifier.logits([wrong])
     good, bad = classifier.generate_batch(["a", wrong])
     assert isinstance(bad, InvalidRequest)
+    assert isinstance(good, np.ndarray)
     np.testing.assert_allclose(good, classifier.logits(["a"])[0], atol=1e-6)
 
 
