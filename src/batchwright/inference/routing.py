@@ -27,8 +27,6 @@ from batchwright.wire.requests import (
     CLASSIFIER_URLS,
     CLASSIFY_URL,
     EMBEDDINGS_URL,
-    RESPONSES_URL,
-    only_elsewhere,
     read_model,
 )
 
@@ -140,8 +138,6 @@ class RoutedInference(_Renaming):
     def _route(self, call: Call) -> Route:
         model = read_model(call.body)
         serving = [route for route in self.routes if call.endpoint in route.endpoints]
-        if not serving and call.endpoint == RESPONSES_URL:
-            raise only_elsewhere(call.endpoint)
         if not serving:
             raise InvalidRequest(
                 f"no model here serves {call.endpoint}: one is loaded with {_flag_for(call.endpoint)}",

@@ -27,11 +27,11 @@ from batchwright.wire.requests import (
     ENCODER_URLS,
     RESPONSES_URL,
     filled,
-    only_elsewhere,
     read_embeddings,
     read_generation,
     texts_of_response,
 )
+from batchwright.wire.text_responses import chat_of_response
 
 
 class _Url(msgspec.Struct):
@@ -67,7 +67,7 @@ def check_body(
     Raises `InvalidRequest`.
     """
     if endpoint == RESPONSES_URL:
-        raise only_elsewhere(endpoint)
+        return read_generation(chat_of_response(body), chat=True, defaults=defaults).prompts
     if endpoint == EMBEDDINGS_URL:
         return read_embeddings(body).inputs
     if endpoint in CLASSIFIER_URLS:

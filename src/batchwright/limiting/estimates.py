@@ -24,6 +24,7 @@ _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
 _INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents", SCORE_URL: "text_2"}
 """Fields with the texts that are encoded."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
 """Tokens assumed for an answer whose length the request does not bound."""
 
@@ -67,7 +68,7 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint in ENCODER_URLS:
         return prompts
-    longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
+    longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), _ANSWER)
     return prompts + sequences_of_request(endpoint, body) * longest
 
 

@@ -440,8 +440,8 @@ def limits_of(settings: Settings) -> ServiceLimits:
         max_line_bytes=settings.max_line_size,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
-        responses=settings.backend != "engine"
-        and RESPONSES_URL in dialect_for(settings.backend_dialect, settings.backend).endpoints,
+        responses=settings.backend == "engine"
+        or RESPONSES_URL in dialect_for(settings.backend_dialect, settings.backend).endpoints,
         default_quotas=Quotas(**{name: getattr(settings, f"quota_{name.removesuffix('_bytes')}") for name in QUOTAS}),
     )
 

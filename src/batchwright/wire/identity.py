@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from batchwright.request import SamplingParams
-from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, with_defaults
+from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
 
 _WITHOUT_EFFECT = frozenset({
     "deadline", "deadline_ms", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream", "stream_options", "user",
 })  # fmt: skip
 """Fields on which no answer depends."""
-_BEFORE_PROMPT = ("tools", "functions", "response_format")
+_BEFORE_PROMPT = ("tools", "functions", "response_format", "instructions")
 """Fields that a provider puts before the messages of a chat."""
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -62,7 +62,7 @@ def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, byt
     if endpoint in ENCODER_URLS:
         return b"", b""
     before = [body.get(name) for name in _BEFORE_PROMPT]
-    prompt = body.get("messages" if endpoint == CHAT_URL else "prompt")
+    prompt = body.get({CHAT_URL: "messages", RESPONSES_URL: "input"}.get(endpoint, "prompt"))
     try:
         scope = _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
         return scope, _encode([*before, prompt] if any(before) else prompt)

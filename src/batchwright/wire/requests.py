@@ -34,7 +34,7 @@ CLASSIFIER_URLS = frozenset({RERANK_URL, SCORE_URL, CLASSIFY_URL})
 ENCODER_URLS = CLASSIFIER_URLS | {EMBEDDINGS_URL}
 """Endpoints whose answers are computed from the input alone, and have no generated tokens."""
 RESPONSES_URL = "/v1/responses"
-"""Only computed by endpoints elsewhere, whose bodies are passed on as they are."""
+"""Computed here in its text form (`wire/text_responses.py`); bodies for elsewhere are passed on as they are."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles of messages, as in OpenAI's API."""
@@ -182,15 +182,6 @@ def require_response_now(body: Mapping[str, Any]) -> None:
             param="background",
             code="unsupported_parameter",
         )
-
-
-def only_elsewhere(endpoint: str, *, param: str = "url") -> InvalidRequest:
-    """Return the error of a request for `endpoint`, which `param` names, to models in this process."""
-    return InvalidRequest(
-        f"{endpoint} is only computed by an endpoint elsewhere: name one with --backend URL, or send a chat",
-        param=param,
-        code="unsupported_url",
-    )
 
 
 def texts_of_response(body: Mapping[str, Any]) -> list[str]:

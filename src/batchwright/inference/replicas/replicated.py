@@ -291,7 +291,8 @@ class ReplicatedInference(Route):
         else:
             given = defaults or {}
             limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
-        named = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
+        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        named = next((call.body[name] for name in names if call.body.get(name)), None)
         limit = named if isinstance(named, int) and named > 0 else limit
         sequences = sequences_of_request(call.endpoint, call.body)
         if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:

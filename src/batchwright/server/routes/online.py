@@ -28,6 +28,8 @@ from batchwright.server.routes.openapi_answers import (
     EmbeddingsBody,
     RerankBody,
     Reranked,
+    ResponseBody,
+    ResponseObject,
     ScoreBody,
     Scores,
 )
@@ -44,6 +46,7 @@ from batchwright.wire.requests import (
     EMBEDDINGS_URL,
     ENCODER_URLS,
     RERANK_URL,
+    RESPONSES_URL,
     SCORE_URL,
     wants_stream,
 )
@@ -102,6 +105,20 @@ async def completions(
 ) -> Response:
     """Complete prompts; with `stream: true` as server-sent events, the last of them `data: [DONE]`."""
     return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key, slo)
+
+
+@router.post(RESPONSES_URL, **_options(ResponseObject))
+async def responses(
+    body: ResponseBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
+) -> Response:
+    """Answer a text or a chat with a text; with `stream: true` as server-sent events. Nothing is stored."""
+    return await _answer(RESPONSES_URL, body, request, services, request_id, flow, key, slo)
 
 
 @router.post(EMBEDDINGS_URL, **_options(Embeddings, stream=False))
@@ -191,7 +208,8 @@ async def _answer(
     judged = slo_class_of(services.settings.slo, slo, key, bounded)
     call = Call(endpoint, bounded, request_id, flow=flow, slo=judged)
     if endpoint not in ENCODER_URLS and wants_stream(body):
-        return EventStream(await first_of(request, _streamed(services, request, call)))
+        bodies = await first_of(request, _streamed(services, request, call))
+        return EventStream(bodies, done=b"", named=True) if endpoint == RESPONSES_URL else EventStream(bodies)
     async with within_quotas(services, request, call) as used:
         answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, WithJsonSchema
 
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
-from batchwright.wire import bounds
+from batchwright.wire import bounds, text_responses
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
 from batchwright.wire.requests import ROLES
@@ -205,6 +205,52 @@ CompletionBody = Annotated[
         },
     ),
 ]
+_RESPONSE_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": list(text_responses.TEXT_PARTS)}, "text": _text(bounds.MAX_TEXT)},
+}
+_RESPONSE_MESSAGE: _Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": list(text_responses.ROLES)},
+        "content": {"anyOf": [_text(bounds.MAX_TEXT), {"type": "array", "items": _RESPONSE_PART}]},
+    },
+}
+_PLAIN_TEXT: _Schema = {
+    "type": ["object", "null"],
+    "properties": {
+        "format": _either({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}})
+    },
+    "additionalProperties": _NULL,
+    "description": "Only a `format` of type text is supported.",
+}
+ResponseBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ResponseRequest",
+        "input",
+        {
+            **{
+                name: {"enum": [None, *neutral], "description": "Not supported."}
+                for name, neutral in text_responses.REFUSED.items()
+            },
+            **_COMMON,
+            **{name: each for name, each in _GENERATION.items() if name in text_responses.NAMES},
+            "input": {
+                "anyOf": [_text(bounds.MAX_TEXT), _list(_RESPONSE_MESSAGE, bounds.MAX_INPUTS, minItems=1)],
+                "description": "A text, or messages.",
+            },
+            "instructions": _either(_text(bounds.MAX_TEXT), description="A system message before the input."),
+            "max_output_tokens": _whole(
+                1, 2**31 - 1, description="Most tokens of the answer; left out: as many as the model's context holds."
+            ),
+            "text": _PLAIN_TEXT,
+        },
+    ),
+]
 EmbeddingsBody = Annotated[
     dict[str, Any],
     _body(
@@ -333,6 +379,26 @@ class Completion(_Open):
     model: str
     choices: list[TextChoice]
     usage: GenerationUsage
+
+
+class ResponseUsage(_Open):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class ResponseObject(_Open):
+    """The answer to an input."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    """Incomplete if `max_output_tokens` ended the answer, which `incomplete_details` says then."""
+    model: str
+    output: list[dict[str, Any]]
+    """The message: its `content` has one part, of type `output_text`."""
+    usage: ResponseUsage
 
 
 class Embedding(_Open):
