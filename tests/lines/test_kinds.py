@@ -109,7 +109,7 @@ def test_the_same_through_run_a_worker_and_http(here: Path, tmp_path: Path, monk
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(line(name, *each) for name, each in BODIES.items()))
     run(source, tmp_path / "out.jsonl", classifiers=["reranker", "feelings"], embedding_model="minilm")
-    ran = {
+    ran: dict[str, Any] = {
         result["custom_id"]: kept(result["response"]["body"]) if result["response"] else error(result["error"])
         for result in map(json.loads, (tmp_path / "out.jsonl").read_bytes().splitlines())
     }
@@ -215,7 +215,7 @@ def test_a_thousand_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path
         asked[f"q{number}"] = kind, body
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line(name, *each) for name, each in asked.items()))
-    command = [
+    command: list[str | Path] = [
         *(sys.executable, "-m", "batchwright", "run", source, "-o", output, "--quiet", "--embedding-model", "minilm"),
         *("--kv-memory", "64MB", "--classifier", models / "reranker", "--classifier", models / "feelings"),
     ]

@@ -49,7 +49,7 @@ async def ask(folder: Path) -> tuple[str, dict[str, Any], list[Any]]:
                 model=MODELS["model"],
                 input=[
                     {"role": "user", "content": "Name a river."},
-                    *(item.model_dump() for item in response.output),  # type: ignore[list-item]
+                    *(item.model_dump() for item in response.output),
                     {"role": "user", "content": "Another?"},
                 ],
                 max_output_tokens=3,
