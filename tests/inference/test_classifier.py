@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchwright import Batcher, Classifier
+from batchwright import Batcher, Classifier, Engine
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 
 from .classifiers import own_logits, save_classifier
@@ -106,6 +106,8 @@ def test_inputs_that_cannot_be_computed(folders: dict[str, Path], wrong: Any) ->
 def test_models_that_are_no_classifiers(folders: dict[str, Path], minilm_path: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no head for sequence classification"):
         Classifier(minilm_path)
+    with pytest.raises(UnsupportedModel, match="--classifier"):
+        Engine(folders["bert"])
     with pytest.raises(ValueError, match="has 3 labels"):
         Classifier(folders["bert"]).score(PAIRS)
     with pytest.raises(UnsupportedModel, match="layout='bucketed'"):

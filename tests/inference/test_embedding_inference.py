@@ -123,6 +123,8 @@ async def test_requests_are_computed_together_and_online_ones_first(
     ("body", "kind", "param"),
     [
         ({"input": "a", "dimensions": 5}, InvalidRequest, "dimensions"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, InvalidRequest, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 257}, InvalidRequest, "truncate_prompt_tokens"),
         ({"input": "a", "priority": 10**25}, InvalidRequest, "priority"),
         ({"input": ["a", "sky " * 400]}, ContextLengthExceeded, "input"),
         ({"input": [[1], [10**6]]}, InvalidRequest, "input"),
@@ -260,3 +262,14 @@ async def test_vectors_are_shortened_where_the_model_was_trained_for_it(
     assert caught.value.param == "dimensions"
     np.testing.assert_allclose(vectors(answer), expected, atol=1e-5)
     np.testing.assert_allclose(encoder.encode(asked, dimensions=64), expected, atol=1e-5)
+
+
+@in_real_time
+async def test_long_texts_are_cut_if_the_request_says_to_what(encoder: Encoder) -> None:
+    inference = EmbeddingInference(encoder)
+    long = "sky " * 400
+    for most, words in ((-1, 254), (10, 8)):
+        answer = await inference.answer(call(input=[long, "a"], truncate_prompt_tokens=most))
+        assert answer["usage"]["prompt_tokens"] == words + 2 + 3
+        np.testing.assert_allclose(vectors(answer), encoder.encode(["sky " * words, "a"]), atol=1e-5)
+    await inference.close()

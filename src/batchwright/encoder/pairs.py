@@ -34,41 +34,19 @@ class PairTokenizer(TextTokenizer):
     token.
     """
 
-    _cutting = "truncate_prompt_tokens=-1 cuts it, and so does a Classifier made with truncate=True"
+    _pairs = True
+    _remedy = "truncate_prompt_tokens=-1 cuts it, and so does a Classifier made with truncate=True"
 
     def encode_inputs(self, inputs: Sequence[Any], most: int | None = None) -> list[TypedTokens | InvalidRequest]:
         """Return the tokens of each input, a text, a pair or a list of token ids, or why it cannot be computed.
 
         `most`: tokens to which texts and pairs are cut; None: as the tokenizer was made.
         """
-        if most is None and self._truncate:
-            most = self.max_length
+        most = self._most(most)
         read = [self._readable(each, cut=most is not None) for each in inputs]
         texts = [each for each in read if isinstance(each, (str, tuple))]
         encodings = iter(self._encodings(texts, most))
         return [self._typed(next(encodings)) if isinstance(each, (str, tuple)) else each for each in read]
-
-    def require_room(self, most: int | None) -> None:
-        """Raise `InvalidRequest` unless inputs can be cut to `most` tokens."""
-        least = self._whole.num_special_tokens_to_add(is_pair=True) + 2
-        if most is not None and not least <= most <= self.max_length:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens={most}: must be {least} to {self.max_length}, or -1 for the latter",
-                param="truncate_prompt_tokens",
-            )
-
-    def _encodings(self, texts: list[str | Pair], most: int | None) -> list[Encoding]:
-        if most is None:
-            return self._whole.encode_batch_fast(texts)
-        whole = self._whole.encode_batch_fast(texts)
-        if not (long := [at for at, each in enumerate(whole) if len(each.ids) > most]):
-            return whole
-        with self._counting:  # the length is a state of the tokenizer, too
-            self._cut.enable_truncation(most)
-            for at, cut in zip(long, self._cut.encode_batch_fast([texts[at] for at in long]), strict=True):
-                whole[at] = cut
-            self.truncated += len(long)
-        return whole
 
     def _readable(self, given: Any, *, cut: bool) -> str | Pair | TypedTokens | InvalidRequest:
         if isinstance(given, TypedTokens):

@@ -15,7 +15,6 @@ from batchwright.inference.calls import chosen_model
 from batchwright.inference.encoder_inference import PIECE, EncoderInference, Vector
 from batchwright.inference.inference import Call
 from batchwright.wire.classifying import (
-    WHOLE_LENGTH,
     ClassifierBody,
     RerankBody,
     classify_answer,
@@ -24,7 +23,7 @@ from batchwright.wire.classifying import (
     rerank_answer,
     score_answer,
 )
-from batchwright.wire.requests import CLASSIFIER_URLS, CLASSIFY_URL, RERANK_URL
+from batchwright.wire.requests import CLASSIFIER_URLS, CLASSIFY_URL, RERANK_URL, WHOLE_LENGTH
 from batchwright.wire.responses import short_floats
 
 

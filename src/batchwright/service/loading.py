@@ -53,6 +53,11 @@ async def load_inference(settings: Settings) -> Inference:
         raise InputError(f"ray={settings.ray!r} with backend={settings.backend!r}: leave one of them out")
     if settings.replicas is not None:
         raise InputError(f"replicas={settings.replicas} with backend={settings.backend!r}: leave one of them out")
+    if settings.classifier:
+        raise InputError(
+            f"classifier={settings.classifier[0]!r} with backend={settings.backend!r}: it is a model in this process; "
+            "leave one of them out"
+        )
     dialect = dialect_for(settings.backend_dialect, settings.backend)
     key = _endpoint_key(settings, dialect)
     if key.warning is not None:

@@ -16,6 +16,7 @@ from batchwright.wire.requests import (
     RERANK_URL,
     SCORE_URL,
     flag,
+    most_tokens_of,
     read_model,
     required,
     texts_or_tokens,
@@ -23,8 +24,6 @@ from batchwright.wire.requests import (
 
 Body = dict[str, Any]
 
-WHOLE_LENGTH = -1
-"""Value of `truncate_prompt_tokens` for the most tokens that the model takes."""
 _COMMON = frozenset({"priority", "deadline", "deadline_ms", "truncate_prompt_tokens"})
 _RERANK_NAMES = _COMMON | {"query", "documents", "top_n", "return_documents"}
 _SCORE_NAMES = _COMMON | {"text_1", "text_2"}
@@ -150,15 +149,9 @@ def _usage(tokens: int) -> Body:
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
-    most = body.get("truncate_prompt_tokens")
-    if most is not None and (type(most) is not int or not (most == WHOLE_LENGTH or 0 < most < 2**31)):
-        raise InvalidRequest(
-            f"truncate_prompt_tokens={shown(most)}: must be a whole number above 0, or -1 for the model's length",
-            param="truncate_prompt_tokens",
-        )
     return {
         "model": read_model(body),
-        "most_tokens": most,
+        "most_tokens": most_tokens_of(body),
         "priority": priority_of(body),
         "deadline": deadline_seconds(body),
     }

@@ -57,7 +57,11 @@ _FIELDS_OF = {
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
-_EMBEDDING_NAMES = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
+_EMBEDDING_NAMES = frozenset({
+    "dimensions", "encoding_format", "input", "truncate_prompt_tokens", "priority", "deadline", "deadline_ms",
+})  # fmt: skip
+WHOLE_LENGTH = -1
+"""Value of `truncate_prompt_tokens` for the most tokens that the model takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class EmbeddingsBody:
     """Texts, or lists of token ids, which are used as they are. At least one."""
     encoding_format: EncodingFormat
     dimensions: int | None
+    most_tokens: int | None
+    """Tokens to which each text is cut; `WHOLE_LENGTH`: as many as the model takes; None: none is cut."""
     priority: int
     deadline: float | None
 
@@ -160,9 +166,21 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
         inputs=inputs,
         encoding_format=encoding_format or "float",
         dimensions=dimensions,
+        most_tokens=most_tokens_of(body),
         priority=priority_of(body),
         deadline=deadline_seconds(body),
     )
+
+
+def most_tokens_of(body: Mapping[str, Any]) -> int | None:
+    """Return `truncate_prompt_tokens` of a body for an encoder. Raises `InvalidRequest`."""
+    most = body.get("truncate_prompt_tokens")
+    if most is not None and (type(most) is not int or not (most == WHOLE_LENGTH or 0 < most < 2**31)):
+        raise InvalidRequest(
+            f"truncate_prompt_tokens={shown(most)}: must be a whole number above 0, or -1 for the model's length",
+            param="truncate_prompt_tokens",
+        )
+    return most
 
 
 def read_model(body: Mapping[str, Any]) -> str | None:

@@ -251,6 +251,11 @@ ResponseBody = Annotated[
         },
     ),
 ]
+_TRUNCATE: _Schema = {
+    "type": ["integer", "null"],
+    "anyOf": [{"const": -1}, {"minimum": 1, "maximum": 2**31 - 1}, {"type": "null"}],
+    "description": "Tokens to which each input is cut; -1: as many as the model takes. Else longer ones are refused.",
+}
 EmbeddingsBody = Annotated[
     dict[str, Any],
     _body(
@@ -261,15 +266,11 @@ EmbeddingsBody = Annotated[
             "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
             "encoding_format": {"enum": ["float", "base64", None], "description": "base64: little-endian float32."},
             "dimensions": _whole(1, 2**31 - 1, description="Fewer than the model has, if it is Matryoshka."),
+            "truncate_prompt_tokens": _TRUNCATE,
         },
     ),
 ]
 _TEXT = _text(bounds.MAX_TEXT, minLength=1)
-_TRUNCATE: _Schema = {
-    "type": ["integer", "null"],
-    "anyOf": [{"const": -1}, {"minimum": 1, "maximum": 2**31 - 1}, {"type": "null"}],
-    "description": "Tokens to which each input is cut; -1: as many as the model takes. Else longer ones are refused.",
-}
 _DOCUMENT: _Schema = {
     "type": "object",
     "required": ["text"],
