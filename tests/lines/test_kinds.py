@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ QUERY = "Which river is the longest?"
 DOCUMENTS = ["The Rhine.", "Bread.", "A long river, and a wide one.", "Bread."]
 LONG = "rain " * 70
 LABELS = ["bad", "fair", "good"]
+LINES = int(os.environ.get("BATCHWRIGHT_KINDS_LINES", "1000"))
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (RERANK, {"query": QUERY, "documents": DOCUMENTS}),
@@ -196,13 +198,18 @@ def test_answers_are_made_of_transformers_own_logits(models: Path, tmp_path: Pat
     assert scored["usage"]["total_tokens"] == ranked["usage"]["total_tokens"]
 
 
-def test_a_thousand_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path: Path) -> None:
+def test_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path: Path) -> None:
     """SIGKILL at moments that the output chooses; each line is there once, and has the answer of a run of its own."""
     rng = random.Random(7)
     words = ["river", "bread", "rain", "stone", "wide", "long", "the", "a", "of"]
     kinds = [RERANK, SCORE, CLASSIFY, EMBED]
+    generated: dict[str, Callable[[str], dict[str, Any]]] = {
+        "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 2},
+        "/v1/completions": lambda text: {"prompt": text, "max_tokens": 2},
+        "/v1/responses": lambda text: {"input": text, "max_output_tokens": 2},
+    }
     asked: dict[str, tuple[str, dict[str, Any]]] = {}
-    for number in range(1000):
+    for number in range(LINES):
         texts = [" ".join(rng.choices(words, k=rng.randrange(1, 12))) for _ in range(3)]
         bodies: dict[str, dict[str, Any]] = {
             RERANK: {"query": texts[0], "documents": texts[1:]},
@@ -210,9 +217,8 @@ def test_a_thousand_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path
             CLASSIFY: {"model": str(models / "feelings"), "input": texts[0]},
             EMBED: {"input": texts[0], "encoding_format": "base64"},
         }
-        kind = rng.choice(kinds) if number % 50 else "/v1/completions"
-        body = bodies.get(kind) or {"prompt": texts[0], "max_tokens": 2}
-        asked[f"q{number}"] = kind, body
+        kind = rng.choice(kinds) if number % 40 else rng.choice(sorted(generated))
+        asked[f"q{number}"] = kind, bodies.get(kind) or generated[kind](texts[0])
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line(name, *each) for name, each in asked.items()))
     command: list[str | Path] = [
@@ -237,6 +243,7 @@ def test_a_thousand_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path
         return [(body, answers[name]) for name, (endpoint, body) in asked.items() if endpoint == kind]
 
     reranker, feelings, encoder = Classifier(models / "reranker"), Classifier(models / "feelings"), Encoder()
+    assert all(of(kind) for kind in (*kinds, *generated))
     for body, answer in of(SCORE):
         expected = reranker.score([(body["text_1"], each) for each in body["text_2"]])
         np.testing.assert_allclose([each["score"] for each in answer["data"]], expected, atol=1e-5)

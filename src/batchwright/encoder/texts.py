@@ -88,7 +88,9 @@ class TextTokenizer:
     def _encodings(self, texts: Sequence[str | tuple[str, str]], most: int | None) -> list[Encoding]:
         """Tokenize texts and pairs; those with more than `most` tokens are cut, of a pair the longer text."""
         found = self._whole.encode_batch_fast(texts)
-        long = [] if most is None else [at for at, each in enumerate(found) if len(each.ids) > most]
+        if most is None:
+            return found
+        long = [at for at, each in enumerate(found) if len(each.ids) > most]
         if not long:
             return found
         with self._cutting:  # the length is a state of the tokenizer
