@@ -15,7 +15,7 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
         "Engine", "AsyncEngine", "EngineConfig", "EngineStats", "StaticGenerator", "SamplingParams", "Prompt",
         "InferenceRequest", "InferenceResponse", "Choice", "TokenLogprob", "Usage", "StreamEvent", "Flow",
     ),
-    "Embeddings": ("Encoder", "EncoderStats"),
+    "Encoders": ("Encoder", "Classifier", "Ranked", "EncoderStats"),
     "Batching any function": (
         "batched", "Batcher", "SimpleBatcher", "AdaptiveBatcher", "LengthAwareBatcher", "PriorityBatcher",
         "PrioritizedRequest", "MemoryEfficientBatcher", "TimeBasedBatcher", "ContinuousBatcher",

@@ -67,7 +67,9 @@ if TYPE_CHECKING:
         batched,
     )
     from batchwright.batcher.prometheus import export_metrics
-    from batchwright.encoder.encoder import Encoder, EncoderStats
+    from batchwright.encoder.classifier import Classifier, Ranked
+    from batchwright.encoder.encoder import Encoder
+    from batchwright.encoder.lanes import EncoderStats
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
@@ -100,6 +102,7 @@ __all__ = [
     "BudgetExhausted",
     "Cancelled",
     "Choice",
+    "Classifier",
     "ContextLengthExceeded",
     "ContinuousBatcher",
     "ContinuousStats",
@@ -133,6 +136,7 @@ __all__ = [
     "PrioritizedRequest",
     "PriorityBatcher",
     "Prompt",
+    "Ranked",
     "ResumeRefused",
     "RowsFailed",
     "RunFailed",
@@ -166,7 +170,9 @@ _LAZY = {
         ),
         "batcher.prometheus": "export_metrics",
         "padding": "BucketedPadding PackedSequences PaddingConfig PaddingOptimizer",
-        "encoder.encoder": "Encoder EncoderStats",
+        "encoder.classifier": "Classifier Ranked",
+        "encoder.encoder": "Encoder",
+        "encoder.lanes": "EncoderStats",
         "engine.static_generator": "StaticGenerator",
         "engine.async_engine": "AsyncEngine",
         "engine.engine": "Engine",

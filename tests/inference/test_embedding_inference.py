@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +123,8 @@ async def test_requests_are_computed_together_and_online_ones_first(
     ("body", "kind", "param"),
     [
         ({"input": "a", "dimensions": 5}, InvalidRequest, "dimensions"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, InvalidRequest, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 257}, InvalidRequest, "truncate_prompt_tokens"),
         ({"input": "a", "priority": 10**25}, InvalidRequest, "priority"),
         ({"input": ["a", "sky " * 400]}, ContextLengthExceeded, "input"),
         ({"input": [[1], [10**6]]}, InvalidRequest, "input"),
@@ -234,3 +239,37 @@ async def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
 def test_an_alias_that_leads_nowhere_is_refused_at_the_start(aliases: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         RoutedInference([Echo("chat", ["/v1/chat/completions"], ["big"], 5)], aliases)
+
+
+@in_real_time
+async def test_vectors_are_shortened_where_the_model_was_trained_for_it(
+    minilm_path: Path, texts: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "nested"
+    shutil.copytree(minilm_path, folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"matryoshka_dimensions": [64, 128]}))
+    encoder = Encoder(folder)
+    asked = [text for text in texts if text][:3]
+    beginnings = encoder.encode(asked)[:, :64]
+    expected = beginnings / np.linalg.norm(beginnings, axis=1, keepdims=True)
+
+    inference = EmbeddingInference(encoder)
+    answer = await inference.answer(call(input=asked, dimensions=64))
+    with pytest.raises(InvalidRequest, match="one of 64, 128") as caught:
+        await inference.answer(call(input=asked, dimensions=65))
+    await inference.close()
+    assert caught.value.param == "dimensions"
+    np.testing.assert_allclose(vectors(answer), expected, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(asked, dimensions=64), expected, atol=1e-5)
+
+
+@in_real_time
+async def test_long_texts_are_cut_if_the_request_says_to_what(encoder: Encoder) -> None:
+    inference = EmbeddingInference(encoder)
+    long = "sky " * 400
+    for most, words in ((-1, 254), (10, 8)):
+        answer = await inference.answer(call(input=[long, "a"], truncate_prompt_tokens=most))
+        assert answer["usage"]["prompt_tokens"] == words + 2 + 3
+        np.testing.assert_allclose(vectors(answer), encoder.encode(["sky " * words, "a"]), atol=1e-5)
+    await inference.close()

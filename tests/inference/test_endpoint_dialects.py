@@ -170,5 +170,5 @@ async def test_responses_go_to_a_route_that_has_them() -> None:
         assert request.body == {"model": "theirs", "input": "Hi", "max_output_tokens": 5, "temperature": 0.0}
         await routed.close()
     async with connected() as (_, endpoint):
-        with pytest.raises(InvalidRequest, match="only computed by an endpoint elsewhere"):
+        with pytest.raises(InvalidRequest, match="no model here serves"):
             await RoutedInference([endpoint]).answer(call)

@@ -290,15 +290,6 @@ def test_responses_in_a_table(tmp_path: Path, provider: Provider) -> None:
     assert "B,length,,5,6" in rows
 
 
-def test_responses_need_an_endpoint_elsewhere(tmp_path: Path) -> None:
-    report = run(lines(tmp_path / "in.jsonl", responses("a")), tmp_path / "out.jsonl", model="smollm2-135m")
-    assert codes(report) == {"unsupported_url": 1}
-    assert (
-        "only computed by an endpoint elsewhere: name one with --backend"
-        in by_id(tmp_path / "out.jsonl")["a"]["error"]["message"]
-    )
-
-
 def test_a_dry_run_refuses_what_the_dialect_lacks(tmp_path: Path) -> None:
     source = lines(tmp_path / "in.jsonl", chat("a", max_tokens=3, tools=[_TOOL]), chat("b", max_tokens=3, seed=1))
     report = run(source, dry_run=True, backend="http://127.0.0.1:9/v1", backend_dialect="anthropic")

@@ -6,11 +6,22 @@ import asyncio
 import base64
 import struct
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchwright.errors import BatchwrightError, GenerationError, ModelNotFound
 from batchwright.inference.inference import Call
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, read_embeddings, read_generation
+from batchwright.wire.classifying import RerankBody, classify_answer, read_classifying, rerank_answer, score_answer
+from batchwright.wire.requests import (
+    CHAT_URL,
+    CLASSIFIER_URLS,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+    SCORE_URL,
+    read_embeddings,
+    read_generation,
+)
+from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
 
 MODEL = "stub"
 
@@ -44,6 +55,11 @@ class StubInference:
         self.calls.append(call)
         if call.endpoint == EMBEDDINGS_URL:
             return self._embeddings(call)
+        if call.endpoint in CLASSIFIER_URLS:
+            return _classified(call)
+        if call.endpoint == RESPONSES_URL:
+            chat_call = replace(call, endpoint=CHAT_URL, body=chat_of_response(call.body))
+            return response_of_chat(call.body, await self.answer(chat_call))
         chat, model, prompts, most = self._read(call)
         texts = [await self._computed(call, prompt, most) for prompt in prompts]
         choices = [
@@ -55,6 +71,13 @@ class StubInference:
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         self.calls.append(call)
+        if call.endpoint == RESPONSES_URL:
+            body = chat_of_response(call.body) | {"stream_options": {"include_usage": True}}
+            events = ResponseEvents(call.body)
+            async for chunk in self.stream(replace(call, endpoint=CHAT_URL, body=body)):
+                for event in events.of_chunk(chunk):
+                    yield event
+            return
         chat, model, prompts, most = self._read(call)
         head = self._head(call, chat, model)
         head["object"] = "chat.completion.chunk" if chat else "text_completion"
@@ -127,6 +150,18 @@ class StubInference:
         tokens = sum(map(len, body.inputs))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": body.model or MODEL, "usage": usage}
+
+
+def _classified(call: Call) -> dict[str, Any]:
+    """The score of a text or pair is its number of characters."""
+    body = read_classifying(call.endpoint, call.body)
+    scores = [float(sum(map(len, each)) if isinstance(each, tuple) else len(each)) for each in body.inputs]
+    model, tokens = body.model or MODEL, int(sum(scores))
+    if isinstance(body, RerankBody):
+        return rerank_answer("stub", model, body, scores, tokens)
+    if call.endpoint == SCORE_URL:
+        return score_answer("stub", 0, model, scores, tokens)
+    return classify_answer("stub", 0, model, ["long"], [[score] for score in scores], tokens)
 
 
 def _text(prompt: Any) -> str:

@@ -88,7 +88,8 @@ async def _ended(client: Any, batch_id: str) -> bool:
 
 @with_service()
 async def test_every_route_that_changes_something_writes_a_line(service: Service) -> None:
-    online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
+    texts = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/batch/sync")
+    online = (*texts, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
     changing = [(method, path) for method, path in routes(service) if method != "GET" and path not in online]
     assert len(changing) >= 12
     batch = {"input_file_id": "file-" + "0" * 24, "endpoint": "/v1/completions", "completion_window": "24h"}

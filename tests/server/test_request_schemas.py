@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from batchwright.errors import InvalidRequest
-from batchwright.server.routes.openapi_answers import ChatBody, CompletionBody, EmbeddingsBody
+from batchwright.server.routes.openapi_answers import (
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingsBody,
+    RerankBody,
+    ResponseBody,
+    ScoreBody,
+)
 from batchwright.wire import bounds, fields
+from batchwright.wire.classifying import read_classify, read_rerank, read_score
 from batchwright.wire.requests import ROLES, read_embeddings, read_generation
+from batchwright.wire.text_responses import chat_of_response
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -43,6 +53,10 @@ FORMS = {
     "chat": Form(ChatBody, {"messages": [HELLO]}, lambda body: read_generation(body, chat=True)),
     "completion": Form(CompletionBody, {"prompt": "a"}, lambda body: read_generation(body, chat=False)),
     "embeddings": Form(EmbeddingsBody, {"input": "a"}, read_embeddings),
+    "responses": Form(ResponseBody, {"input": "a"}, lambda body: read_generation(chat_of_response(body), chat=True)),
+    "rerank": Form(RerankBody, {"query": "a", "documents": ["b"]}, read_rerank),
+    "score": Form(ScoreBody, {"text_1": "a", "text_2": "b"}, read_score),
+    "classify": Form(ClassifyBody, {"input": "a"}, read_classify),
 }
 
 EDGES: list[Any] = [
@@ -79,15 +93,23 @@ json_values = st.recursive(
 @pytest.mark.parametrize("form", FORMS)
 def test_of_each_field_at_its_edges(form: str) -> None:
     kind = FORMS[form]
+    longest = "max_output_tokens" if form == "responses" else "max_tokens"
     for name in kind.names:
         # Fields without which this one is refused for another's sake.
         beside = (
-            {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"logprobs": True} if name == "top_logprobs" else {}
+            {longest: 2**31 - 1}
+            if name == "min_tokens"
+            else {"logprobs": True}
+            if name == "top_logprobs" and form == "chat"
+            else {}
         )
         for value in EDGES:
+            if name == "text_1" and isinstance(value, list) and len(value) > 1:
+                continue  # there must be as many of the other
             kind.assert_agrees({**kind.needed, **beside, name: value})
     kind.assert_agrees({})
     kind.assert_agrees({**kind.needed, "top_logprobs": 1})
+    kind.assert_agrees({**kind.needed, "text": {"format": {"type": "text"}}})
     kind.assert_agrees({**kind.needed, "unheard_of": 1})
     kind.assert_agrees({**kind.needed, **dict.fromkeys(map(str, range(127)))})
     kind.assert_agrees({**kind.needed, **dict.fromkeys(map(str, range(128)))})
@@ -107,6 +129,6 @@ def test_of_any_value(form: str, data: st.DataObject) -> None:
 
 
 def test_every_field_that_is_taken_is_described() -> None:
-    described = {*FORMS["chat"].names, *FORMS["completion"].names, *FORMS["embeddings"].names}
+    described = {name for form in FORMS.values() for name in form.names}
     assert described >= fields.RANGES.keys() | fields.IGNORED.keys() | fields.REFUSED.keys()
     assert bounds._BOUNDS.keys() <= described

@@ -210,7 +210,8 @@ def _needed(path: str) -> str | None:
         return "metrics"
     if path.startswith("/v1/admin"):
         return "admin"
-    online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
+    texts = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/batch/sync")
+    online = (*texts, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
     return "online" if path in online else "batches"
 
 

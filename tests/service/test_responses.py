@@ -1,4 +1,4 @@
-"""Batches of `/v1/responses`: taken where an endpoint elsewhere has it, and what their lines used."""
+"""Batches of `/v1/responses`: refused where an endpoint elsewhere computes that has none, and what their lines used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from batchwright.store.records import TokenUsage
 @pytest.mark.parametrize(
     ("settings", "taken"),
     [
-        ({}, False),
+        ({}, True),
         ({"backend": "http://127.0.0.1:1/v1"}, True),
         ({"backend": "http://127.0.0.1:1/v1", "backend_dialect": "anthropic"}, False),
         ({"backend": "https://api.anthropic.com/v1"}, False),
@@ -35,9 +35,9 @@ def test_a_batch_is_taken_or_refused_by_name(tmp_path: Path) -> None:
 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "here").mkdir()
-    assert run(tmp_path / "elsewhere", submit, ServiceLimits(responses=True)) == "/v1/responses"
-    with pytest.raises(InvalidRequest, match="only computed by an endpoint elsewhere") as caught:
-        run(tmp_path / "here", submit)
+    assert run(tmp_path / "here", submit) == "/v1/responses"
+    with pytest.raises(InvalidRequest, match="no counterpart in the dialect") as caught:
+        run(tmp_path / "elsewhere", submit, ServiceLimits(responses=False))
     assert caught.value.param == "endpoint"
 
 

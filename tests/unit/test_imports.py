@@ -9,7 +9,7 @@ import pytest
 
 import batchwright
 
-ENGINE = {"AsyncEngine", "Encoder", "EncoderStats", "Engine", "StaticGenerator"}
+ENGINE = {"AsyncEngine", "Classifier", "Encoder", "EncoderStats", "Engine", "Ranked", "StaticGenerator"}
 """Public names that the extra `engine` is for."""
 PROMETHEUS = {"export_metrics"}
 

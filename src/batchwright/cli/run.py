@@ -67,6 +67,10 @@ _MODEL = (
     f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend the name of "
     "one of its models (default: the first that it lists)."
 )
+_CLASSIFIER = (
+    "A model for lines for /v1/rerank and /v1/score, which cross-encoders answer, and /classify: a folder or hub id; "
+    "may be repeated."
+)
 _SERVED = (
     "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
     "another model fails."
@@ -154,6 +158,7 @@ def run_command(
     embedding_model: Annotated[
         str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
     ] = None,
+    classifier: Annotated[list[str] | None, _model_option(help=_CLASSIFIER, metavar="NAME", show_default=False)] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
     replicas: Annotated[str | None, _model_option(help=_REPLICAS, metavar="N|auto", show_default=False)] = None,
     ray: Annotated[str | None, _model_option(help=_RAY, metavar="ADDRESS", show_default=False)] = None,
@@ -229,6 +234,7 @@ def run_command(
                     output,
                     model=model,
                     embedding_model=embedding_model,
+                    classifiers=classifier or (),
                     backend=backend,
                     backend_api_key=key,
                     backend_dialect=dialect,

@@ -87,9 +87,11 @@ class BertBody:
         self._device = device
         tensors = _Tensors(weights, "" if weights.has(_WORDS) else _PREFIXES[config.model_type], config)
         self._words = tensors.take(_WORDS)
-        # All tokens have the first type.
+        # The first token type is part of the positions, and the others are added as the difference from it.
+        types = tensors.take("embeddings.token_type_embeddings.weight").float()
+        self._type_shifts = (types - types[0]).to(dtype)
         positions = tensors.take("embeddings.position_embeddings.weight").float()
-        self._positions = (positions + tensors.take("embeddings.token_type_embeddings.weight")[0].float()).to(dtype)
+        self._positions = (positions + types[0]).to(dtype)
         self._embedding_norm = tensors.norm("embeddings.LayerNorm")
         self._layers = [tensors.layer(index) for index in range(config.num_hidden_layers)]
         heads = config.num_attention_heads
@@ -105,6 +107,8 @@ class BertBody:
         ids, positions = torch.from_numpy(cells.ids), torch.from_numpy(cells.positions)
         starts, lengths = torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths)
         x = self._words[ids.to(self._device)] + self._positions[positions.to(self._device) + self._offset]
+        if cells.types is not None:
+            x += self._type_shifts[torch.from_numpy(cells.types).to(self._device)]
         x = self._embedding_norm(x)
         for layer in self._layers:
             attended = self._attention.attend(layer.qkv(x), starts, lengths)

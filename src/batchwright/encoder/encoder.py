@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from batchwright.encoder import layouts
 from batchwright.encoder.bert import BertBody, unsuitable
+from batchwright.encoder.lanes import EncoderStats, Lanes, Vectors
 from batchwright.encoder.layouts import LAYOUTS, Cells, Layout
 from batchwright.encoder.sentence import pool, read_settings
 from batchwright.encoder.texts import TextTokenizer
@@ -27,30 +24,10 @@ from batchwright.errors import InvalidRequest, UnsupportedModel
 from batchwright.models import resolve
 from batchwright.padding.rectangle import Ids
 
-Vectors = npt.NDArray[np.float32]
-
-_ROOM = {"cpu": 1024, "cuda": 16384}
-"""Tokens of a row: few enough to keep its results in the cache of a CPU core, or enough to fill a GPU."""
-_LEAST_ROOM = 256
-"""Least tokens that are worth a lane of their own; all threads compute fewer together."""
-_SLACK = 1.05
-"""Ratio of rows to equal shares, so that the last texts find room in them."""
 _PROBE_LENGTHS = (24, 11, 2)
 """Lengths of the sequences that a body is tried with."""
 _WINDOW = 16384
 """Texts whose tokens are held at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderStats:
-    """Counts of what an `Encoder` has computed so far."""
-
-    texts: int = 0
-    tokens: int = 0
-    cells: int = 0
-    """Computed tokens, padding included."""
-    truncated: int = 0
-    """Texts cut to the longest that the model takes; 0 without `truncate`."""
 
 
 class Encoder:
@@ -94,7 +71,7 @@ class Encoder:
         folder = resolve(str(model))
         settings = read_settings(folder)
         self._body = load_encoder_body(folder, layout, kind, where)
-        self.max_length = _checked_length(max_length, settings.max_length, self._body.max_positions)
+        self.max_length = checked_length(max_length, settings.max_length, self._body.max_positions)
         self.tokenizer = TextTokenizer(
             folder, self._body.vocab_size, self.max_length, truncate=truncate, lower_case=settings.lower_case
         )
@@ -102,21 +79,24 @@ class Encoder:
         self.layout = layout
         self.dim = self._body.dim * len(settings.pooling)
         self.description = f"{self._body.description}, {layout}, {str(kind).removeprefix('torch.')} on {where}"
-        self._pooling = settings.pooling
+        self._settings = settings
         self._normalize = settings.normalize if normalize is None else normalize
         self.device_type = where.type
         """cpu or cuda."""
-        self._room = _ROOM[where.type]
         # transformers' own code has so many small steps that several threads would only slow each other down.
-        self._num_lanes = torch.get_num_threads() if where.type == "cpu" and self._body.name == "fused" else 1
-        self._lanes = _open_lanes(self._num_lanes)
-        self._stats = EncoderStats()
-        self._counting = threading.Lock()
+        self._lanes = Lanes(
+            self._vectors,
+            self.dim,
+            layout,
+            self.tokenizer.pad_token_id,
+            where.type,
+            alone=self._body.name != "fused",
+        )
 
     @property
     def stats(self) -> EncoderStats:
         """Counts since the encoder was made."""
-        return replace(self._stats, truncated=self.tokenizer.truncated)
+        return replace(self._lanes.stats, truncated=self.tokenizer.truncated)
 
     def generate_batch(self, prompts: list[Any]) -> list[Vectors | InvalidRequest]:
         """Return the vector [dim] of each prompt, text or a list of token ids, computed as one batch in the layout.
@@ -128,16 +108,17 @@ class Encoder:
         good = [at for at, ids in enumerate(encoded) if not isinstance(ids, InvalidRequest)]
         sequences = [ids for ids in encoded if not isinstance(ids, InvalidRequest)]
         outputs: list[Any] = list(encoded)
-        for at, vector in zip(good, self._embed(sequences, self._one_batch(sequences)), strict=True):
+        for at, vector in zip(good, self._lanes.one_batch(sequences), strict=True):
             outputs[at] = vector
         return outputs
 
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of `texts`, batched for speed -> [len(texts), dim] float32.
+    def encode(self, texts: Sequence[str], *, dimensions: int | None = None) -> Vectors:
+        """Return the vectors of `texts`, batched for speed -> [len(texts), dim] float32, shortened as by `shortened`.
 
         Raises `InvalidRequest`, naming the position, for a text that cannot be computed (`ContextLengthExceeded` for
         one that is too long), and ValueError for a single text in place of a list.
         """
+        self.require_dimensions(dimensions)
         if isinstance(texts, str):
             raise ValueError("texts is a single text: give a list, encode([text])")
         vectors = np.empty((len(texts), self.dim), np.float32)
@@ -148,64 +129,53 @@ class Encoder:
                 if isinstance(ids, InvalidRequest):
                     raise type(ids)(f"texts[{at}]: {ids}", param=f"texts[{at}]") from ids
                 sequences.append(ids)
-            vectors[first : first + len(sequences)] = self._embed(sequences, self._many_batches(sequences))
-        return vectors
+            vectors[first : first + len(sequences)] = self._lanes.many_batches(sequences)
+        return self.shortened(vectors, dimensions)
 
-    def _one_batch(self, sequences: list[Ids]) -> list[Cells]:
-        if not sequences:
-            return []
-        if self.layout == "packed":
-            return layouts.packed(sequences, self._row_room(sequences))
-        rectangles = layouts.padded if self.layout == "padded" else layouts.bucketed
-        return rectangles(sequences, self.tokenizer.pad_token_id)
+    def require_dimensions(self, dimensions: int | None) -> None:
+        """Raise `InvalidRequest` unless vectors can have so many dimensions; None: as many as the model's have.
 
-    def _many_batches(self, sequences: list[Ids]) -> list[Cells]:
-        if self.layout == "packed":
-            return self._one_batch(sequences)
-        most = self._room if self._lanes is None else max(_LEAST_ROOM, self._row_room(sequences))
-        return [
-            replace(cells, indices=[members[index] for index in cells.indices])
-            for members in layouts.batches(sequences, most)
-            for cells in self._one_batch([sequences[index] for index in members])
-        ]
-
-    def _row_room(self, sequences: list[Ids]) -> int:
-        """Return the most tokens of a row, so that all lanes get equal work."""
-        if self._lanes is None:
-            return self._room
-        share = sum(map(len, sequences)) / self._num_lanes * _SLACK
-        return max(_LEAST_ROOM, min(self._room, int(share) + 1))
-
-    def _embed(self, sequences: list[Ids], batch: list[Cells]) -> Vectors:
-        vectors = np.empty((len(sequences), self.dim), np.float32)
-
-        def compute(cells: Cells) -> None:
-            vectors[cells.indices] = self._vectors(cells)
-
-        if self._lanes is None or len(batch) == 1:
-            for cells in batch:
-                compute(cells)
-        else:
-            list(self._lanes.map(compute, batch))
-        with self._counting:
-            stats = self._stats
-            self._stats = replace(
-                stats,
-                texts=stats.texts + len(sequences),
-                tokens=stats.tokens + sum(map(len, sequences)),
-                cells=stats.cells + sum(len(cells.ids) for cells in batch),
+        Only a model that was trained for it (Matryoshka), and whose `config.json` says so by `is_matryoshka` or
+        `matryoshka_dimensions`, has vectors whose beginnings are vectors too.
+        """
+        if dimensions is None or dimensions == self.dim:
+            return
+        if not self._settings.shortens:
+            raise InvalidRequest(
+                f"dimensions={dimensions}: {self.model_name} has vectors of {self.dim}, which cannot be shortened: "
+                "leave it out",
+                param="dimensions",
+                code="unsupported_parameter",
             )
-        return vectors
+        allowed = self._settings.shorter
+        if not 0 < dimensions < self.dim or (allowed and dimensions not in allowed):
+            which = f"one of {', '.join(map(str, allowed))}" if allowed else f"1 to {self.dim}"
+            raise InvalidRequest(
+                f"dimensions={dimensions}: {self.model_name} has vectors of {self.dim}, must be {which}",
+                param="dimensions",
+            )
+
+    def shortened(self, vectors: Vectors, dimensions: int | None) -> Vectors:
+        """Return the first `dimensions` of `vectors` [..., dim], of length 1 again where the vectors are normalized."""
+        if dimensions is None or dimensions == self.dim:
+            return vectors
+        shorter = vectors[..., :dimensions]
+        if not self._normalize:
+            return np.ascontiguousarray(shorter)
+        lengths = np.linalg.norm(shorter, axis=-1, keepdims=True)
+        result: Vectors = shorter / np.maximum(lengths, np.float32(1e-12))
+        return result
 
     @torch.inference_mode()
     def _vectors(self, cells: Cells) -> Vectors:
         starts, lengths = (torch.from_numpy(part.astype(np.int64)) for part in (cells.starts, cells.lengths))
-        vectors = pool(self._body.forward(cells), starts, lengths, self._pooling)
+        vectors = pool(self._body.forward(cells), starts, lengths, self._settings.pooling)
         result: Vectors = (functional.normalize(vectors, dim=1) if self._normalize else vectors).cpu().numpy()
         return result
 
 
-def _checked_length(given: int | None, made_for: int | None, positions: int) -> int:
+def checked_length(given: int | None, made_for: int | None, positions: int) -> int:
+    """Return the most tokens of a text: as `given`, by default as many as the model was made for."""
     if given is None:
         return min(made_for or positions, positions)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
@@ -215,35 +185,17 @@ def _checked_length(given: int | None, made_for: int | None, positions: int) -> 
     return given
 
 
-def _open_lanes(count: int) -> ThreadPoolExecutor | None:
-    """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be told to.
-
-    Threads that share one batch wait for each other after every product; threads with a batch of their own never do,
-    and each finds the rows that it has just written in the cache of its own core.
-    """
-    if count == 1 or _set_openmp_threads() is None:
-        return None
-    return ThreadPoolExecutor(count, thread_name_prefix="batchwright-lane", initializer=_work_alone)
-
-
-def _work_alone() -> None:
-    torch.get_num_threads()  # torch sets the number of a new thread when first asked, which would undo ours
-    set_threads = _set_openmp_threads()
-    if set_threads is not None:
-        set_threads(1)  # for this thread only: OpenMP keeps the number by thread
-
-
-def _set_openmp_threads() -> Callable[[int], object] | None:
-    """Return `omp_set_num_threads` of torch's OpenMP; torch's own function would change all threads to come."""
-    try:
-        found: Callable[[int], object] = ctypes.CDLL(None).omp_set_num_threads
-    except (AttributeError, OSError, TypeError):  # not found; no such library; Windows
-        return None
-    return found
-
-
 EncoderBody: TypeAlias = BertBody | WrappedBody
 """Model that computes the last hidden states of tokens. Safe for use from several threads."""
+
+
+def probe_sequences(config: Any) -> tuple[list[Ids], Cells]:
+    """Return sequences that a body is tried with, and the same packed."""
+    # Some models give a padding token no position.
+    ordinary = np.delete(np.arange(min(config.vocab_size, 1000)), [getattr(config, "pad_token_id", None) or 0])
+    sequences = [ordinary[np.arange(length) * 37 % len(ordinary)] for length in _PROBE_LENGTHS]
+    (probe,) = layouts.packed(sequences, sum(_PROBE_LENGTHS))
+    return sequences, probe
 
 
 @torch.inference_mode()
@@ -255,10 +207,7 @@ def load_encoder_body(folder: Path, layout: str, dtype: torch.dtype, device: tor
     """
     config = read_config(folder)
     wrapped = WrappedBody(folder, config, dtype, device)
-    # Some models give a padding token no position.
-    ordinary = np.delete(np.arange(min(wrapped.vocab_size, 1000)), [getattr(config, "pad_token_id", None) or 0])
-    sequences = [ordinary[np.arange(length) * 37 % len(ordinary)] for length in _PROBE_LENGTHS]
-    (probe,) = layouts.packed(sequences, sum(_PROBE_LENGTHS))
+    sequences, probe = probe_sequences(config)
     weights = Weights(folder, dtype, device)
     if unsuitable(config, weights) is not None:
         if layout == "packed":

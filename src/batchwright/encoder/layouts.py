@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -37,6 +37,8 @@ class Cells:
     """Indices of the sequences among those of the batch."""
     width: int | None
     """Cells of every sequence, padding included; None if there is no padding."""
+    types: Ids | None = None
+    """Token types: [cells]. None: all tokens have the first."""
 
 
 def packed(sequences: Sequence[Tokens], room: int) -> list[Cells]:
@@ -85,6 +87,14 @@ def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:
             width = len(sequences[index])
         found[-1].append(index)
     return found
+
+
+def typed(cells: Cells, types: Sequence[Ids]) -> Cells:
+    """Return `cells` with the token types of the sequences, which are given for all of the batch."""
+    flat = np.zeros(len(cells.ids), np.int64)
+    for index, start, length in zip(cells.indices, cells.starts, cells.lengths, strict=True):
+        flat[start : start + length] = types[index]
+    return replace(cells, types=flat)
 
 
 def by_length(sequences: Sequence[Tokens]) -> list[int]:

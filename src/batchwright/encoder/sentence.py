@@ -32,13 +32,21 @@ class SentenceSettings:
     normalize: bool = False
     max_length: int | None = None
     lower_case: bool = False
+    shortens: bool = False
+    """Whether the model was trained so that beginnings of its vectors are vectors too (Matryoshka)."""
+    shorter: tuple[int, ...] = ()
+    """The only lengths of such beginnings. Empty: any."""
 
 
 def read_settings(folder: Path) -> SentenceSettings:
     """Read `modules.json` and the files that it names. Raises `UnsupportedModel` for an unknown module or pooling."""
     modules = _read(folder / "modules.json")
+    config = _read(folder / "config.json") or {}
+    # The fields by which vLLM knows such models.
+    shorter = tuple(config.get("matryoshka_dimensions") or ())
+    shortens = bool(config.get("is_matryoshka")) or bool(shorter)
     if modules is None:
-        return SentenceSettings()
+        return SentenceSettings(shortens=shortens, shorter=shorter)
     pooling: tuple[str, ...] = ()
     normalize = False
     transformer: dict[str, Any] = {}
@@ -57,6 +65,8 @@ def read_settings(folder: Path) -> SentenceSettings:
         normalize=normalize,
         max_length=transformer.get("max_seq_length"),
         lower_case=bool(transformer.get("do_lower_case")),
+        shortens=shortens,
+        shorter=shorter,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from batchwright.engine.long_texts import LongTexts
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
@@ -23,6 +23,9 @@ class TextTokenizer:
     stay) and counted in `truncated`. Raises `UnsupportedModel` for a tokenizer without a fast (Rust) version.
     """
 
+    _pairs = False
+    _remedy = "truncate_prompt_tokens=-1 cuts it, and so does an Encoder made with truncate=True"
+
     def __init__(self, folder: Path, vocab_size: int, max_length: int, *, truncate: bool, lower_case: bool) -> None:
         from transformers import AutoTokenizer
 
@@ -31,6 +34,8 @@ class TextTokenizer:
         if not isinstance(whole, Tokenizer):
             raise UnsupportedModel(f"{folder} has no fast tokenizer: save one as tokenizer.json")
         self.pad_token_id = int(inner.pad_token_id or 0)
+        self.has_types = "token_type_ids" in inner.model_input_names
+        """Whether the model is given the types of tokens, which tell the two texts of a pair apart."""
         self.max_length = max_length
         self._vocab_size, self._truncate, self._lower_case = vocab_size, truncate, lower_case
         self._whole = Tokenizer.from_str(whole.to_str())
@@ -38,32 +43,64 @@ class TextTokenizer:
         self._whole.no_truncation()
         self._long_texts = LongTexts(self._whole)
         self._cut = Tokenizer.from_str(self._whole.to_str())
-        self._cut.enable_truncation(max_length)
         self.truncated = 0
         """Number of texts that have been cut."""
-        self._counting = threading.Lock()
+        self._cutting = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of one text, cut with `truncate`, else of any length. Counts nothing.
 
         Raises `InvalidRequest` only for a text that has no UTF-8 form.
         """
-        ids: list[int] = (self._cut if self._truncate else self._whole).encode(self._spelled(text)).ids
-        return ids
+        spelled = self._spelled(text)
+        if not self._truncate:
+            return list(self._whole.encode(spelled).ids)
+        with self._cutting:
+            self._cut.enable_truncation(self.max_length)
+            return list(self._cut.encode(spelled).ids)
 
-    def encode_many(self, prompts: Sequence[Any]) -> list[Ids | InvalidRequest]:
+    def encode_many(self, prompts: Sequence[Any], most: int | None = None) -> list[Ids | InvalidRequest]:
         """Return the token ids of each prompt, a text or a list of token ids, or why it cannot be computed.
 
-        The Rust tokenizer works on all cores and lets other threads run meanwhile.
+        `most`: tokens to which texts are cut; None: as the tokenizer was made. The Rust tokenizer works on all cores
+        and lets other threads run meanwhile.
         """
-        read = [self._read(prompt) for prompt in prompts]
-        encodings = iter(self._whole.encode_batch_fast([text for text in read if isinstance(text, str)]))
+        most = self._most(most)
+        read = [self._read(prompt, cut=most is not None) for prompt in prompts]
+        encodings = iter(self._encodings([text for text in read if isinstance(text, str)], most))
         return [
             self._checked(np.array(next(encodings).ids, np.int64), each) if isinstance(each, str) else each
             for each in read
         ]
 
-    def _read(self, prompt: Any) -> str | Ids | InvalidRequest:
+    def require_room(self, most: int | None) -> None:
+        """Raise `InvalidRequest` unless texts, and pairs if the model has them, can be cut to `most` tokens."""
+        least = self._whole.num_special_tokens_to_add(self._pairs) + 1 + self._pairs
+        if most is not None and not least <= most <= self.max_length:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens={most}: must be {least} to {self.max_length}, or -1 for the latter",
+                param="truncate_prompt_tokens",
+            )
+
+    def _most(self, most: int | None) -> int | None:
+        return self.max_length if most is None and self._truncate else most
+
+    def _encodings(self, texts: Sequence[str | tuple[str, str]], most: int | None) -> list[Encoding]:
+        """Tokenize texts and pairs; those with more than `most` tokens are cut, of a pair the longer text."""
+        found = self._whole.encode_batch_fast(texts)
+        if most is None:
+            return found
+        long = [at for at, each in enumerate(found) if len(each.ids) > most]
+        if not long:
+            return found
+        with self._cutting:  # the length is a state of the tokenizer
+            self._cut.enable_truncation(most)
+            for at, cut in zip(long, self._cut.encode_batch_fast([texts[at] for at in long]), strict=True):
+                found[at] = cut
+            self.truncated += len(long)
+        return found
+
+    def _read(self, prompt: Any, *, cut: bool) -> str | Ids | InvalidRequest:
         """Return the text to tokenize, or the prompt's token ids, or why it is refused."""
         if not isinstance(prompt, str):
             return self._given(prompt)
@@ -71,7 +108,7 @@ class TextTokenizer:
             text = self._spelled(prompt)
         except InvalidRequest as error:
             return error
-        least = None if self._truncate else self._long_texts.least_tokens(text, self.max_length)
+        least = None if cut else self._long_texts.least_tokens(text, self.max_length)
         return text if least is None else self._too_long(f"at least {least}", text)
 
     def _spelled(self, text: str) -> str:
@@ -108,14 +145,10 @@ class TextTokenizer:
             return InvalidRequest("prompt is empty: it gives no tokens", param="prompt")
         if len(ids) <= self.max_length:
             return ids
-        if not self._truncate or text is None:
-            return self._too_long(str(len(ids)), text)
-        with self._counting:
-            self.truncated += 1
-        return np.array(self._cut.encode(text).ids, np.int64)
+        return self._too_long(str(len(ids)), text)
 
     def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"prompt of {tokens} tokens is longer than max_length={self.max_length}: shorten or split it"
-            + ("" if text is None else " (an Encoder made with truncate=True cuts it)")
+            + ("" if text is None else f" ({self._remedy})")
         )

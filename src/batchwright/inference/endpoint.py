@@ -329,6 +329,10 @@ class EndpointInference(Route):
         if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_endpoint(self._dialect, call.endpoint)
+        if stream and call.endpoint == RESPONSES_URL:
+            raise InvalidRequest(
+                f"stream is not possible with {RESPONSES_URL} of an endpoint elsewhere: leave it out", param="stream"
+            )
         require_sizes(call.body)
         if call.endpoint == RESPONSES_URL:
             require_response_now(call.body)

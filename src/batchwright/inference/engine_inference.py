@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
-from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
+from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, closing, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
+from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
 
 _WANTED = 2
 """Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
@@ -49,7 +51,7 @@ class EngineInference(Route):
     first one is used in answers to bodies that name no model. `system_fingerprint` is part of every answer.
     """
 
-    endpoints = frozenset({CHAT_URL, COMPLETION_URL})
+    endpoints = frozenset({CHAT_URL, COMPLETION_URL, RESPONSES_URL})
 
     def __init__(
         self,
@@ -84,6 +86,9 @@ class EngineInference(Route):
         return self.engine.stats
 
     async def answer(self, call: Call) -> dict[str, Any]:
+        if call.endpoint == RESPONSES_URL:
+            chat = replace(call, endpoint=CHAT_URL, body=chat_of_response(call.body))
+            return response_of_chat(call.body, await self.answer(chat))
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
@@ -91,6 +96,11 @@ class EngineInference(Route):
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        if call.endpoint == RESPONSES_URL:
+            async with closing(self._response_events(call)) as made:
+                async for made_event in made:
+                    yield made_event
+            return
         body, head = self._read(call)
         chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
@@ -107,6 +117,14 @@ class EngineInference(Route):
                         usages.append(event.response.usage)
         for chunk in chunks.usage(usages):
             yield chunk
+
+    async def _response_events(self, call: Call) -> AsyncGenerator[dict[str, Any]]:
+        body = chat_of_response(call.body) | {"stream_options": {"include_usage": True}}
+        events = ResponseEvents(call.body)
+        async with closing(self.stream(replace(call, endpoint=CHAT_URL, body=body))) as chunks:
+            async for chunk in chunks:
+                for event in events.of_chunk(chunk):
+                    yield event
 
     async def work_of(self, prefix: str) -> WorkUnderWay:
         unfinished = await self.engine.unfinished_work(prefix)

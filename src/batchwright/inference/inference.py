@@ -18,7 +18,7 @@ class Call:
     """One request to one endpoint."""
 
     endpoint: str
-    """`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or, for endpoints elsewhere, `/v1/responses`."""
+    """Path of an endpoint of OpenAI's API, or `/v1/rerank`, `/v1/score` or `/classify`; see `wire/requests.py`."""
     body: Mapping[str, Any]
     request_id: str
     traffic: Traffic = "online"

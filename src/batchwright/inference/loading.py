@@ -23,6 +23,7 @@ from batchwright.version import __version__
 from batchwright.wire.dialects import OPENAI, Dialect
 
 if TYPE_CHECKING:
+    from batchwright.encoder.classifier import Classifier
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
     from batchwright.engine.tokenizer import Tokenizer
@@ -72,6 +73,28 @@ def load_models(
         raise InputError(str(error)) from error
 
 
+def load_classifiers(
+    names: Sequence[str], device: str, progress: Progress = lambda text: None
+) -> tuple[Classifier, ...]:
+    """Load sequence classifiers, such as cross-encoders. Raises as `load_models`."""
+    for name in names:
+        resolve(name, progress=progress)
+    if not names:
+        return ()
+    try:
+        from batchwright.encoder.classifier import Classifier
+
+        return tuple(Classifier(name, device=device) for name in names)
+    except BatchwrightError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]'"
+        ) from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
 def prepare_kernels(progress: Progress) -> None:
     """Compile the engine's kernels if they are not in the cache. Raises ModuleNotFoundError without torch."""
     from batchwright.engine.native.build import prepare_library
@@ -113,6 +136,7 @@ def local_inference(
     aliases: Mapping[str, str] | None = None,
     *,
     fingerprint: str | None = None,
+    classifiers: Sequence[Classifier] = (),
 ) -> RoutedInference:
     """Return an `Inference` of loaded models, which are closed with it. `fingerprint` is that of the engine."""
     from batchwright.inference.embedding_inference import EmbeddingInference
@@ -123,6 +147,10 @@ def local_inference(
         routes.append(EngineInference(engine, system_fingerprint=fingerprint))
     if encoder is not None:
         routes.append(EmbeddingInference(encoder))
+    if classifiers:
+        from batchwright.inference.classifier_inference import ClassifierInference
+
+        routes += map(ClassifierInference, classifiers)
     return RoutedInference(routes, aliases)
 
 

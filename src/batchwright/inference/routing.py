@@ -23,7 +23,12 @@ from batchwright.inference.inference import (
     work_of,
 )
 from batchwright.pacing.figures import PacerFigures
-from batchwright.wire.requests import EMBEDDINGS_URL, RESPONSES_URL, only_elsewhere, read_model
+from batchwright.wire.requests import (
+    CLASSIFIER_URLS,
+    CLASSIFY_URL,
+    EMBEDDINGS_URL,
+    read_model,
+)
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
@@ -133,12 +138,10 @@ class RoutedInference(_Renaming):
     def _route(self, call: Call) -> Route:
         model = read_model(call.body)
         serving = [route for route in self.routes if call.endpoint in route.endpoints]
-        if not serving and call.endpoint == RESPONSES_URL:
-            raise only_elsewhere(call.endpoint)
         if not serving:
-            flag = "--embedding-model" if call.endpoint == EMBEDDINGS_URL else "--model"
             raise InvalidRequest(
-                f"no model here serves {call.endpoint}: one is loaded with {flag} NAME", code="unsupported_url"
+                f"no model here serves {call.endpoint}: one is loaded with {_flag_for(call.endpoint)}",
+                code="unsupported_url",
             )
         meant = None if model is None else self._aliases.get(model, model)
         for route in serving:
@@ -149,6 +152,14 @@ class RoutedInference(_Renaming):
         served = [name for route in serving for name in route.models]
         names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
         raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
+
+
+def _flag_for(endpoint: str) -> str:
+    """Return the flag with which a model for `endpoint` is loaded."""
+    if endpoint in CLASSIFIER_URLS:
+        needed = "" if endpoint == CLASSIFY_URL else ", a cross-encoder: a sequence classifier with one label"
+        return f"--classifier NAME{needed}"
+    return "--embedding-model NAME" if endpoint == EMBEDDINGS_URL else "--model NAME"
 
 
 class StandIn(_Renaming):

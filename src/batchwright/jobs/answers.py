@@ -14,7 +14,8 @@ class Answer(NamedTuple):
     """The columns that a table of answers adds to a row."""
 
     answer: object
-    """Text; a list of texts when several were asked for; the vector of an embedding. None after an error."""
+    """Text; a list of texts when several were asked for; the vector of an embedding, the label of a classification, the
+    score of a pair. None after an error."""
     finish_reason: str | None
     """Why the first text ended."""
     error: str | None
@@ -95,6 +96,10 @@ def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
             return "other", texts[0] if len(texts) == 1 else texts, reason
         return ("text", texts[0], reason) if len(texts) == 1 else ("texts", texts, reason)
     if isinstance(vectors, list) and vectors and all(isinstance(vector, dict) for vector in vectors):
+        if len(vectors) == 1 and isinstance(label := vectors[0].get("label"), str):
+            return "text", label, None
+        if "score" in vectors[0]:
+            return "other", vectors[0]["score"] if len(vectors) == 1 else [each.get("score") for each in vectors], None
         found = [vector.get("embedding") for vector in vectors]
         if len(found) == 1 and isinstance(found[0], list):
             return "vector", found[0], None

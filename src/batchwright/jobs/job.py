@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -44,6 +44,7 @@ from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
 from batchwright.planning.identical import Place
+from batchwright.wire.requests import COMPLETION_URL
 
 ROWS_SUFFIX = ".results.jsonl"
 _SUFFIXES = (".partial", ROWS_SUFFIX)
@@ -247,12 +248,13 @@ class Job:
         """File with the results of earlier runs."""
         return self._working if self._working.exists() or self._keeps_results else self._output
 
-    def endpoints(self) -> set[str]:
-        """The endpoints of the lines, found without checking them; at most two."""
+    def endpoints(self, told_apart: Collection[str]) -> set[str]:
+        """Those endpoints of the lines that are in `told_apart`, and one for all others; unchecked."""
         found: set[str] = set()
         for record in self.source.records():
-            found.add(self.parser.endpoint_of(record))
-            if len(found) == 2:
+            endpoint = self.parser.endpoint_of(record)
+            found.add(endpoint if endpoint in told_apart else COMPLETION_URL)
+            if len(found) > len(told_apart):
                 break
         return found
 

@@ -250,7 +250,7 @@ class JobRun:
             self.given_inference = NoModel()
             return LoadedModels(None, None)
         self._show("loading" if self.choice.backend is None else "connecting", job)
-        endpoints = job.endpoints() if self.choice.embedding_model is not None else ()
+        endpoints = job.endpoints(told) if (told := self.choice.told_apart) else ()
         loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text))
         self._engine = loaded.engine
         return loaded

@@ -16,19 +16,22 @@ from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.bounds import require_sizes
+from batchwright.wire.classifying import read_classifying
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import known_fields
 from batchwright.wire.requests import (
     CHAT_URL,
+    CLASSIFIER_URLS,
     COMPLETION_URL,
     EMBEDDINGS_URL,
+    ENCODER_URLS,
     RESPONSES_URL,
     filled,
-    only_elsewhere,
     read_embeddings,
     read_generation,
     texts_of_response,
 )
+from batchwright.wire.text_responses import chat_of_response
 
 
 class _Url(msgspec.Struct):
@@ -64,9 +67,12 @@ def check_body(
     Raises `InvalidRequest`.
     """
     if endpoint == RESPONSES_URL:
-        raise only_elsewhere(endpoint)
+        return read_generation(chat_of_response(body), chat=True, defaults=defaults).prompts
     if endpoint == EMBEDDINGS_URL:
         return read_embeddings(body).inputs
+    if endpoint in CLASSIFIER_URLS:
+        inputs = read_classifying(endpoint, body).inputs
+        return [" ".join(each) if isinstance(each, tuple) else each for each in inputs]
     return read_generation(body, chat=endpoint == CHAT_URL, defaults=defaults).prompts
 
 
@@ -146,8 +152,8 @@ class LineParser:
         if isinstance(record.content, bytes) and self.input_format in ("jsonl", "json"):
             with suppress(ValueError):
                 line = _decode_url(record.content)
-                if line.url == EMBEDDINGS_URL and bytes(line.body):
-                    return EMBEDDINGS_URL
+                if isinstance(line.url, str) and line.url in ENCODER_URLS and bytes(line.body):
+                    return line.url
         return COMPLETION_URL
 
     def _rendered(self, row: Mapping[str, object]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from batchwright.engine_config import EngineConfig
@@ -15,6 +15,7 @@ from batchwright.inference.batches.times import duration_seconds
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
+    load_classifiers,
     load_models,
     load_tokenizer,
     local_inference,
@@ -32,11 +33,12 @@ from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
 from batchwright.wire.dialects import OPENAI, Dialect
-from batchwright.wire.requests import EMBEDDINGS_URL
+from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL
 
 Via: TypeAlias = Literal["live", "batch", "auto"]
 
 if TYPE_CHECKING:
+    from batchwright.encoder.classifier import Classifier
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
     from batchwright.engine.tokenizer import Tokenizer
@@ -53,6 +55,8 @@ class ModelChoice:
     model: str | None = None
     """Name of the model; None: the first of the endpoint, or in this process no model that generates."""
     embedding_model: str | None = None
+    classifiers: tuple[str, ...] = ()
+    """Sequence classifiers, such as cross-encoders, for lines that are ranked, scored or classified."""
     config: EngineConfig = field(default_factory=EngineConfig)
     backend: str | None = None
     """Address of an OpenAI-compatible endpoint; None: models in this process."""
@@ -89,6 +93,10 @@ class ModelChoice:
             raise InputError(
                 f"embedding_model={self.embedding_model!r} with backend={self.backend!r}: lines say which of the "
                 "endpoint's models they mean; leave it out"
+            )
+        if self.backend is not None and self.classifiers:
+            raise InputError(
+                f"classifiers={self.classifiers[0]!r} with backend={self.backend!r}: they are models in this process"
             )
         if self.backend is not None and (chosen := self.config.chosen()):
             name, value = next(iter(chosen.items()))
@@ -173,16 +181,25 @@ class ModelChoice:
             model = DEFAULT_MODEL
         return cls(model=model, embedding_model=embedding_model, backend=backend, **rest)  # type: ignore[arg-type]
 
+    @property
+    def told_apart(self) -> frozenset[str]:
+        """Endpoints for whose lines there are models of their own."""
+        embeds = {EMBEDDINGS_URL} if self.embedding_model is not None else set()
+        return frozenset(embeds | (CLASSIFIER_URLS if self.classifiers else set()))
+
     def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
         """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""
         if self.backend is not None:
             return LoadedModels(None, None)
-        generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
-        model = self.model if generates else None
+        model = self.model if not self.told_apart or {*endpoints} - self.told_apart else None
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
+        classifiers = self.classifiers if CLASSIFIER_URLS & {*endpoints} else ()
         if self.processes is not None or self.ray is not None:
-            return LoadedModels(None, None, replicas_of=(model, embedding_model))
-        return LoadedModels(*load_models(model, embedding_model, self.config, progress))
+            return LoadedModels(None, None, replicas_of=(model, embedding_model), classifiers_of=classifiers)
+        loaded = LoadedModels(*load_models(model, embedding_model, self.config, progress))
+        if not classifiers:
+            return loaded
+        return replace(loaded, classifiers=load_classifiers(classifiers, self.config.device, progress))
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
@@ -202,7 +219,7 @@ class ModelChoice:
         `open_endpoint`, `open_replicas` and `open_ray_replicas` raise, which tell their `progress`.
         """
         if loaded.replicas_of is not None:
-            inference: Inference = await self._opened_replicas(*loaded.replicas_of, progress)
+            inference: Inference = await self._opened_replicas(*loaded.replicas_of, loaded.classifiers_of, progress)
         elif self.backend is None:
             inference = loaded.inference()
         else:
@@ -228,10 +245,14 @@ class ModelChoice:
         finally:
             await inference.close()
 
-    async def _opened_replicas(self, model: str | None, embedding_model: str | None, progress: Progress) -> Inference:
+    async def _opened_replicas(
+        self, model: str | None, embedding_model: str | None, classifiers: Sequence[str], progress: Progress
+    ) -> Inference:
         if self.ray is None:
             assert self.processes is not None
-            return await open_replicas(self.processes, model, embedding_model, self.config, progress, stepped=True)
+            return await open_replicas(
+                self.processes, model, embedding_model, self.config, progress, classifiers=classifiers, stepped=True
+            )
         return await open_ray_replicas(
             self.ray,
             ray_count(self.replicas),
@@ -240,6 +261,7 @@ class ModelChoice:
             embedding_model,
             self.config,
             progress,
+            classifiers=classifiers,
             stepped=True,
         )
 
@@ -288,12 +310,16 @@ class LoadedModels:
     """Whether the engine is closed at the end of the job."""
     replicas_of: tuple[str | None, str | None] | None = None
     """Names of the models, generating and embedding, that replicas load; None: there are no replicas."""
+    classifiers: tuple[Classifier, ...] = ()
+    classifiers_of: tuple[str, ...] = ()
+    """Names of the classifiers that replicas load."""
 
     def inference(self) -> Inference:
         """The inference with these models. Called on the event loop on which it is used."""
         if self.engine is None:
-            return local_inference(None, self.encoder)
+            return local_inference(None, self.encoder, classifiers=self.classifiers)
         from batchwright.inference.stepped_engine import SteppedEngine
 
         engine = SteppedEngine(self.engine, owned=self.owned)
-        return local_inference(engine, self.encoder, fingerprint=system_fingerprint(self.engine))
+        fingerprint = system_fingerprint(self.engine)
+        return local_inference(engine, self.encoder, fingerprint=fingerprint, classifiers=self.classifiers)

@@ -46,6 +46,7 @@ def run(
     *,
     model: str | Engine | None = None,
     embedding_model: str | None = None,
+    classifiers: Sequence[str] = (),
     backend: str | None = None,
     backend_api_key: str | EndpointKey | None = None,
     backend_dialect: str | None = None,
@@ -113,7 +114,8 @@ def run(
 
     - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
-    - `embedding_model`: the model for lines for `/v1/embeddings`.
+    - `embedding_model`: the model for lines for `/v1/embeddings`. `classifiers`: the models for lines for `/v1/rerank`
+      and `/v1/score`, which cross-encoders answer, and `/classify`; lines that name none get the first that can.
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
       its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
@@ -176,7 +178,8 @@ def run(
     if inference is not None or given is not None:
         whole = "an inference" if inference is not None else "an Engine as model"
         not_live = None if via == "live" else via
-        others: dict[str, Any] = {"embedding_model": embedding_model, "backend": backend, "via": not_live}
+        others: dict[str, Any] = {"embedding_model": embedding_model, "classifiers": classifiers or None}
+        others |= {"backend": backend, "via": not_live}
         others |= {"replicas": replicas, "ray": ray, "resources": resources, **config.chosen()}
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
@@ -186,6 +189,7 @@ def run(
         model if isinstance(model, str) else None,
         embedding_model,
         backend,
+        classifiers=tuple(classifiers),
         config=config,
         key=_key(backend, backend_api_key, dialect),
         others=tuple((address, _key(address, key, dialect)) for address, key in also),
@@ -214,6 +218,7 @@ def run(
             output=STREAM if output is None else os.fspath(output),
             model=name,
             embedding_model=choice.embedding_model,
+            classifiers=choice.classifiers,
             backend=backend,
             dialect=backend_dialect,
             served_model_names=choice.served_model_names,
@@ -308,7 +313,8 @@ def _model_files(choice: ModelChoice) -> str | None:
     if choice.backend is not None:
         return None
     try:
-        return " ".join(fingerprint(name) for name in (choice.model, choice.embedding_model) if name is not None)
+        names = (choice.model, choice.embedding_model, *choice.classifiers)
+        return " ".join(fingerprint(name) for name in names if name is not None)
     except (BatchwrightError, OSError):
         return None
 

@@ -39,6 +39,7 @@ class JobSpec:
     model: str | None
     """Name of the model; None: the endpoint's default."""
     embedding_model: str | None = None
+    classifiers: tuple[str, ...] = ()
     backend: str | None = None
     """Address of an endpoint that computes; None: models in this process."""
     dialect: str | None = None
@@ -137,6 +138,7 @@ class JobSpec:
             "backend": self.backend,
             "dialect": self.dialect,
             "embedding_model": _resolved(self.embedding_model),
+            "classifiers": [_resolved(name) for name in self.classifiers] or None,
             "served_model_names": sorted(self.served_model_names) or None,
             "system_template": self.system_template,
             "messages_template": self.messages_template,

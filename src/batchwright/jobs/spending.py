@@ -20,7 +20,7 @@ from batchwright.pricing.price_sources import PriceBook, price_table
 from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
 from batchwright.pricing.usage import TokensUsed
 from batchwright.request import SamplingParams
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, filled, with_defaults
+from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, filled, with_defaults
 
 _ENOUGH_ANSWERS = 10
 """Answers whose mean cost tells that of the others."""
@@ -176,7 +176,7 @@ def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]
     for record in job.source.records():
         if record.number in job.finished or not isinstance(line := job.parser.parse(record), Line):
             continue
-        if line.endpoint == EMBEDDINGS_URL:
+        if line.endpoint in ENCODER_URLS:
             return
         try:
             most_output(filled(line.endpoint, line.body, defaults))
@@ -236,14 +236,14 @@ class CostPlanner:
 
     def add(self, endpoint: str, body: Mapping[str, Any], prompt_tokens: int) -> None:
         """Add a line whose prompts have about so many tokens."""
-        if endpoint != EMBEDDINGS_URL:
+        if endpoint not in ENCODER_URLS:
             body = with_defaults(body, self._defaults, chat=endpoint == CHAT_URL)
         body = {"model": self._model, **body}
         prices = self._book.of(body["model"])
         if prices is None:
             return
         self._lines += 1
-        output = 0 if endpoint == EMBEDDINGS_URL else 100
+        output = 0 if endpoint in ENCODER_URLS else 100
         for index, rates in enumerate((prices.live, prices.batch)):
             self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
             self._answers[index] += output * rates.output.at(prompt_tokens)

@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, RESPONSES_URL
+from batchwright.wire.requests import (
+    CHAT_URL,
+    CLASSIFY_URL,
+    EMBEDDINGS_URL,
+    ENCODER_URLS,
+    RERANK_URL,
+    RESPONSES_URL,
+    SCORE_URL,
+)
 
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
+_INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents", SCORE_URL: "text_2"}
+"""Fields with the texts that are encoded."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
 """Tokens assumed for an answer whose length the request does not bound."""
 
@@ -29,26 +40,35 @@ def bytes_of_tokens(tokens: int) -> int:
 
 
 def sequences_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """Return the number of texts to embed of an online request, or its prompts times their completions; at least 1."""
+    """Return the number of texts or pairs that an online request has encoded, or its prompts times their completions;
+    at least 1.
+    """
     return len(_prompts(endpoint, body)) * completions_of_request(endpoint, body)
 
 
 def completions_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """Return the number of completions of each prompt of an online request; 1 for a text to embed."""
-    return 1 if endpoint == EMBEDDINGS_URL else _whole(body.get("n")) or 1
+    """Return the number of completions of each prompt of an online request; 1 for a text to encode."""
+    return 1 if endpoint in ENCODER_URLS else _whole(body.get("n")) or 1
 
 
 def prompt_tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """Return the estimated tokens of an online request's prompts or texts to embed."""
-    return sum(map(_tokens, _prompts(endpoint, body)))
+    """Return the estimated tokens of an online request's prompts or texts to encode."""
+    prompts = _prompts(endpoint, body)
+    tokens = sum(map(_tokens, prompts))
+    if endpoint == RERANK_URL:
+        return tokens + len(prompts) * _tokens(body.get("query"))
+    if endpoint == SCORE_URL:
+        first = body.get("text_1")
+        return tokens + (sum(map(_tokens, first)) if isinstance(first, list) else len(prompts) * _tokens(first))
+    return tokens
 
 
 def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """Return the estimated tokens of an online request's prompts and of the longest answers that it allows."""
     prompts = prompt_tokens_of_request(endpoint, body)
-    if endpoint == EMBEDDINGS_URL:
+    if endpoint in ENCODER_URLS:
         return prompts
-    longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
+    longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), _ANSWER)
     return prompts + sequences_of_request(endpoint, body) * longest
 
 
@@ -60,7 +80,7 @@ def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
         return [body.get("messages")]
     if endpoint == RESPONSES_URL:
         return [body.get("instructions"), body.get("input")]
-    given = body.get("input" if endpoint == EMBEDDINGS_URL else "prompt")
+    given = body.get(_INPUTS.get(endpoint, "prompt"))
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]
@@ -69,6 +89,8 @@ def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
 def _tokens(prompt: Any) -> int:
     if isinstance(prompt, str):
         return tokens_of_bytes(len(prompt))
+    if isinstance(prompt, dict):
+        return _tokens(str(prompt.get("text", "")))
     if not isinstance(prompt, list):
         return 0
     return len(prompt) if prompt and isinstance(prompt[0], int) else sum(map(_of_message, prompt))

@@ -15,12 +15,20 @@ import msgspec
 from batchwright.errors import DeadlineExceeded, InvalidRequest, shown
 from batchwright.wire.bounds import MAX_MODEL
 from batchwright.wire.error_bodies import error_body, hides_details, status_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
+from batchwright.wire.requests import (
+    CHAT_URL,
+    CLASSIFY_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    RERANK_URL,
+    RESPONSES_URL,
+    SCORE_URL,
+)
 
 MAX_CUSTOM_ID = 512
 """Most characters of a custom id."""
 
-ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL)
+ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL, RERANK_URL, SCORE_URL, CLASSIFY_URL)
 REQUEST_TIMEOUT = "request_timeout"
 """OpenAI's error code of a line whose time was over."""
 _OK = 200

@@ -13,7 +13,7 @@ from typing import Any
 from batchwright.errors import InvalidRequest, shown
 from batchwright.pricing.rates import ModelPrices, Picodollars, Rates
 from batchwright.pricing.usage import is_usual_tier
-from batchwright.wire.requests import EMBEDDINGS_URL
+from batchwright.wire.requests import ENCODER_URLS
 
 NO_ANSWER_BOUND = "max_tokens_missing"
 """Code of the error of a request that does not say how long its answer may be."""
@@ -53,7 +53,7 @@ def most_cost(
     _require_bounded(body)
     prompt = size + (_TOOLS_TEMPLATE_TOKENS if body.get("tools") or body.get("functions") else _TEMPLATE_TOKENS)
     rates = prices.batch if batch else _dearest(prices, body.get("service_tier"))
-    output = 0 if endpoint == EMBEDDINGS_URL else most_output(body)
+    output = 0 if endpoint in ENCODER_URLS else most_output(body)
     return rates.request + prompt * rates.dearest_input(prompt) + output * rates.output.most(prompt)
 
 

@@ -27,7 +27,7 @@ class ServiceLimits:
     max_completion_window: float = LONGEST_WINDOW
     min_free_disk: int = 0
     """Free bytes on the disk of the data folder that uploads and new batches require."""
-    responses: bool = False
-    """Whether batches of `/v1/responses` are taken, which only endpoints elsewhere compute."""
+    responses: bool = True
+    """Whether batches of `/v1/responses` are taken: not where an endpoint elsewhere computes that has none."""
     default_quotas: Quotas = UNLIMITED
     """Quotas of tenants that have none of their own."""

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from batchwright.errors import InputError
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
-from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.inference.loading import (
+    load_classifiers,
+    load_models,
+    local_inference,
+    open_endpoint,
+    system_fingerprint,
+)
 from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
@@ -23,6 +29,7 @@ from batchwright.service.settings import Settings
 from batchwright.wire.dialects import Dialect, dialect_for
 
 if TYPE_CHECKING:
+    from batchwright.encoder.classifier import Classifier
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
 
@@ -46,6 +53,11 @@ async def load_inference(settings: Settings) -> Inference:
         raise InputError(f"ray={settings.ray!r} with backend={settings.backend!r}: leave one of them out")
     if settings.replicas is not None:
         raise InputError(f"replicas={settings.replicas} with backend={settings.backend!r}: leave one of them out")
+    if settings.classifier:
+        raise InputError(
+            f"classifier={settings.classifier[0]!r} with backend={settings.backend!r}: it is a model in this process; "
+            "leave one of them out"
+        )
     dialect = dialect_for(settings.backend_dialect, settings.backend)
     key = _endpoint_key(settings, dialect)
     if key.warning is not None:
@@ -84,7 +96,8 @@ def model_times(settings: Settings) -> dict[str, float]:
     """
     if settings.backend != "engine" or settings.ray is not None:
         return {}
-    times = {name: _made_at(resolve(name, pull=False)) for name in (settings.model, settings.embedding_model) if name}
+    names = (settings.model, settings.embedding_model, *settings.classifier)
+    times = {name: _made_at(resolve(name, pull=False)) for name in names if name}
     return times | {alias: times[model] for alias, model in settings.aliases.items() if model in times}
 
 
@@ -102,11 +115,19 @@ async def _load_replicas(settings: Settings, count: ReplicaCount | None) -> Infe
             *models,
             settings.engine,
             lambda text: logger.info("ray", step=text),
+            classifiers=settings.classifier,
             most_deaths=settings.max_crashes,
         )
     else:
         assert count is not None
-        replicas = await open_replicas(count, *models, settings.engine, _log_step, most_deaths=settings.max_crashes)
+        replicas = await open_replicas(
+            count,
+            *models,
+            settings.engine,
+            _log_step,
+            classifiers=settings.classifier,
+            most_deaths=settings.max_crashes,
+        )
     try:
         return RoutedInference([replicas], settings.aliases)
     except InputError:
@@ -120,13 +141,14 @@ def _log_step(text: str) -> None:
 
 
 async def _load_models(settings: Settings) -> Inference:
-    def load() -> tuple[Engine | None, Encoder | None, str | None]:
+    def load() -> tuple[Engine | None, Encoder | None, tuple[Classifier, ...], str | None]:
         engine, encoder = load_models(settings.model, settings.embedding_model or None, settings.engine, _log_step)
-        return engine, encoder, None if engine is None else system_fingerprint(engine)
+        classifiers = load_classifiers(settings.classifier, settings.engine.device, _log_step)
+        return engine, encoder, classifiers, None if engine is None else system_fingerprint(engine)
 
-    engine, encoder, fingerprint = await asyncio.to_thread(load)
+    engine, encoder, classifiers, fingerprint = await asyncio.to_thread(load)
 
     from batchwright.engine.async_engine import AsyncEngine
 
     running = None if engine is None else AsyncEngine(engine)
-    return local_inference(running, encoder, settings.aliases, fingerprint=fingerprint)
+    return local_inference(running, encoder, settings.aliases, fingerprint=fingerprint, classifiers=classifiers)

@@ -204,6 +204,12 @@ class Settings(_EngineSettings):
     embedding_model: str = _setting(
         "Model", DEFAULT_EMBEDDING_MODEL, "Model for /v1/embeddings, named in the same way; an empty text: none."
     )
+    classifier: Names = _setting(
+        "Model",
+        (),
+        "Models for /v1/rerank and /v1/score, which are cross-encoders, and for /classify: folders or hub ids, "
+        "separated by commas. A request that names none gets the first that can.",
+    )
     replicas: Replicas | None = _setting(
         "Model",
         None,
@@ -434,8 +440,8 @@ def limits_of(settings: Settings) -> ServiceLimits:
         max_line_bytes=settings.max_line_size,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
-        responses=settings.backend != "engine"
-        and RESPONSES_URL in dialect_for(settings.backend_dialect, settings.backend).endpoints,
+        responses=settings.backend == "engine"
+        or RESPONSES_URL in dialect_for(settings.backend_dialect, settings.backend).endpoints,
         default_quotas=Quotas(**{name: getattr(settings, f"quota_{name.removesuffix('_bytes')}") for name in QUOTAS}),
     )
 

@@ -8,7 +8,15 @@ from typing import Literal, TypeAlias
 
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 
-Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+Endpoint: TypeAlias = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+    "/classify",
+]
 Purpose: TypeAlias = Literal["batch", "batch_output"]
 FileStatus: TypeAlias = Literal["uploaded", "processed", "error"]
 BatchStatus: TypeAlias = Literal[

@@ -21,7 +21,8 @@ _WITHOUT_SIZE = frozenset({int, float, bool, type(None)})
 MAX_FIELDS = 128
 """Fields of a body: twice as many as there are known names."""
 MAX_INPUTS = 2048
-"""Prompts or texts to embed in one body, and completions that one body may ask for: OpenAI's limit."""
+"""Prompts, or texts to embed, classify or rank, in one body, and completions that one body may ask for: OpenAI's limit.
+"""
 MAX_LOGPROBS = 2**20
 """Log-probabilities that one body may ask for: each takes half a kilobyte of the answer."""
 MAX_TEXT = 10_485_760
@@ -139,6 +140,7 @@ _MESSAGE = Bound(
     },
 )
 _BOUNDS: Mapping[str, Bound] = {
+    "documents": Bound(items=MAX_INPUTS, each=Bound(members=MAX_MESSAGE_FIELDS)),
     "functions": _TOOLS,
     "input": _PROMPTS,
     "logit_bias": Bound(members=MAX_BIASES, key=MAX_TOKEN_DIGITS),
@@ -152,6 +154,8 @@ _BOUNDS: Mapping[str, Bound] = {
     "service_tier": _LABEL,
     "stop": Bound(characters=MAX_STOP, items=MAX_STOPS, each=Bound(characters=MAX_STOP)),
     "stop_token_ids": Bound(items=MAX_STOP_TOKENS),
+    "text_1": Bound(items=MAX_INPUTS),
+    "text_2": Bound(items=MAX_INPUTS),
     "tools": _TOOLS,
     "user": _LABEL,
 }

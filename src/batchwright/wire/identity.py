@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from batchwright.request import SamplingParams
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, with_defaults
+from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
 
 _WITHOUT_EFFECT = frozenset({
     "deadline", "deadline_ms", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream", "stream_options", "user",
 })  # fmt: skip
 """Fields on which no answer depends."""
-_BEFORE_PROMPT = ("tools", "functions", "response_format")
+_BEFORE_PROMPT = ("tools", "functions", "response_format", "instructions")
 """Fields that a provider puts before the messages of a chat."""
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -30,11 +30,11 @@ def identity_of(
     """Return 16 bytes that are equal for requests that have the same answer; None if the answer may differ each time.
 
     `defaults` are for fields that the body leaves out, as in `Call.defaults`; `model` is the name for a body that names
-    none. Generated text is the same each time at `temperature` 0 or with a `seed`; embeddings always are. A request
-    that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
+    none. Generated text is the same each time at `temperature` 0 or with a `seed`; what encoders compute always is. A
+    request that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
     """
     asked: Mapping[str, Any] = body
-    if endpoint != EMBEDDINGS_URL:
+    if endpoint not in ENCODER_URLS:
         if defaults is not None:
             asked = with_defaults(body, defaults, chat=endpoint == CHAT_URL)
         if not _is_deterministic(asked):
@@ -56,13 +56,13 @@ def identity_of(
 def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return the prompt of a request as a provider's prompt cache compares it, after the scope of its comparisons.
 
-    Requests can share the beginning of their prompts if their scopes are equal. The prompt is empty for embeddings, of
-    which nothing is cached.
+    Requests can share the beginning of their prompts if their scopes are equal. The prompt is empty where
+    nothing is generated, and nothing cached.
     """
-    if endpoint == EMBEDDINGS_URL:
+    if endpoint in ENCODER_URLS:
         return b"", b""
     before = [body.get(name) for name in _BEFORE_PROMPT]
-    prompt = body.get("messages" if endpoint == CHAT_URL else "prompt")
+    prompt = body.get({CHAT_URL: "messages", RESPONSES_URL: "input"}.get(endpoint, "prompt"))
     try:
         scope = _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
         return scope, _encode([*before, prompt] if any(before) else prompt)

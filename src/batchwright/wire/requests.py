@@ -26,8 +26,15 @@ from batchwright.wire.fields import (
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
+RERANK_URL = "/v1/rerank"
+SCORE_URL = "/v1/score"
+CLASSIFY_URL = "/classify"
+CLASSIFIER_URLS = frozenset({RERANK_URL, SCORE_URL, CLASSIFY_URL})
+"""Endpoints of sequence classifiers, such as cross-encoders."""
+ENCODER_URLS = CLASSIFIER_URLS | {EMBEDDINGS_URL}
+"""Endpoints whose answers are computed from the input alone, and have no generated tokens."""
 RESPONSES_URL = "/v1/responses"
-"""Only computed by endpoints elsewhere, whose bodies are passed on as they are."""
+"""Computed here in its text form (`wire/text_responses.py`); bodies for elsewhere are passed on as they are."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles of messages, as in OpenAI's API."""
@@ -50,7 +57,11 @@ _FIELDS_OF = {
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
-_EMBEDDING_NAMES = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
+_EMBEDDING_NAMES = frozenset({
+    "dimensions", "encoding_format", "input", "truncate_prompt_tokens", "priority", "deadline", "deadline_ms",
+})  # fmt: skip
+WHOLE_LENGTH = -1
+"""Value of `truncate_prompt_tokens` for the most tokens that the model takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,8 @@ class EmbeddingsBody:
     """Texts, or lists of token ids, which are used as they are. At least one."""
     encoding_format: EncodingFormat
     dimensions: int | None
+    most_tokens: int | None
+    """Tokens to which each text is cut; `WHOLE_LENGTH`: as many as the model takes; None: none is cut."""
     priority: int
     deadline: float | None
 
@@ -111,10 +124,10 @@ def read_generation(
         defaults = replace(rest, **defaults) if defaults else rest
     try:
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
-        given = _required("messages" if chat else "prompt", body)
+        given = required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
         params = replace(defaults, **overrides) if overrides else defaults
-        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else _texts_or_tokens("prompt", given)
+        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else texts_or_tokens("prompt", given)
         _require_answer_size(prompts, params, chat=chat)
         return GenerationBody(
             chat=chat,
@@ -136,7 +149,7 @@ def read_generation(
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     """Read a body for `/v1/embeddings`. Raises like `read_generation`."""
     check_names(body, frozenset(), _EMBEDDING_NAMES, {})
-    given = _required("input", body)
+    given = required("input", body)
     encoding_format = body.get("encoding_format")
     if encoding_format not in (None, "float", "base64"):
         raise InvalidRequest(
@@ -145,7 +158,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
         raise InvalidRequest(f"dimensions={shown(dimensions)}: must be a whole number above 0", param="dimensions")
-    model, inputs = read_model(body), _texts_or_tokens("input", given)
+    model, inputs = read_model(body), texts_or_tokens("input", given)
     if "" in inputs:
         raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
     return EmbeddingsBody(
@@ -153,9 +166,21 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
         inputs=inputs,
         encoding_format=encoding_format or "float",
         dimensions=dimensions,
+        most_tokens=most_tokens_of(body),
         priority=priority_of(body),
         deadline=deadline_seconds(body),
     )
+
+
+def most_tokens_of(body: Mapping[str, Any]) -> int | None:
+    """Return `truncate_prompt_tokens` of a body for an encoder. Raises `InvalidRequest`."""
+    most = body.get("truncate_prompt_tokens")
+    if most is not None and (type(most) is not int or not (most == WHOLE_LENGTH or 0 < most < 2**31)):
+        raise InvalidRequest(
+            f"truncate_prompt_tokens={shown(most)}: must be a whole number above 0, or -1 for the model's length",
+            param="truncate_prompt_tokens",
+        )
+    return most
 
 
 def read_model(body: Mapping[str, Any]) -> str | None:
@@ -177,15 +202,6 @@ def require_response_now(body: Mapping[str, Any]) -> None:
         )
 
 
-def only_elsewhere(endpoint: str, *, param: str = "url") -> InvalidRequest:
-    """Return the error of a request for `endpoint`, which `param` names, to models in this process."""
-    return InvalidRequest(
-        f"{endpoint} is only computed by an endpoint elsewhere: name one with --backend URL, or send a chat",
-        param=param,
-        code="unsupported_url",
-    )
-
-
 def texts_of_response(body: Mapping[str, Any]) -> list[str]:
     """Return the texts of the prompt in a body for `/v1/responses`: its instructions and the texts of its input.
 
@@ -203,7 +219,7 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
     """Return whether the answer is to be streamed. Raises `InvalidRequest`."""
-    return _flag("stream", body.get("stream"))
+    return flag("stream", body.get("stream"))
 
 
 def with_defaults(
@@ -234,7 +250,7 @@ def filled(
 ) -> dict[str, Any]:
     """Return a body that is passed on: without batchwright's own fields, and with `defaults` as in `with_defaults`."""
     sent = {name: value for name, value in body.items() if name not in _OURS}
-    if defaults is None or endpoint == EMBEDDINGS_URL:
+    if defaults is None or endpoint in ENCODER_URLS:
         return sent
     return with_defaults(sent, defaults, chat=endpoint == CHAT_URL, responses=endpoint == RESPONSES_URL)
 
@@ -271,7 +287,8 @@ def _require_few(prompts: int, n: int) -> int:
     return prompts * n
 
 
-def _required(name: str, body: Mapping[str, Any]) -> Any:
+def required(name: str, body: Mapping[str, Any]) -> Any:
+    """Return the value of a field. Raises `InvalidRequest` if it is left out or null."""
     if body.get(name) is None:
         raise InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
     return body[name]
@@ -282,20 +299,22 @@ def _include_usage(options: object) -> bool:
         return False
     if not isinstance(options, Mapping):
         raise InvalidRequest("stream_options must be an object", param="stream_options")
-    return _flag("stream_options.include_usage", options.get("include_usage"))
+    return flag("stream_options.include_usage", options.get("include_usage"))
 
 
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _flag(name: str, value: object) -> bool:
+def flag(name: str, value: object) -> bool:
+    """Return whether a field is true; null is false. Raises `InvalidRequest`."""
     if value is None or isinstance(value, bool):
         return bool(value)
     raise InvalidRequest(f"{name}={shown(value)}: must be true or false", param=name)
 
 
-def _texts_or_tokens(name: str, value: object) -> tuple[str | list[int], ...]:
+def texts_or_tokens(name: str, value: object) -> tuple[str | list[int], ...]:
+    """Return the texts, or the lists of token ids, of a field, which may be one or several. Raises `InvalidRequest`."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:

@@ -41,6 +41,11 @@ class TransformersBody(ModelBody):
         super().__init__()
         self.dtype, self.device = dtype, device
         self._architecture = str((getattr(config, "architectures", None) or [config.model_type])[0])
+        if self._architecture.endswith("ForSequenceClassification"):
+            raise UnsupportedModel(
+                f"{folder} holds a {self._architecture}, which ranks, scores or classifies texts and generates none: "
+                "it is loaded as a Classifier, or with --classifier"
+            )
         self._interface = f"batchwright_{next(_serial)}"
         self._batch: StepBatch | None = None
         self._recorded: dict[int, tuple[int, int]] | None = None

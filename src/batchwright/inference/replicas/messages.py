@@ -28,6 +28,7 @@ class ReplicaSpec(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
     model: str | None
     embedding_model: str | None
+    classifiers: tuple[str, ...] = ()
     config: dict[str, Any]
     """Options of the engine that are not at their default."""
     cpus: tuple[int, ...] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import InputError
@@ -21,6 +21,7 @@ async def open_replicas(
     config: EngineConfig,
     progress: Callable[[str], None] = lambda text: None,
     *,
+    classifiers: Sequence[str] = (),
     stepped: bool = False,
     most_deaths: int = MAX_CRASHES,
 ) -> ReplicatedInference:
@@ -32,9 +33,9 @@ async def open_replicas(
     if model is None and config.tensor_parallel > 1:
         raise InputError(
             f"tensor_parallel={config.tensor_parallel}: only models that generate are shared by several processes, and "
-            f"none is needed here beside {embedding_model}; leave it out"
+            f"none is needed here beside {embedding_model or classifiers[0]}; leave it out"
         )
-    for name in filter(None, (model, embedding_model)):
+    for name in filter(None, (model, embedding_model, *classifiers)):
         resolve(name, progress=progress)
     places = places_for(count, config.device, config.tensor_parallel)
     chosen = dict(config.chosen())
@@ -42,6 +43,13 @@ async def open_replicas(
         chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own
     if places[0].gpu is None:
         chosen["device"] = "cpu"
-    spec = ReplicaSpec(model=model, embedding_model=embedding_model, config=chosen, count=len(places), stepped=stepped)
+    spec = ReplicaSpec(
+        model=model,
+        embedding_model=embedding_model,
+        classifiers=tuple(classifiers),
+        config=chosen,
+        count=len(places),
+        stepped=stepped,
+    )
     replicas = [ProcessReplica(spec, place) for place in places]
     return await ReplicatedInference.opened(replicas, progress, most_deaths=most_deaths)

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ async def open_ray_replicas(
     config: EngineConfig,
     progress: Callable[[str], None] = lambda text: None,
     *,
+    classifiers: Sequence[str] = (),
     stepped: bool = False,
     most_deaths: int = MAX_CRASHES,
 ) -> ReplicatedInference:
@@ -56,7 +57,7 @@ async def open_ray_replicas(
         raise MissingExtra(f"ray={address!r} needs {error.name}; install it: pip install 'batchwright[ray]'") from error
     from batchwright.inference.replicas.ray_replica import RayReplica
 
-    spec = _spec(count, resources, model, embedding_model, config, stepped=stepped)
+    spec = _spec(count, resources, model, embedding_model, config, classifiers=classifiers, stepped=stepped)
     closes = not ray.is_initialized()
     if closes:
         progress("starting a Ray cluster" if address == LOCAL else f"joining the Ray cluster {address}")
@@ -86,6 +87,7 @@ def _spec(
     embedding_model: str | None,
     config: EngineConfig,
     *,
+    classifiers: Sequence[str],
     stepped: bool,
 ) -> ReplicaSpec:
     ranks = config.tensor_parallel
@@ -104,6 +106,7 @@ def _spec(
     return ReplicaSpec(
         model=_absolute(model),
         embedding_model=_absolute(embedding_model),
+        classifiers=tuple(_absolute_name(name) for name in classifiers),
         config=chosen,
         threads=resources.threads,
         count=count,
@@ -113,10 +116,12 @@ def _spec(
 
 def _absolute(model: str | None) -> str | None:
     """Return a name as it is, and a path so that it does not depend on the folder of a process."""
-    if model is None or model in BUILTIN:
-        return model
+    return None if model is None else _absolute_name(model)
+
+
+def _absolute_name(model: str) -> str:
     path = Path(model).expanduser()
-    return str(path.absolute()) if path.exists() else model
+    return str(path.absolute()) if model not in BUILTIN and path.exists() else model
 
 
 def _join(ray: Any, address: str) -> None:

@@ -31,7 +31,7 @@ from batchwright.routing.router import Capacity, Router
 from batchwright.routing.work import Work
 from batchwright.wire.fields import deadline_seconds, priority_or_default
 from batchwright.wire.identity import cacheable_prompt
-from batchwright.wire.requests import EMBEDDINGS_URL
+from batchwright.wire.requests import ENCODER_URLS
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
@@ -291,16 +291,17 @@ class ReplicatedInference(Route):
         else:
             given = defaults or {}
             limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
-        named = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
+        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        named = next((call.body[name] for name in names if call.body.get(name)), None)
         limit = named if isinstance(named, int) and named > 0 else limit
         sequences = sequences_of_request(call.endpoint, call.body)
         if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:
             sequences *= completions
-        is_embedding = call.endpoint == EMBEDDINGS_URL
+        is_encoded = call.endpoint in ENCODER_URLS
         return Work(
             prompt_tokens=prompt_tokens_of_request(call.endpoint, call.body),
-            limit=0 if is_embedding else min(limit, longest),
-            sequences=1 if is_embedding else sequences,
+            limit=0 if is_encoded else min(limit, longest),
+            sequences=1 if is_encoded else sequences,
             prefixes=prefix_keys(*cacheable_prompt(call.endpoint, call.body)),
             traffic=call.traffic,
             priority=priority_or_default(call.body),

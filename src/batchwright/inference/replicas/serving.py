@@ -53,7 +53,7 @@ def take_place(spec: ReplicaSpec) -> None:
 def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | None, RoutedInference]:
     """Load the models of a replica. Takes seconds; raises what `load_models` raises."""
     from batchwright.engine_config import EngineConfig
-    from batchwright.inference.loading import load_models, local_inference, system_fingerprint
+    from batchwright.inference.loading import load_classifiers, load_models, local_inference, system_fingerprint
 
     config = EngineConfig(**spec.config)
     if config.kv_memory is None and spec.threads is not None and spec.count > 1:
@@ -63,13 +63,15 @@ def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | N
         sharing = spec.count * config.tensor_parallel
         config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / sharing)))
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)
+    classifiers = load_classifiers(spec.classifiers, config.device, progress)
     if engine is None:
-        return None, local_inference(None, encoder)
+        return None, local_inference(None, encoder, classifiers=classifiers)
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.inference.stepped_engine import SteppedEngine
 
     running = SteppedEngine(engine) if spec.stepped else AsyncEngine(engine)
-    return engine, local_inference(running, encoder, fingerprint=system_fingerprint(engine))
+    fingerprint = system_fingerprint(engine)
+    return engine, local_inference(running, encoder, fingerprint=fingerprint, classifiers=classifiers)
 
 
 class Serving:

@@ -22,9 +22,10 @@ DONE = b"data: [DONE]\n\n"
 """Last event of a stream, as OpenAI clients expect it."""
 
 
-def event(data: Any) -> bytes:
+def event(data: Any, name: str | None = None) -> bytes:
     """Return an event with `data` as JSON, which is ASCII and one line whatever texts it has."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -94,10 +95,13 @@ class ByteStream(Response):
 
 
 class EventStream(ByteStream):
-    """An answer that sends `bodies` as events and then `done`; an error in mid-stream becomes an event."""
+    """An answer that sends `bodies` as events and then `done`; an error in mid-stream becomes an event.
 
-    def __init__(self, bodies: AsyncIterator[Any], *, done: bytes = DONE) -> None:
-        super().__init__(_events(bodies, done), EVENT_HEADERS)
+    `named`: whether events have names, which are the `type` of each body.
+    """
+
+    def __init__(self, bodies: AsyncIterator[Any], *, done: bytes = DONE, named: bool = False) -> None:
+        super().__init__(_events(bodies, done, named=named), EVENT_HEADERS)
         self._bodies = bodies
 
     async def close(self) -> None:
@@ -106,10 +110,10 @@ class EventStream(ByteStream):
         await close(self._bodies)
 
 
-async def _events(bodies: AsyncIterator[Any], done: bytes) -> AsyncGenerator[bytes]:
+async def _events(bodies: AsyncIterator[Any], done: bytes, *, named: bool) -> AsyncGenerator[bytes]:
     try:
         async for body in bodies:
-            yield event(body)
+            yield event(body, body["type"] if named else None)
     except Exception as error:
         answer = as_http(error)
         log_failure(error, answer)

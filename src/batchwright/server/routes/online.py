@@ -1,4 +1,4 @@
-"""`/v1/models`, and `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`, which a client waits for."""
+"""`/v1/models`, and the endpoints whose answers a client waits for."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ from batchwright.server.http.sse import EventStream, first_of, while_connected
 from batchwright.server.routes.openapi_answers import (
     ChatBody,
     ChatCompletion,
+    Classes,
+    ClassifyBody,
     Completion,
     CompletionBody,
     Embeddings,
     EmbeddingsBody,
+    RerankBody,
+    Reranked,
+    ResponseBody,
+    ResponseObject,
+    ScoreBody,
+    Scores,
 )
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.composition import Services
@@ -31,9 +39,21 @@ from batchwright.service.observability.slo_classes import slo_class_of
 from batchwright.store.records import ApiKey
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.bounds import require_sizes
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
+from batchwright.wire.requests import (
+    CHAT_URL,
+    CLASSIFY_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    ENCODER_URLS,
+    RERANK_URL,
+    RESPONSES_URL,
+    SCORE_URL,
+    wants_stream,
+)
 
 router = APIRouter(tags=["Online"], route_class=JsonRoute)
+
+_LISTS = ("documents", "text_1", "text_2")
 
 
 def _options(answer: type, *, stream: bool = True) -> dict[str, Any]:
@@ -87,6 +107,20 @@ async def completions(
     return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key, slo)
 
 
+@router.post(RESPONSES_URL, **_options(ResponseObject))
+async def responses(
+    body: ResponseBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
+) -> Response:
+    """Answer a text or a chat with a text; with `stream: true` as server-sent events. Nothing is stored."""
+    return await _answer(RESPONSES_URL, body, request, services, request_id, flow, key, slo)
+
+
 @router.post(EMBEDDINGS_URL, **_options(Embeddings, stream=False))
 async def embeddings(
     body: EmbeddingsBody,
@@ -99,6 +133,48 @@ async def embeddings(
 ) -> Response:
     """Compute the vectors of texts."""
     return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key, slo)
+
+
+@router.post(RERANK_URL, **_options(Reranked, stream=False))
+async def rerank(
+    body: RerankBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
+) -> Response:
+    """Rank documents by how well they answer a query, with a cross-encoder."""
+    return await _answer(RERANK_URL, body, request, services, request_id, flow, key, slo)
+
+
+@router.post(SCORE_URL, **_options(Scores, stream=False))
+async def score(
+    body: ScoreBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
+) -> Response:
+    """Score pairs of texts with a cross-encoder."""
+    return await _answer(SCORE_URL, body, request, services, request_id, flow, key, slo)
+
+
+@router.post(CLASSIFY_URL, **_options(Classes, stream=False))
+async def classify(
+    body: ClassifyBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
+) -> Response:
+    """Classify texts with a sequence classifier."""
+    return await _answer(CLASSIFY_URL, body, request, services, request_id, flow, key, slo)
 
 
 @router.get("/v1/models")
@@ -127,12 +203,13 @@ async def _answer(
 ) -> Response:
     """Return the whole answer, or a stream of it. If the client hangs up, the request is cancelled at once."""
     # Checked before anything reads the contents of these lists.
-    require_sizes({name: body.get(name) for name in ("messages", "prompt", "input")})
+    require_sizes({name: body.get(name) for name in ("messages", "prompt", "input", *_LISTS)})
     bounded = bounded_priority(body, None if key is None else key.best_priority)
     judged = slo_class_of(services.settings.slo, slo, key, bounded)
     call = Call(endpoint, bounded, request_id, flow=flow, slo=judged)
-    if endpoint != EMBEDDINGS_URL and wants_stream(body):
-        return EventStream(await first_of(request, _streamed(services, request, call)))
+    if endpoint not in ENCODER_URLS and wants_stream(body):
+        bodies = await first_of(request, _streamed(services, request, call))
+        return EventStream(bodies, done=b"", named=True) if endpoint == RESPONSES_URL else EventStream(bodies)
     async with within_quotas(services, request, call) as used:
         answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, WithJsonSchema
 
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
-from batchwright.wire import bounds
+from batchwright.wire import bounds, text_responses
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
 from batchwright.wire.requests import ROLES
@@ -205,6 +205,57 @@ CompletionBody = Annotated[
         },
     ),
 ]
+_RESPONSE_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": list(text_responses.TEXT_PARTS)}, "text": _text(bounds.MAX_TEXT)},
+}
+_RESPONSE_MESSAGE: _Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": list(text_responses.ROLES)},
+        "content": {"anyOf": [_text(bounds.MAX_TEXT), {"type": "array", "items": _RESPONSE_PART}]},
+    },
+}
+_PLAIN_TEXT: _Schema = {
+    "type": ["object", "null"],
+    "properties": {
+        "format": _either({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}})
+    },
+    "additionalProperties": _NULL,
+    "description": "Only a `format` of type text is supported.",
+}
+ResponseBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ResponseRequest",
+        "input",
+        {
+            **{
+                name: {"enum": [None, *neutral], "description": "Not supported."}
+                for name, neutral in text_responses.REFUSED.items()
+            },
+            **_COMMON,
+            **{name: each for name, each in _GENERATION.items() if name in text_responses.NAMES},
+            "input": {
+                "anyOf": [_text(bounds.MAX_TEXT), _list(_RESPONSE_MESSAGE, bounds.MAX_INPUTS, minItems=1)],
+                "description": "A text, or messages.",
+            },
+            "instructions": _either(_text(bounds.MAX_TEXT), description="A system message before the input."),
+            "max_output_tokens": _whole(
+                1, 2**31 - 1, description="Most tokens of the answer; left out: as many as the model's context holds."
+            ),
+            "text": _PLAIN_TEXT,
+        },
+    ),
+]
+_TRUNCATE: _Schema = {
+    "type": ["integer", "null"],
+    "anyOf": [{"const": -1}, {"minimum": 1, "maximum": 2**31 - 1}, {"type": "null"}],
+    "description": "Tokens to which each input is cut; -1: as many as the model takes. Else longer ones are refused.",
+}
 EmbeddingsBody = Annotated[
     dict[str, Any],
     _body(
@@ -214,7 +265,64 @@ EmbeddingsBody = Annotated[
             **_COMMON,
             "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
             "encoding_format": {"enum": ["float", "base64", None], "description": "base64: little-endian float32."},
-            "dimensions": _whole(1, 2**31 - 1, description="Must be those of the model."),
+            "dimensions": _whole(1, 2**31 - 1, description="Fewer than the model has, if it is Matryoshka."),
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+    ),
+]
+_TEXT = _text(bounds.MAX_TEXT, minLength=1)
+_DOCUMENT: _Schema = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {"text": _TEXT},
+    "propertyNames": {"maxLength": bounds.MAX_NAME},
+    "maxProperties": bounds.MAX_MESSAGE_FIELDS,
+}
+RerankBody = Annotated[
+    dict[str, Any],
+    _body(
+        "RerankRequest",
+        "query",
+        {
+            **_COMMON,
+            "query": {**_TEXT, "description": "What the documents are ranked by."},
+            "documents": _list(
+                {"anyOf": [_TEXT, _DOCUMENT]},
+                bounds.MAX_INPUTS,
+                minItems=1,
+                description="Texts, or objects with `text`.",
+            ),
+            "top_n": _whole(1, 2**31 - 1, description="Number of documents to return, best first; left out: all."),
+            "return_documents": {**_FLAG, "default": False, "description": "Whether their texts are returned."},
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+        required=["query", "documents"],
+    ),
+]
+_TEXTS: _Schema = {"anyOf": [_TEXT, _list(_TEXT, bounds.MAX_INPUTS, minItems=1)]}
+ScoreBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ScoreRequest",
+        "text_1",
+        {
+            **_COMMON,
+            "text_1": {**_TEXTS, "description": "One text for all of `text_2`, or as many."},
+            "text_2": {**_TEXTS, "description": "Texts to compare with it."},
+            "truncate_prompt_tokens": _TRUNCATE,
+        },
+        required=["text_1", "text_2"],
+    ),
+]
+ClassifyBody = Annotated[
+    dict[str, Any],
+    _body(
+        "ClassifyRequest",
+        "input",
+        {
+            **_COMMON,
+            "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
+            "truncate_prompt_tokens": _TRUNCATE,
         },
     ),
 ]
@@ -274,6 +382,26 @@ class Completion(_Open):
     usage: GenerationUsage
 
 
+class ResponseUsage(_Open):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class ResponseObject(_Open):
+    """The answer to an input."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    """Incomplete if `max_output_tokens` ended the answer, which `incomplete_details` says then."""
+    model: str
+    output: list[dict[str, Any]]
+    """The message: its `content` has one part, of type `output_text`."""
+    usage: ResponseUsage
+
+
 class Embedding(_Open):
     object: Literal["embedding"]
     index: int
@@ -287,4 +415,56 @@ class Embeddings(_Open):
     object: Literal["list"]
     data: list[Embedding]
     model: str
+    usage: UsageObject
+
+
+class RankedDocument(_Open):
+    index: int
+    """Position among the documents of the request."""
+    relevance_score: float
+
+
+class Reranked(_Open):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: UsageObject
+
+
+class Score(_Open):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(_Open):
+    """The scores of the pairs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: UsageObject
+
+
+class Class(_Open):
+    index: int
+    label: str
+    """The likeliest label."""
+    probs: list[float]
+    """Probabilities of all labels, in the order of the model's config."""
+    num_classes: int
+
+
+class Classes(_Open):
+    """The labels of the inputs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Class]
     usage: UsageObject

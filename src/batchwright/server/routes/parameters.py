@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from fastapi import Header, Path, Query
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -16,7 +16,6 @@ from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
-from batchwright.wire.requests import RESPONSES_URL
 
 NO_NUL = r"^[^\x00]*$"
 
@@ -114,8 +113,7 @@ class OutputExpiresAfter(ApiModel):
     seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
 
 
-_EVERYWHERE = [each for each in get_args(Endpoint) if each != RESPONSES_URL]
-BatchEndpoint = Annotated[Endpoint, WithJsonSchema({"type": "string", "enum": _EVERYWHERE})]
+BatchEndpoint = Endpoint
 
 
 class BatchCreate(ApiModel):
@@ -125,8 +123,8 @@ class BatchCreate(ApiModel):
 
     input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
     """Id of the uploaded file."""
-    endpoint: BatchEndpoint
-    """The endpoint of all its lines; `/v1/responses` too, where an endpoint elsewhere computes it."""
+    endpoint: Endpoint
+    """The endpoint of all its lines."""
     completion_window: Window
     metadata: Metadata | None = None
     """Texts of your own, by name, kept with the batch; the dashboard shows `name`."""

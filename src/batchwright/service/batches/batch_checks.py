@@ -10,7 +10,7 @@ from batchwright.errors import InvalidRequest, shown
 from batchwright.service.limits import LONGEST_AGE
 from batchwright.store.records import BatchRecord, Endpoint
 from batchwright.wire.bounds import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
-from batchwright.wire.requests import RESPONSES_URL, only_elsewhere
+from batchwright.wire.requests import RESPONSES_URL
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, int(LONGEST_AGE)
 """Least and most seconds from the creation of a file to its expiry."""
@@ -29,7 +29,11 @@ def endpoint_of(value: object, *, responses: bool) -> Endpoint:
     """Return `value` if it is the endpoint of a batch. `responses`: whether `/v1/responses` can be computed."""
     known = [each for each in get_args(Endpoint) if responses or each != RESPONSES_URL]
     if value == RESPONSES_URL and not responses:
-        raise only_elsewhere(RESPONSES_URL, param="endpoint")
+        raise InvalidRequest(
+            f"{RESPONSES_URL} has no counterpart in the dialect of the endpoint that computes here: send chats",
+            param="endpoint",
+            code="unsupported_url",
+        )
     if value not in known:
         raise InvalidRequest(f"endpoint={shown(value)}: must be one of {', '.join(known)}", param="endpoint")
     return cast("Endpoint", value)

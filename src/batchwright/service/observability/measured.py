@@ -19,6 +19,7 @@ from batchwright.service.observability.figures import CallFigures
 from batchwright.service.observability.slo_classes import SloClass, SloFigures
 from batchwright.service.observability.traces import Tracing
 from batchwright.wire.fields import deadline_seconds, priority_or_default
+from batchwright.wire.requests import RESPONSES_URL
 
 
 class MeasuredInference:
@@ -57,9 +58,13 @@ class MeasuredInference:
             return body
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        # The events of a response always end with its usage.
+        is_response = call.endpoint == RESPONSES_URL
         options = call.body.get("stream_options")
         # Options that are no object are left as they are: they are refused later.
-        asked = options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
+        asked = is_response or (
+            options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
+        )
         if not asked:
             call = replace(call, body={**call.body, "stream_options": {**(options or {}), "include_usage": True}})
         with self._counted(call) as (figures, times):
@@ -67,7 +72,8 @@ class MeasuredInference:
             try:
                 async with closing(self.inner.stream(call)) as bodies:
                     async for body in bodies:
-                        usage = body.get("usage") or usage
+                        told = body.get("response") or {} if is_response else body
+                        usage = told.get("usage") or usage
                         if _has_text(body):
                             last = self._clock.now()
                             if first is None:
@@ -162,6 +168,8 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
 
 def _has_text(body: Mapping[str, Any]) -> bool:
     """Return whether a chunk of a stream has text; the first one of a chat only names the role."""
+    if body.get("type") == "response.output_text.delta":
+        return True
     choices = body.get("choices") or ()
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
 

@@ -1,6 +1,8 @@
 // Finds out what an input file holds from its beginning: requests, prompts, or rows of a table.
 
-const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
+const ENDPOINTS = [
+  "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score", "/classify",
+];
 const MOST_READ = 4 * 2 ** 20; // bytes; the service's own limit for a line is less
 
 /**
