@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
+from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
 """Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
@@ -87,15 +89,16 @@ class EngineInference(Route):
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
+            form = self._form(body, requests)
             responses = await all_of([self._computed(request) for request in requests])
-        return completion_body(head, responses)
+        return completion_body(replace(head, form=form), responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         body, head = self._read(call)
-        chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
+            chunks = Chunks(replace(head, form=self._form(body, requests)), include_usage=body.include_usage)
             async with aclosing(merged([self._events(request) for request in requests])) as events:
                 async for position, event in events:
                     index = position * body.n + event.index
@@ -152,6 +155,24 @@ class EngineInference(Route):
             )
             for ids in encoded
         ]
+
+    def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
+        """Return what the answers to a chat may consist of; None if it is content only."""
+        tokenizer = self.engine.tokenizer
+        template = tokenizer.chat_template
+        if not body.chat or template is None:
+            return None
+        tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
+        marks = template.thought_marks
+        if tools is None and marks is None:
+            return None
+        return AnswerForm(
+            None if tools is None else template.tool_format,
+            None if tools is None else tools.schemas,
+            parallel=tools is None or tools.parallel,
+            thought=marks,
+            in_thought=marks is not None and tokenizer.opens_thought(cast("Sequence[int]", requests[0].prompt)),
+        )
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         try:

@@ -114,8 +114,12 @@ def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, ob
 
 
 def _content(choice: Mapping[str, Any]) -> object:
+    """What a choice says: its text, or the calls of tools of one without any."""
     message = choice.get("message")
-    return message.get("content") if isinstance(message, dict) else choice.get("text")
+    if not isinstance(message, dict):
+        return choice.get("text")
+    content = message.get("content")
+    return message.get("tool_calls") if content is None else content
 
 
 def _count(value: object) -> int | None:

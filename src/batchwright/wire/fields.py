@@ -23,7 +23,6 @@ _TAKEN = _AS_THEY_ARE | _TRANSLATED
 IGNORED: Mapping[str, type] = {
     "metadata": dict,
     "model": str,
-    "parallel_tool_calls": bool,
     "prediction": dict,
     "prompt_cache_key": str,
     "prompt_cache_options": dict,
@@ -55,6 +54,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1.0,),
     "modalities": (["text"],),
     "moderation": (),
+    "parallel_tool_calls": (True, False),
     "prompt_logprobs": (False,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -68,7 +68,9 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that would change the result but are not supported, and their values that, like null, ask for nothing."""
+"""Fields that would change the result but are not supported, and their values that, like null, ask for nothing.
+
+Some are for chats only (`chats.CHAT_NAMES`), and refused elsewhere."""
 
 DEFAULT_PRIORITY = 5
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
+from batchwright.wire.chats import CHAT_NAMES, ChatTools, read_chat, read_tools
 from batchwright.wire.fields import (
     MAX_TOKENS,
     check_names,
@@ -48,7 +49,7 @@ _FIELDS_OF = {
     "logprobs": {"logprobs", "top_logprobs"},
 }
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
-_CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
+_CHAT_NAMES = frozenset({"messages", "stream", "stream_options"}) | CHAT_NAMES
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
 _EMBEDDING_NAMES = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
 
@@ -69,6 +70,8 @@ class GenerationBody:
     include_usage: bool
     """Whether a stream ends with its token counts."""
     _params: SamplingParams
+    tools: ChatTools | None = None
+    """Tools of a chat. None: it has none."""
 
     @property
     def n(self) -> int:
@@ -114,7 +117,10 @@ def read_generation(
         given = _required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
         params = replace(defaults, **overrides) if overrides else defaults
-        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else _texts_or_tokens("prompt", given)
+        tools = read_tools(body) if chat else None
+        prompts: tuple[Prompt, ...] = (
+            (read_chat(_messages(given), body, tools),) if chat else _texts_or_tokens("prompt", given)
+        )
         _require_answer_size(prompts, params, chat=chat)
         return GenerationBody(
             chat=chat,
@@ -125,6 +131,7 @@ def read_generation(
             stream=wants_stream(body),
             include_usage=_include_usage(body.get("stream_options")),
             _params=params,
+            tools=tools,
         )
     except InvalidRequest:
         raise

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, WithJsonSchema
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
 from batchwright.wire import bounds
 from batchwright.wire.api_model import ApiModel
+from batchwright.wire.chats import EFFORTS, TEMPLATE_OPTIONS, TOOL_NAME
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
 from batchwright.wire.requests import ROLES
 
@@ -126,6 +127,35 @@ _GENERATION: dict[str, _Schema] = {
         "description": "With `include_usage: true` the last event counts the tokens.",
     },
 }
+_TOOL: _Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments."},
+                "strict": _FLAG,
+            },
+        },
+    },
+    "maxProperties": bounds.MAX_VALUES - 1,
+}
+_TOOL_CALL: _Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
+        }
+    },
+}
 _PART: _Schema = {
     "type": "object",
     "required": ["type", "text"],
@@ -141,7 +171,7 @@ _MESSAGE: _Schema = {
         "role": {"enum": list(ROLES)},
         "content": _either(*_CONTENT),
         "name": _either(_text(bounds.MAX_NAME)),
-        "tool_calls": _either(_list({}, bounds.MAX_TOOLS)),
+        "tool_calls": _either(_list(_TOOL_CALL, bounds.MAX_TOOLS)),
         "tool_call_id": _either(_text(bounds.MAX_LABEL)),
         "function_call": _either(_JSON[dict]),
     },
@@ -186,6 +216,21 @@ ChatBody = Annotated[
             "messages": _list(_MESSAGE, bounds.MAX_MESSAGES, minItems=1, description="The chat so far."),
             "logprobs": {**_FLAG, "description": "Give the log-probability of each token of the answer."},
             "top_logprobs": _whole(0, MAX_TOP_LOGPROBS, description="Needs `logprobs: true`."),
+            "tools": _either(_list(_TOOL, bounds.MAX_TOOLS), description="Functions that the model may call."),
+            "tool_choice": {"enum": [None, "none", "auto"], "default": "auto", "description": "Others: not supported."},
+            "parallel_tool_calls": {**_FLAG, "default": True, "description": "Whether an answer may have several."},
+            "reasoning_effort": {
+                "enum": [None, *EFFORTS],
+                "description": "How much a model that thinks is to think; others take none.",
+            },
+            "chat_template_kwargs": {
+                "type": ["object", "null"],
+                "properties": {
+                    name: {"type": {bool: "boolean", int: "integer"}[kind]} for name, kind in TEMPLATE_OPTIONS.items()
+                },
+                "additionalProperties": False,
+                "description": "Variables of the model's chat template. Not OpenAI's.",
+            },
         },
         anyOf=_TOP_LOGPROBS_NEED_LOGPROBS,
     ),
@@ -235,9 +280,24 @@ class GenerationUsage(UsageObject):
     completion_tokens: int
 
 
+class FunctionCall(_Open):
+    name: str
+    arguments: str
+    """Text of a JSON object."""
+
+
+class ToolCall(_Open):
+    id: str
+    type: str
+    function: FunctionCall
+
+
 class ChatMessage(_Open):
     role: str
     content: str | None
+    reasoning_content: str | None = None
+    """What a model that thinks wrote before its answer."""
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(_Open):

@@ -19,14 +19,21 @@ class ToolFormat:
     """Marker that may end what an opening began."""
     at_start: bool = False
     """Whether an answer may begin with calls without a marker."""
+    between: tuple[str, ...] = ()
+    """Markers within a call."""
     short_ids: bool = False
     """Whether the template takes only ids of nine letters and digits."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers of the format, which may be special tokens of the model."""
+        return frozenset(each for each in (*self.openings, self.closing, *self.between) if each)
 
 
 FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat("qwen_coder", ("<tool_call>", "<function="), "</tool_call>"),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>"),
-    ToolFormat("mistral", ("[TOOL_CALLS]",), short_ids=True),
+    ToolFormat("mistral", ("[TOOL_CALLS]",), between=("[ARGS]", "[CALL_ID]"), short_ids=True),
     ToolFormat("llama", ("<|python_tag|>",), at_start=True),
     ToolFormat("json", at_start=True),
 )
