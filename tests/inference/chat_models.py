@@ -47,7 +47,7 @@ THINKING = HERMES.removesuffix("{% endif %}") + (
 )
 """A template that opens the thought itself."""
 
-MISTRAL = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}\
+MISTRAL = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}{% for message in messages %}\
 {% for call in message.tool_calls or [] %}{% if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}\
 {% endif %}[TOOL_CALLS]{{ call.function.name }}{% endfor %}{{ message.content }}{% endfor %}"""
 
@@ -64,7 +64,8 @@ def chat_model(folder: Path, template: str) -> Path:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(each, special=True) for each in (_START, _END, *_SPECIAL)])
     backend.add_tokens([AddedToken(each, special=False) for each in _MARKS])
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=_END)
+    made: Any = PreTrainedTokenizerFast
+    tokenizer = made(tokenizer_object=backend, eos_token=_END)
     tokenizer.chat_template = template
     size = backend.get_vocab_size()
     tiny_model(folder, "llama", **{

@@ -50,7 +50,7 @@ class Model:
     def prompt(self, **body: Any) -> str:
         (prompt,) = read_generation(chat(**body).body, chat=True).prompts
         assert self.tokenizer.chat_template is not None
-        return self.tokenizer.chat_template.render(prompt)  # type: ignore[arg-type]
+        return self.tokenizer.chat_template.render(prompt)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_template_may_call_its_tools_otherwise(tmp_path: Path) -> None:
     tokenizer = Tokenizer(chat_model(tmp_path, template), 1000)
     assert tokenizer.chat_template is not None
     (prompt,) = read_generation(chat(tools=[WEATHER]).body, chat=True).prompts
-    assert json.dumps(WEATHER) in tokenizer.chat_template.render(prompt)  # type: ignore[arg-type]
+    assert json.dumps(WEATHER) in tokenizer.chat_template.render(prompt)
 
 
 def test_a_file_of_chats_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

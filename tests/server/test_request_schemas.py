@@ -63,6 +63,7 @@ EDGES: list[Any] = [
         ("custom", "f", {}), ("function", "f", {"parameters": []}), ("function", "f", {"description": 1}),
         ("function", "f", {"strict": True, "x": 1}), ("function", "f", {"strict": 1}), ("function", 5, {}))),
 ]  # fmt: skip
+ARGUMENTS: list[Any] = ["{", {}, None, 5]
 MESSAGES: list[Any] = [
     *({"role": role, "content": "a"} for role in (*ROLES, "x", 5)), {}, "a", None,
     {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 5}, {"content": "a"},
@@ -72,8 +73,7 @@ MESSAGES: list[Any] = [
     {**HELLO, "name": None}, {**HELLO, "k" * 64: 1}, {**HELLO, "k" * 65: 1}, {**HELLO, "tool_calls": 5},
     {"role": "assistant", "tool_calls": [{}]}, {"role": "assistant", "tool_calls": []},
     {"role": "assistant", "tool_calls": [CALL]}, {**HELLO, "role": "assistant", "tool_calls": [CALL]},
-    *({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": value}}]}
-      for value in ("{", {}, None, 5)),
+    *({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": value}}]} for value in ARGUMENTS),
     {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]},
     {"role": "assistant", "content": None, "tool_calls": [CALL] * 129}, {**HELLO, "tool_call_id": "i" * 513},
     {"role": "assistant", "function_call": {"name": "f"}}, {"role": "assistant", "function_call": {}},
