@@ -150,7 +150,7 @@ def test_a_batch_has_calls_too(over: Callable[..., None]) -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(over: Callable[..., None]) -> None:
     async def main(service: Service, say: Say) -> None:
         messages: list[Any] = [{"role": "user", "content": "Hi."}]
-        with pytest.raises(openai.BadRequestError, match="tool_choice.*use auto") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"tool_choice.*use auto") as caught:
             await service.client.chat.completions.create(
                 model="m", messages=messages, tools=TOOLS, tool_choice="required"
             )

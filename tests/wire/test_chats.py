@@ -36,7 +36,13 @@ def test_tools_are_for_the_template_and_their_schemas_for_the_answer() -> None:
 
 
 def test_a_chat_without_tools_has_none() -> None:
-    for body in ({}, {"tools": []}, {"tools": None, "tool_choice": "none"}, {"parallel_tool_calls": True}):
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"tools": []},
+        {"tools": None, "tool_choice": "none"},
+        {"parallel_tool_calls": True},
+    ]
+    for body in bodies:
         tools, prompt = read(**body)
         assert (tools, prompt.tools, prompt, prompt.options, prompt.effort) == (None, (), MESSAGES, {}, None)
 
