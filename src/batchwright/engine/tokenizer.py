@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ class Tokenizer:
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
         has_template = self._inner is not None and self._inner.chat_template is not None
         self.chat_template = ChatTemplate(self._inner, folder.name) if has_template else None
-        special = set() if self._inner is None else _special_ids(self._inner)
-        self.markers = {} if self.chat_template is None else _ids(self._inner, self.chat_template.markers, special)
-        """Ids of special tokens that mark calls and thoughts in answers, and so are part of their text."""
-        self._unsaid = special - set(self.markers.values()) if self.markers else None
+        added: Mapping[str, int] = {} if self.chat_template is None else self._inner.get_added_vocab()
+        markers = frozenset() if self.chat_template is None else self.chat_template.markers
+        self.markers = {text: added[text] for text in sorted(markers) if text in added}
+        """Ids of the tokens that mark calls and thoughts in answers, and so are part of their text."""
+        special = _special_ids(self._inner) if self.markers else frozenset()
+        self._unsaid = special.difference(self.markers.values()) if special & {*self.markers.values()} else None
         """Special tokens that are no part of texts. None: all."""
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -142,15 +144,9 @@ def _plain(tokenizer: Any, backend: Any) -> Any:
     return backend
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def _special_ids(tokenizer: Any) -> frozenset[int]:
     added = {token for token, told in tokenizer.added_tokens_decoder.items() if told.special}
-    return added | set(tokenizer.all_special_ids)
-
-
-def _ids(tokenizer: Any, texts: Iterable[str], among: Container[int]) -> dict[str, int]:
-    """Return the ids of those texts that are tokens `among` these."""
-    added: Mapping[str, int] = tokenizer.get_added_vocab()
-    return {text: added[text] for text in texts if text in added and added[text] in among}
+    return frozenset(added.union(tokenizer.all_special_ids))
 
 
 def _named_by(folder: Path) -> Any:
