@@ -54,11 +54,13 @@ class Vocabulary:
 
     def accepts(self, name: str, text: str, **more: Any) -> bool:
         matcher, ids = self.matcher(name, **more), self.encode(text)
-        return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        passes = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        return bool(passes)
 
     def drawn(self, draw: random.Random, name: str, **more: Any) -> str | None:
         """A text that the grammar lets through, as a model of random weights writes it; None if it does not end."""
-        matcher, ids = self.matcher(name, **more), []
+        matcher = self.matcher(name, **more)
+        ids: list[int] = []
         while len(ids) < 600:
             mask = matcher.compute_logit_bias()
             allowed = [token for token, bias in enumerate(mask) if bias]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,3 +215,19 @@ def test_a_file_of_chats_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (choice,) = result["response"]["body"]["choices"]
         assert choice["finish_reason"] == "tool_calls"
         assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+
+
+def test_a_table_of_answers_has_the_calls_and_no_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = chat_model(tmp_path / "model", THINKING)
+    Script(monkeypatch, Tokenizer(folder, 1000)).say(f"Hm.</think>I see. {CALLS}", "Hm.</think>Rain.")
+    lines: list[dict[str, Any]] = [{"messages": MESSAGES, "tools": [WEATHER]}, {"messages": MESSAGES}]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = run_file(
+        source, tmp_path / "out.csv", model=str(folder), defaults=SamplingParams(max_tokens=200), max_num_seqs=1
+    )
+    assert report.succeeded == 2
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert json.loads(first["answer"])[0]["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert (first["finish_reason"], second["answer"], second["finish_reason"]) == ("tool_calls", "Rain.", "stop")

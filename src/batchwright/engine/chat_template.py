@@ -65,12 +65,18 @@ class ChatTemplate:
 
     @property
     def _text(self) -> str:
-        text: str = self._tokenizer.get_chat_template()
-        return text
+        return self._chosen(None)
 
     @property
     def _with_tools(self) -> str:
-        text: str = self._tokenizer.get_chat_template(tools=[])
+        return self._chosen([])
+
+    def _chosen(self, tools: list[Any] | None) -> str:
+        """Return the template, of several the one for chats with or without `tools`."""
+        try:
+            text: str = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError:
+            return ""  # there are several, and none for this: rendering raises the same
         return text
 
     def _variables_of(self, chat: Chat) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Tokenizer:
         self._plain = None if backend is None else _plain(self._inner, backend)
         self._long_texts = None if backend is None else LongTexts(backend)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
-        has_template = self._inner is not None and self._inner.chat_template is not None
+        has_template = getattr(self._inner, "chat_template", None) is not None
         self.chat_template = ChatTemplate(self._inner, folder.name) if has_template else None
         added: Mapping[str, int] = {} if self.chat_template is None else self._inner.get_added_vocab()
         markers = frozenset() if self.chat_template is None else self.chat_template.markers

@@ -14,7 +14,10 @@ class Answer(NamedTuple):
     """The columns that a table of answers adds to a row."""
 
     answer: object
-    """Text; a list of texts when several were asked for; the vector of an embedding. None after an error."""
+    """Text; calls of tools; a list of texts where several were asked for; the vector of an embedding.
+
+    None after an error.
+    """
     finish_reason: str | None
     """Why the first text ended."""
     error: str | None
@@ -25,6 +28,7 @@ class Answer(NamedTuple):
 
 class _Message(msgspec.Struct):
     content: str
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -114,12 +118,9 @@ def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, ob
 
 
 def _content(choice: Mapping[str, Any]) -> object:
-    """What a choice says: its text, or the calls of tools of one without any."""
+    """What a choice says: its text, or its calls of tools if it has any."""
     message = choice.get("message")
-    if not isinstance(message, dict):
-        return choice.get("text")
-    content = message.get("content")
-    return message.get("tool_calls") if content is None else content
+    return (message.get("tool_calls") or message.get("content")) if isinstance(message, dict) else choice.get("text")
 
 
 def _count(value: object) -> int | None:
@@ -135,7 +136,7 @@ def read_answer(result: bytes) -> tuple[AnswerKind | None, Answer]:
     if body is not None and len(body.choices) == 1:
         choice, usage = body.choices[0], body.usage
         text = choice.text if choice.message is None else choice.message.content
-        if text is not None:
+        if text is not None and not (choice.message is not None and choice.message.tool_calls):
             return "text", Answer(text, choice.finish_reason, None, usage.prompt_tokens, usage.completion_tokens)
     line = _decode(result)
     return answer_of(line.response, line.error)
