@@ -41,8 +41,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.guide = llguidance.LLTokenizer("byte") if tokenizer is None else hf.from_tokenizer(tokenizer._inner)
-        markers = {} if tokenizer is None else tokenizer.markers
-        self.tokens = {text: token for text, token in markers.items() if self.guide.is_special_token(token)}
+        self.tokens = {} if tokenizer is None else tokenizer.markers
         self.encode: Any = (lambda text: [*text.encode()]) if tokenizer is None else tokenizer.encode
         self.decode: Any = (lambda ids: bytes(ids).decode(errors="ignore")) if tokenizer is None else tokenizer.decode
         self.ends = {self.guide.eos_token}

@@ -27,8 +27,8 @@ def call_grammar(
 ) -> str:
     """Return the grammar of answers that call a tool, or several if `parallel`, with arguments as their schemas say.
 
-    With `named` only that tool is called, once. `tokens` has the ids of those markers that llguidance takes for
-    special tokens. With `thought` the model may think before it calls; `in_thought` as in `AnswerForm`.
+    With `named` only that tool is called, once. `tokens` has the ids of those markers that are tokens of
+    their own. With `thought` the model may think before it calls; `in_thought` as in `AnswerForm`.
 
     Raises `InvalidRequest` if the format writes arguments as plain text, which no schema constrains.
     """
