@@ -187,7 +187,7 @@ def portable(params: SamplingParams) -> SamplingParams:
     """Return `params` without classes of Python: with a JSON Schema in place of one."""
     if params.schema is None or isinstance(params.schema, Mapping):
         return params
-    return replace(params, schema=dict(schema_of(params.schema)))
+    return replace(params, schema=schema_of(params.schema))
 
 
 @dataclass(frozen=True, slots=True)

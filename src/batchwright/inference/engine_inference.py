@@ -14,6 +14,7 @@ from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 
@@ -87,7 +88,10 @@ class EngineInference(Route):
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
-            responses = await all_of([self._computed(request) for request in requests])
+            try:
+                responses = await all_of([self._computed(request) for request in requests])
+            except InvalidRequest as error:
+                raise named_in_body(error, call.body) from error
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -96,7 +100,7 @@ class EngineInference(Route):
         usages: list[Usage] = []
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
-            async with aclosing(merged([self._events(request) for request in requests])) as events:
+            async with aclosing(merged([self._events(request, call) for request in requests])) as events:
                 async for position, event in events:
                     index = position * body.n + event.index
                     for chunk in chunks.text(
@@ -164,12 +168,15 @@ class EngineInference(Route):
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))
 
-    async def _events(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self.engine.stream(request)) as events:
-            async for event in events:
-                if event.response is not None:
-                    self._accepted(event.response)
-                yield event
+    async def _events(self, request: InferenceRequest, call: Call) -> AsyncGenerator[StreamEvent]:
+        try:
+            async with aclosing(self.engine.stream(request)) as events:
+                async for event in events:
+                    if event.response is not None:
+                        self._accepted(event.response)
+                    yield event
+        except InvalidRequest as error:
+            raise named_in_body(error, call.body) from error
 
     def _accepted(self, response: InferenceResponse) -> InferenceResponse:
         """Return `response`. Raises its error, if it has one."""
