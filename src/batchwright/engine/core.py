@@ -114,9 +114,7 @@ class EngineCore:
                 flow=request.flow,
                 text_pending=stream,
             )
-            generation = Generation(
-                state, index, sequence, self.tokenizer, incremental=stream, matcher=matcher
-            )
+            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream, matcher=matcher)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
                 sequence.drafter = Drafter() if matcher is None else GrammarDrafter(matcher)
             state.generations.append(generation)

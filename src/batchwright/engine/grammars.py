@@ -136,7 +136,9 @@ class MaskMaker:
             self._executor = LLExecutor()
         starts = np.cumsum([0, *(1 + len(drafts) for _, drafts in rows)])
         masks = np.zeros((int(starts[-1]), self._words), np.int32)
-        placed = [(matcher.inner, int(start), [*drafts]) for start, (matcher, drafts) in zip(starts, rows, strict=False)]
+        placed = [
+            (matcher.inner, int(start), [*drafts]) for start, (matcher, drafts) in zip(starts, rows, strict=False)
+        ]
         if plain := [(inner, start) for inner, start, drafts in placed if not drafts]:
             fill_next_token_bitmask_par(self._executor, plain, masks)
         if drafting := [each for each in placed if each[2]]:
