@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,17 @@ class Tokenizer:
         text = self._texts.get(token_id)
         if text is None:
             self._texts[token_id] = text = str(self._inner.decode([token_id]))
+        return text
+
+    def as_json(self) -> str | None:
+        """Return the tokenizer as the text of a `tokenizer.json`; None if it is of another kind."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        own = copy(backend)
+        own.no_padding()
+        own.no_truncation()
+        text: str = own.to_str()
         return text
 
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:

@@ -15,6 +15,7 @@ from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 from batchwright.wire.tool_calls.parser import AnswerForm
@@ -90,7 +91,10 @@ class EngineInference(Route):
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             form = self._form(body, requests)
-            responses = await all_of([self._computed(request) for request in requests])
+            try:
+                responses = await all_of([self._computed(request) for request in requests])
+            except InvalidRequest as error:
+                raise named_in_body(error, call.body) from error
         return completion_body(replace(head, form=form), responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -99,7 +103,7 @@ class EngineInference(Route):
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             chunks = Chunks(replace(head, form=self._form(body, requests)), include_usage=body.include_usage)
-            async with aclosing(merged([self._events(request) for request in requests])) as events:
+            async with aclosing(merged([self._events(request, call) for request in requests])) as events:
                 async for position, event in events:
                     index = position * body.n + event.index
                     for chunk in chunks.text(
@@ -185,12 +189,15 @@ class EngineInference(Route):
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))
 
-    async def _events(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self.engine.stream(request)) as events:
-            async for event in events:
-                if event.response is not None:
-                    self._accepted(event.response)
-                yield event
+    async def _events(self, request: InferenceRequest, call: Call) -> AsyncGenerator[StreamEvent]:
+        try:
+            async with aclosing(self.engine.stream(request)) as events:
+                async for event in events:
+                    if event.response is not None:
+                        self._accepted(event.response)
+                    yield event
+        except InvalidRequest as error:
+            raise named_in_body(error, call.body) from error
 
     def _accepted(self, response: InferenceResponse) -> InferenceResponse:
         """Return `response`. Raises its error, if it has one."""

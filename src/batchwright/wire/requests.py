@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
+from batchwright.constraints import schema_of
 from batchwright.errors import InvalidRequest, shown
-from batchwright.request import Prompt, SamplingParams
+from batchwright.request import FORM_FIELDS, Prompt, SamplingParams
+from batchwright.wire.answer_forms import FORM_NAMES, form_fields, named_in_body
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.chats import CHAT_NAMES, ChatTools, read_chat, read_tools
 from batchwright.wire.fields import (
@@ -116,7 +118,10 @@ def read_generation(
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
         given = _required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
-        params = replace(defaults, **overrides) if overrides else defaults
+        try:
+            params = replace(defaults, **overrides) if overrides else defaults
+        except InvalidRequest as error:
+            raise named_in_body(error, body) from error
         tools = read_tools(body) if chat else None
         prompts: tuple[Prompt, ...] = (
             (read_chat(_messages(given), body, tools),) if chat else _texts_or_tokens("prompt", given)
@@ -228,7 +233,16 @@ def with_defaults(
     """
     if isinstance(defaults, SamplingParams):
         defaults = {name: value for name, value in vars(defaults).items() if value != getattr(OPENAI_DEFAULTS, name)}
-    filled = {name: value for name, value in defaults.items() if not _FIELDS_OF.get(name, {name}) & body.keys()}
+    form = {name: defaults[name] for name in FORM_FIELDS if name in defaults}
+    if form.get("schema") is not None:
+        form["schema"] = schema_of(form["schema"])
+    filled = {
+        name: value
+        for name, value in defaults.items()
+        if name not in form and not _FIELDS_OF.get(name, {name}) & body.keys()
+    }
+    if not body.keys() & {*FORM_NAMES, "text"}:
+        filled |= form_fields(form, responses=responses)
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     if responses and "max_tokens" in filled:

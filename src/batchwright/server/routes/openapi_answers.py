@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, WithJsonSchema
 
+from batchwright.constraints import MAX_CHARACTERS
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
 from batchwright.wire import bounds
 from batchwright.wire.api_model import ApiModel
@@ -82,10 +83,54 @@ _COMMON: dict[str, _Schema] = {
         "description": "The same in seconds. Only one of the two may be given.",
     },
 }
+_FORM_TEXT = _text(MAX_CHARACTERS, minLength=1)
+_FORM_SCHEMA: _Schema = {"type": "object", "maxProperties": bounds.MAX_VALUES - 1}
+_FORM_CHOICES = _list(_FORM_TEXT, bounds.MAX_VALUES - 1, minItems=1)
+_FORMS: dict[str, _Schema] = {
+    "json": _FORM_SCHEMA,
+    "regex": _FORM_TEXT,
+    "choice": _FORM_CHOICES,
+    "grammar": _FORM_TEXT,
+    "json_object": {"const": True},
+}
+"""What vLLM's `structured_outputs` may have, of which one is given."""
+_NO_FORM: dict[str, _Schema] = {name: {"enum": [None, False] if name == "json_object" else [None]} for name in _FORMS}
+_ANSWER_FORM: dict[str, _Schema] = {
+    "response_format": _either(
+        {
+            "type": "object",
+            "required": ["type"],
+            "maxProperties": bounds.MAX_VALUES - 1,
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "json_schema"],
+            "maxProperties": bounds.MAX_VALUES - 1,
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"type": "object", "required": ["schema"], "properties": {"schema": _FORM_SCHEMA}},
+            },
+        },
+        description="Form of the answer: a JSON object, or JSON that satisfies a schema.",
+    ),
+    "structured_outputs": _either(
+        *(
+            {"type": "object", "properties": {**_NO_FORM, **given}, "additionalProperties": _NULL}
+            for given in ({}, *({name: schema} for name, schema in _FORMS.items()))
+        ),
+        description="The same for vLLM's clients: `json`, `regex`, `choice`, `grammar` (Lark) or `json_object`.",
+    ),
+    **{
+        f"guided_{name}": _either(_FORMS[name], description=f"As `{name}` of `structured_outputs`.")
+        for name in ("json", "regex", "choice", "grammar")
+    },
+}
 _STOP = _text(bounds.MAX_STOP, minLength=1)
 _GENERATION: dict[str, _Schema] = {
     **{name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in REFUSED.items()},
     **_COMMON,
+    **_ANSWER_FORM,
     "max_tokens": _whole(
         *RANGES["max_tokens"], description="Most tokens of an answer; left out: as many as the model's context holds."
     ),
