@@ -10,8 +10,8 @@ from batchwright.errors import InvalidRequest
 from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
 from batchwright.wire.tool_calls.sections import Tools
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space as models were trained on it, and no more."""
+_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+"""White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
 _TEXT = r"/(.|\n)*/"
 
 
@@ -79,7 +79,7 @@ def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str
 
 
 def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "object", **schema, "x-guidance": _SPACING}
+    return {"type": "object", **schema, "x-guidance": _JSON}
 
 
 def _thought(thought: ThoughtMarks | None, tokens: Mapping[str, int], *, in_thought: bool) -> str:
