@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -33,6 +33,11 @@ class Add(BaseModel):
     b: int
 
 
+class Mood(BaseModel):
+    mood: Literal["good", "bad"]
+    loud: bool
+
+
 TOOLS: list[Any] = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Add)]
 
 
@@ -44,13 +49,15 @@ def call(name: str, **arguments: Any) -> str:
 def over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that runs a coroutine function with a service over a model with this template."""
 
-    def run(main: Callable[[Service, Say], Coroutine[Any, Any, None]], template: str = HERMES) -> None:
+    def run(
+        main: Callable[[Service, Say], Coroutine[Any, Any, None]], template: str = HERMES, *, scripted: bool = True
+    ) -> None:
         folder = chat_model(tmp_path / "model", template)
         (tmp_path / "data").mkdir()
 
         async def whole() -> None:
             engine = AsyncEngine(folder, dtype="float32", kv_memory="20MB")
-            say = Script(monkeypatch, engine.tokenizer).say
+            say: Say = Script(monkeypatch, engine.tokenizer).say if scripted else print
             async with asyncio.timeout(60), running(tmp_path / "data", EngineInference(engine, ["m"])) as service:
                 await main(service, say)
 
@@ -147,13 +154,16 @@ def test_a_batch_has_calls_too(over: Callable[..., None]) -> None:
     over(main)
 
 
-def test_what_cannot_be_honoured_is_refused_by_name(over: Callable[..., None]) -> None:
+def test_a_call_that_is_required_has_arguments_of_its_schema(over: Callable[..., None]) -> None:
     async def main(service: Service, say: Say) -> None:
         messages: list[Any] = [{"role": "user", "content": "Hi."}]
-        with pytest.raises(openai.BadRequestError, match=r"tool_choice.*use auto") as caught:
-            await service.client.chat.completions.create(
-                model="m", messages=messages, tools=TOOLS, tool_choice="required"
-            )
-        assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_parameter")
+        answer = await service.client.chat.completions.parse(
+            model="m",
+            messages=messages,
+            tools=[openai.pydantic_function_tool(Mood)],
+            tool_choice={"type": "function", "function": {"name": "Mood"}},
+        )
+        (called,) = answer.choices[0].message.tool_calls or ()
+        assert isinstance(called.function.parsed_arguments, Mood)
 
-    over(main)
+    over(main, scripted=False)

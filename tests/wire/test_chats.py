@@ -35,6 +35,13 @@ def test_tools_are_for_the_template_and_their_schemas_for_the_answer() -> None:
     assert (tools.choice, tools.parallel, prompt.tools) == ("none", False, ())
 
 
+def test_a_call_may_be_required_of_any_tool_or_of_one() -> None:
+    tools, _ = read(tools=[tool("f"), tool("g")], tool_choice="required")
+    assert (tools.choice, tools.named) == ("required", None)
+    tools, _ = read(tools=[tool("f"), tool("g")], tool_choice=tool("g"))
+    assert (tools.choice, tools.named) == ("required", "g")
+
+
 def test_a_chat_without_tools_has_none() -> None:
     bodies: list[dict[str, Any]] = [
         {},
@@ -77,7 +84,7 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template(arguments: Any,
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
         ({"tools": [tool(strict=1)]}, "tools[0].function.strict"),
         ({"tools": [tool()], "tool_choice": "maybe"}, "tool_choice"),
-        ({"tools": [tool()], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool()], "parallel_tool_calls": 1}, "parallel_tool_calls"),

@@ -14,10 +14,18 @@ from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.request import (
+    InferenceRequest,
+    InferenceResponse,
+    Prompt,
+    SamplingParams,
+    StreamEvent,
+    Usage,
+)
 from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
+from batchwright.wire.tool_calls.grammar import call_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
@@ -150,7 +158,7 @@ class EngineInference(Route):
         return [
             InferenceRequest.of(
                 ids,
-                body.params(self._context - len(ids)),
+                self._params(body, ids),
                 request_id=f"{call.request_id}-{next(self._serial)}",
                 priority=body.priority,
                 deadline=left,
@@ -160,6 +168,23 @@ class EngineInference(Route):
             for ids in encoded
         ]
 
+    def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
+        """Return the sampling parameters, which constrain an answer that must call a tool to calls."""
+        params, tools = body.params(self._context - len(prompt)), body.tools
+        tokenizer = self.engine.tokenizer
+        if tools is None or tools.choice != "required" or tokenizer.chat_template is None:
+            return params
+        grammar = call_grammar(
+            tokenizer.chat_template.tool_format,
+            tools.schemas,
+            named=tools.named,
+            parallel=tools.parallel,
+            tokens=tokenizer.markers,
+            thought=tokenizer.chat_template.thought_marks,
+            in_thought=tokenizer.opens_thought(prompt),
+        )
+        return replace(params, grammar=grammar)
+
     def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
         """Return what the answers to a chat may consist of; None if it is content only."""
         tokenizer = self.engine.tokenizer
@@ -167,7 +192,9 @@ class EngineInference(Route):
         if not body.chat or template is None:
             return None
         tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
-        marks = template.thought_marks
+        # An answer of a given form has no room for a thought, but for that before a call.
+        has_form = requests[0].is_constrained and (tools is None or tools.choice != "required")
+        marks = None if has_form else template.thought_marks
         if tools is None and marks is None:
             return None
         return AnswerForm(

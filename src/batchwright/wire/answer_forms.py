@@ -48,7 +48,8 @@ def form_overrides(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_in_body(error: InvalidRequest, body: Mapping[str, Any]) -> InvalidRequest:
     """Return `error` with the field of `body` for the form that it is about, if it is about one that `body` has."""
-    names = [name for name in FORM_NAMES if body.get(name) is not None]
+    # A call that is required is constrained to the schemas of the tools.
+    names = [name for name in (*FORM_NAMES, "tools") if body.get(name) is not None]
     if error.param in FORM_FIELDS and names:
         text = str(error).removeprefix(f"{error.param}: ").removeprefix(f"{error.param} ")
         return InvalidRequest(f"{names[0]}: {text}", param=names[0], code=error.code)

@@ -83,12 +83,6 @@ def read_tools(body: Mapping[str, Any]) -> ChatTools | None:
         require_type("tools", given, list)
     schemas = _schemas(given or [])
     choice, named = _choice(body.get("tool_choice"), schemas)
-    if choice == "required":
-        raise InvalidRequest(
-            "tool_choice that requires a call is not supported: use auto",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     if not given:
         return None
     return ChatTools(tuple(given), schemas, choice, named, parallel is not False)

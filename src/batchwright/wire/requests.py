@@ -123,6 +123,11 @@ def read_generation(
         except InvalidRequest as error:
             raise named_in_body(error, body) from error
         tools = read_tools(body) if chat else None
+        if tools is not None and tools.choice == "required" and params.is_constrained:
+            raise InvalidRequest(
+                "tool_choice requires a call, which cannot have another form as well: leave out one of them",
+                param="tool_choice",
+            )
         prompts: tuple[Prompt, ...] = (
             (read_chat(_messages(given), body, tools),) if chat else _texts_or_tokens("prompt", given)
         )

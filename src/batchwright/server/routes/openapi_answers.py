@@ -190,6 +190,14 @@ _TOOL: _Schema = {
     },
     "maxProperties": bounds.MAX_VALUES - 1,
 }
+_NAMED_TOOL: _Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    },
+}
 _TOOL_CALL: _Schema = {
     "type": "object",
     "required": ["function"],
@@ -262,7 +270,11 @@ ChatBody = Annotated[
             "logprobs": {**_FLAG, "description": "Give the log-probability of each token of the answer."},
             "top_logprobs": _whole(0, MAX_TOP_LOGPROBS, description="Needs `logprobs: true`."),
             "tools": _either(_list(_TOOL, bounds.MAX_TOOLS), description="Functions that the model may call."),
-            "tool_choice": {"enum": [None, "none", "auto"], "default": "auto", "description": "Others: not supported."},
+            "tool_choice": {
+                "anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED_TOOL],
+                "default": "auto",
+                "description": "Whether a tool may or must be called, or which one must.",
+            },
             "parallel_tool_calls": {**_FLAG, "default": True, "description": "Whether an answer may have several."},
             "reasoning_effort": {
                 "enum": [None, *EFFORTS],
