@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,7 @@ class Script:
         """Say what the next answers are."""
         self._answers.extend(answers)
 
-    def _sample(
-        self, logits: Tensor, states: Sequence[SamplingState], likeliest: Mapping[int, int | None] | None = None
-    ) -> Iterable[Sampled]:
+    def _sample(self, logits: Tensor, states: Sequence[SamplingState], *more: Any) -> list[Sampled]:
         return [Sampled(self._token(state)) for state in states]
 
     def _token(self, state: SamplingState) -> int:
