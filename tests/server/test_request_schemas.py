@@ -20,6 +20,9 @@ HELLO = {"role": "user", "content": "Hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
 class Form:
     """A kind of body: its description, its reader and what it must have."""
 
@@ -55,7 +58,7 @@ EDGES: list[Any] = [
     {"a": "b"}, {"a": 1}, {"5": 1}, {"5": 101}, {"5": "x"}, {str(key): 0 for key in range(1024)},
     {str(key): 0 for key in range(1025)}, {"12345678901": 1}, {"k" * 65: "v"}, {"k": "v" * 513}, {"type": "text"},
     dict.fromkeys(map(str, range(16)), "v"), dict.fromkeys(map(str, range(17)), "v"), {"include_usage": True},
-    {"include_usage": 1}, [HELLO], [HELLO] * 2049, "required", "low", "minimal", {"enable_thinking": False},
+    {"include_usage": 1}, [HELLO], [HELLO] * 2049, TOOL, "required", "low", "minimal", {"enable_thinking": False},
     {"enable_thinking": 1}, {"thinking": True, "thinking_budget": 5}, {"thinking_budget": True}, [{"type": "function"}],
     *([{"type": kind, "function": {"name": name, **more}}] for kind, name, more in (
         ("function", "f", {}), ("function", "a-Z_0.", {"description": None, "parameters": {"type": "object"}}),
@@ -92,9 +95,11 @@ def test_of_each_field_at_its_edges(form: str) -> None:
     kind = FORMS[form]
     for name in kind.names:
         # Fields without which this one is refused for another's sake.
-        beside = (
-            {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"logprobs": True} if name == "top_logprobs" else {}
-        )
+        beside = {
+            "min_tokens": {"max_tokens": 2**31 - 1},
+            "top_logprobs": {"logprobs": True},
+            "tool_choice": {"tools": [TOOL]} if form == "chat" else {},
+        }.get(name, {})
         for value in EDGES:
             kind.assert_agrees({**kind.needed, **beside, name: value})
     kind.assert_agrees({})
