@@ -95,11 +95,12 @@ def test_of_each_field_at_its_edges(form: str) -> None:
     kind = FORMS[form]
     for name in kind.names:
         # Fields without which this one is refused for another's sake.
-        beside = {
+        besides: dict[str, dict[str, Any]] = {
             "min_tokens": {"max_tokens": 2**31 - 1},
             "top_logprobs": {"logprobs": True},
             "tool_choice": {"tools": [TOOL]} if form == "chat" else {},
-        }.get(name, {})
+        }
+        beside = besides.get(name, {})
         for value in EDGES:
             kind.assert_agrees({**kind.needed, **beside, name: value})
     kind.assert_agrees({})

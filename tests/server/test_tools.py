@@ -163,8 +163,8 @@ def test_a_call_that_is_required_has_arguments_of_its_schema(over: Callable[...,
             tools=[openai.pydantic_function_tool(Mood)],
             tool_choice={"type": "function", "function": {"name": "Mood"}},
         )
-        (called,) = answer.choices[0].message.tool_calls or [None]
-        assert called is not None
+        calls: Any = answer.choices[0].message.tool_calls
+        (called,) = calls
         assert isinstance(called.function.parsed_arguments, Mood)
 
     over(main, scripted=False)
