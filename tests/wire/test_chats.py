@@ -70,6 +70,13 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template(arguments: Any,
     assert prompt[1]["content"] == ""
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_templates_see_no_fields_that_say_nothing(calls: Any) -> None:
+    message = {"role": "assistant", "content": "Yes.", "refusal": None, "tool_calls": calls, "reasoning_content": "Hm."}
+    _, prompt = read(messages=[*MESSAGES, message])
+    assert prompt[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

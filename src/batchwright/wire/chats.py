@@ -159,8 +159,13 @@ def _options(value: object) -> Mapping[str, Any]:
 
 
 def _for_template(where: str, message: ChatMessage) -> ChatMessage:
-    """Return the message as chat templates expect it: arguments of calls as objects, which OpenAI has as texts."""
+    """Return the message as chat templates expect it.
+
+    Arguments of calls are objects, which OpenAI has as texts, and fields that say nothing are not there.
+    """
     calls = message.get("tool_calls")
+    if None in message.values() or calls == []:
+        message = {name: value for name, value in message.items() if value is not None and value != []}
     if not calls:
         return message
     return {**message, "tool_calls": [_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)]}
