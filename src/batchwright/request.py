@@ -7,11 +7,12 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial, wraps
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
+from batchwright.constraints import Constraint, constraint_of, parsed_as, require_constraint, schema_of
 from batchwright.errors import BatchwrightError, InvalidRequest, shown
 
 ChatMessage: TypeAlias = Mapping[str, Any]
@@ -33,6 +34,10 @@ MAX_DEADLINE = 1e9
 MAX_STOPS = 65_536
 MAX_STOP_CHARACTERS = 2**20
 """Most characters of a request's stop strings together. Their tables take 20 bytes for each, made within seconds."""
+
+
+FORM_FIELDS = ("schema", "json_object", "regex", "choices", "grammar")
+"""Fields of `SamplingParams` that say which form an answer must have, of which one is set at most."""
 
 
 class _Ids:
@@ -97,6 +102,20 @@ class SamplingParams:
     """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
     ignore_eos: bool = False
     """Go on past the model's end-of-text token (benchmarks)."""
+    schema: Any = None
+    """JSON Schema that the answer satisfies: a dict, or a pydantic model, a dataclass or another type with a schema.
+
+    Of this and the next four at most one is given. The answer then has the form whenever it ends by itself, for which
+    `finish_reason` is `"stop"`; it has no white space between the tokens of JSON.
+    """
+    json_object: bool = False
+    """Whether the answer is a JSON object, of any properties."""
+    regex: str | None = None
+    """Regular expression that the whole answer matches, in the syntax of Rust's `regex`."""
+    choices: tuple[str, ...] = ()
+    """Texts one of which the answer is. A list is accepted."""
+    grammar: str | None = None
+    """Lark grammar of the answer, with a rule `start`."""
 
     def __post_init__(self) -> None:
         if type(self.stop) is not tuple:
@@ -104,6 +123,8 @@ class SamplingParams:
             object.__setattr__(self, "stop", stop)
         if type(self.stop_token_ids) is not tuple:
             object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        if type(self.choices) is not tuple:
+            object.__setattr__(self, "choices", _choices(self.choices))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         values = self.__dict__
@@ -118,6 +139,8 @@ class SamplingParams:
             )
         if self.stop or self.stop_token_ids or self.logit_bias:
             self._check_stops()
+        if self.is_constrained:
+            require_constraint(**self._form)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -141,6 +164,30 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0 or self.top_p == 0.0
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must have a form."""
+        # Each request is asked.
+        return self.schema is not None or bool(
+            self.json_object or self.choices or self.regex is not None or self.grammar is not None
+        )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Form that the answer must have, None for any."""
+        return constraint_of(**self._form) if self.is_constrained else None
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in FORM_FIELDS}
+
+
+def portable(params: SamplingParams) -> SamplingParams:
+    """Return `params` without classes of Python: with a JSON Schema in place of one."""
+    if params.schema is None or isinstance(params.schema, Mapping):
+        return params
+    return replace(params, schema=schema_of(params.schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +369,22 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
+    form: Any = field(default=None, repr=False, compare=False)
+    """Schema or class that the text was to have, or True for any JSON; None: it is no JSON."""
+
+    @property
+    def parsed(self) -> Any:
+        """Value of the text, if JSON was asked for: of the class that was the `schema`, else as `json.loads` gives it.
+
+        None if no JSON was asked for, or if the text does not satisfy the class or ends in the middle, as at
+        `max_tokens`.
+        """
+        if self.form is None:
+            return None
+        try:
+            return parsed_as(None if self.form is True else self.form, self.text)
+        except (ValueError, RecursionError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -345,6 +408,11 @@ class InferenceResponse:
     choices: tuple[Choice, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def parsed(self) -> Any:
+        """Value of the first choice's text, as `Choice.parsed`."""
+        return self.choices[0].parsed if self.choices else None
+
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
@@ -366,6 +434,12 @@ def _as_tuple(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
         raise InvalidRequest(f"{name}={shown(value)}: must be a list", param=name)
     return tuple(value)
+
+
+def _choices(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        raise InvalidRequest(f"choices={shown(value)}: must be a list of texts", param="choices")
+    return _as_tuple("choices", value)
 
 
 def _require_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
@@ -453,6 +527,7 @@ _RANGES: dict[str, Callable[[str, object], None]] = {
     "n": partial(_require_int, low=1, high=MAX_COMPLETIONS),
     "logprobs": partial(_require_int, low=0, high=MAX_TOP_LOGPROBS),
     "ignore_eos": _require_bool,
+    "json_object": _require_bool,
 }
 _CHECKS = [(each.name, each.default, _RANGES[each.name]) for each in fields(SamplingParams) if each.name in _RANGES]
 """Name, default (which needs no check) and check of each field that has a range."""

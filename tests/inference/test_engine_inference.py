@@ -145,7 +145,8 @@ def test_names_of_the_model(inference: EngineInference) -> None:
     ("call", "kind", "param"),
     [
         (chat(temperature=99), InvalidRequest, "temperature"),
-        (chat(tools=[{}]), InvalidRequest, "tools"),
+        (chat(tools=[{}]), InvalidRequest, "tools[0].type"),
+        (chat(tools=[{"type": "function", "function": {"name": "f"}}]), InvalidRequest, "tools"),
         (chat(messages=[{"role": "user", "content": "sky " * 300}]), ContextLengthExceeded, "prompt"),
         (chat(messages=[{"role": "user", "content": "sky " * 300}], max_tokens=None), ContextLengthExceeded, "prompt"),
         (text(prompt="\ud800"), InvalidRequest, "prompt"),

@@ -63,7 +63,9 @@ class FakeEngine:
     keep_requests: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     max_model_len: int = 2**20
-    core: Any = field(default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(encode=encode)))
+    core: Any = field(
+        default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(encode=encode, chat_template=None))
+    )
     _running: dict[str, tuple[InferenceRequest, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from structlog.typing import EventDict
 from tests.server.fakes import StubInference
 from tests.server.served import Endpoint
 
+from batchwright.inference.inference import Inference
 from batchwright.server.app import create_app
 from batchwright.service.composition import Services, open_services
 from batchwright.service.settings import Settings, limits_of
@@ -84,13 +85,15 @@ def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncCl
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
-    """Run a service on `folder`, with a worker that polls often."""
+async def running(folder: Path, inference: Inference | None = None, **settings: Any) -> AsyncIterator[Service]:
+    """Run a service on `folder`, with a worker that polls often. `inference` computes in place of the stub."""
     stub, wall = StubInference(), Wall()
     chosen = Settings(**{"data": folder, "drain_grace": 0.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
     store = open_store(folder / "batchwright.db", now=wall)
-    async with open_services(chosen, store=store, inference=stub, options=options, unix_time=wall) as services:
+    async with open_services(
+        chosen, store=store, inference=inference or stub, options=options, unix_time=wall
+    ) as services:
         app = create_app(services)
         async with _http(app) as http:
             client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", http_client=http, max_retries=0)

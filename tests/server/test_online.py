@@ -145,7 +145,7 @@ async def _true(value: bool) -> bool:
     [
         ({"model": "none", "messages": _X}, openai.NotFoundError, "model", "model_not_found"),
         ({"messages": []}, openai.BadRequestError, "messages", None),
-        ({"messages": _X, "tools": [{}]}, openai.BadRequestError, "tools", "unsupported_parameter"),
+        ({"messages": _X, "audio": {}}, openai.BadRequestError, "audio", "unsupported_parameter"),
         ({"messages": _X, "stream": "yes"}, openai.BadRequestError, "stream", None),
     ],
 )

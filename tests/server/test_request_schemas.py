@@ -27,6 +27,10 @@ from batchwright.wire.requests import ROLES, read_embeddings, read_generation
 from batchwright.wire.text_responses import chat_of_response
 
 HELLO = {"role": "user", "content": "Hello"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 class Form:
@@ -68,8 +72,15 @@ EDGES: list[Any] = [
     {"a": "b"}, {"a": 1}, {"5": 1}, {"5": 101}, {"5": "x"}, {str(key): 0 for key in range(1024)},
     {str(key): 0 for key in range(1025)}, {"12345678901": 1}, {"k" * 65: "v"}, {"k": "v" * 513}, {"type": "text"},
     dict.fromkeys(map(str, range(16)), "v"), dict.fromkeys(map(str, range(17)), "v"), {"include_usage": True},
-    {"include_usage": 1}, [HELLO], [HELLO] * 2049,
+    {"include_usage": 1}, [HELLO], [HELLO] * 2049, TOOL, "required", "low", "minimal", {"enable_thinking": False},
+    {"enable_thinking": 1}, {"thinking": True, "thinking_budget": 5}, {"thinking_budget": True}, [{"type": "function"}],
+    *([{"type": kind, "function": {"name": name, **more}}] for kind, name, more in (
+        ("function", "f", {}), ("function", "a-Z_0.", {"description": None, "parameters": {"type": "object"}}),
+        ("function", "", {}), ("function", "f" * 64, {}), ("function", "f" * 65, {}), ("function", "f\n", {}),
+        ("custom", "f", {}), ("function", "f", {"parameters": []}), ("function", "f", {"description": 1}),
+        ("function", "f", {"strict": True, "x": 1}), ("function", "f", {"strict": 1}), ("function", 5, {}))),
 ]  # fmt: skip
+ARGUMENTS: list[Any] = ["{", {}, None, 5]
 MESSAGES: list[Any] = [
     *({"role": role, "content": "a"} for role in (*ROLES, "x", 5)), {}, "a", None,
     {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 5}, {"content": "a"},
@@ -78,7 +89,10 @@ MESSAGES: list[Any] = [
     {"role": "user", "content": ["a"]}, {**HELLO, "name": "n" * 64}, {**HELLO, "name": "n" * 65}, {**HELLO, "name": 5},
     {**HELLO, "name": None}, {**HELLO, "k" * 64: 1}, {**HELLO, "k" * 65: 1}, {**HELLO, "tool_calls": 5},
     {"role": "assistant", "tool_calls": [{}]}, {"role": "assistant", "tool_calls": []},
-    {"role": "assistant", "content": None, "tool_calls": [{}] * 129}, {**HELLO, "tool_call_id": "i" * 513},
+    {"role": "assistant", "tool_calls": [CALL]}, {**HELLO, "role": "assistant", "tool_calls": [CALL]},
+    *({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": value}}]} for value in ARGUMENTS),
+    {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL] * 129}, {**HELLO, "tool_call_id": "i" * 513},
     {"role": "assistant", "function_call": {"name": "f"}}, {"role": "assistant", "function_call": {}},
     {**HELLO, **dict.fromkeys(map(str, range(30)))}, {**HELLO, **dict.fromkeys(map(str, range(31)))},
 ]  # fmt: skip
@@ -96,13 +110,12 @@ def test_of_each_field_at_its_edges(form: str) -> None:
     longest = "max_output_tokens" if form == "responses" else "max_tokens"
     for name in kind.names:
         # Fields without which this one is refused for another's sake.
-        beside = (
-            {longest: 2**31 - 1}
-            if name == "min_tokens"
-            else {"logprobs": True}
-            if name == "top_logprobs" and form == "chat"
-            else {}
-        )
+        besides: dict[str, dict[str, Any]] = {
+            "min_tokens": {longest: 2**31 - 1},
+            "top_logprobs": {"logprobs": True} if form == "chat" else {},
+            "tool_choice": {"tools": [TOOL]} if form == "chat" else {},
+        }
+        beside = besides.get(name, {})
         for value in EDGES:
             if name == "text_1" and isinstance(value, list) and len(value) > 1:
                 continue  # there must be as many of the other

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import BatchwrightError, InvalidRequest, shown
 from batchwright.request import (
+    FORM_FIELDS,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
@@ -43,6 +44,11 @@ _ACCEPTED: dict[str, list[Any]] = {
     "ignore_eos": [True, False],
     "stop_token_ids": [(), (0, 5)],
     "stop": [(), ("a", "\n"), ("終わり🙂",)],
+    "schema": [None, {}, {"type": "object"}, {"properties": {"ключ": {}}}, list[int]],
+    "json_object": [True, False],
+    "regex": [None, "[0-9]+"],
+    "choices": [(), ("a", "b"), ("終わり🙂",)],
+    "grammar": [None, 'start: "a"'],
     "request_id": ["x", "ключ 🙂"],
     "priority": [-(10**30), 0, 5],
     "traffic": ["online", "batch"],
@@ -67,6 +73,11 @@ _REFUSED: dict[str, list[Any]] = {
     "ignore_eos": [0, 1, "true", None],
     "stop_token_ids": [0, 5, False, (-1,), ("a",), (1.5,), "ab", {3: 1}],
     "stop": [0, 5, False, "", ("a", ""), (5,), (None,), {"a": 1}, b"ab"],
+    "schema": [True, False, 5, "x", [], b"x", {"a": math.nan}, {"a": {1, 2}}, {"a": "x" * 300_000}, open],
+    "json_object": [0, 1, None, "true"],
+    "regex": ["", 5, True, b"x", "a" * 300_000],
+    "choices": ["ab", ("",), (5,), (None,), 5, {"a": 1}, ("a",) * 10_001, ("a" * 300_000,)],
+    "grammar": ["", 5, "a" * 300_000],
     "request_id": ["", None, 5, b"x"],
     "priority": [1.0, True, None, "5", math.nan],
     "traffic": ["", "Batch", None, 5, ["batch"]],
@@ -281,11 +292,13 @@ def test_a_request_of_parameters_takes_all_of_them() -> None:
         n=2,
         logprobs=1,
         ignore_eos=True,
+        schema={"type": "object"},
     )
     request = InferenceRequest.of("x", params, request_id="r", priority=0, deadline=2.0, metadata={"k": 1})
     for field in dataclasses.fields(SamplingParams):
         assert getattr(request, field.name) == getattr(params, field.name)
-        assert getattr(params, field.name) != getattr(SamplingParams(), field.name)
+        # Of those that give a form only one can be set.
+        assert field.name in FORM_FIELDS[1:] or getattr(params, field.name) != getattr(SamplingParams(), field.name)
     assert (request.prompt, request.request_id, request.priority) == ("x", "r", 0)
     assert (request.deadline, request.metadata) == (2.0, {"k": 1})
 

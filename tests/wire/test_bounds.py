@@ -13,6 +13,7 @@ from batchwright.wire import bounds
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import EMBEDDINGS_URL, read_embeddings, read_generation
 
+CALL = {"function": {"name": "f", "arguments": "{}"}}
 HELLO = {"role": "user", "content": "Hello"}
 MILLION = 10**6
 
@@ -64,7 +65,7 @@ AT_MOST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         message(content=[{"type": "text", "text": "a" * bounds.MAX_TEXT}]),
         message(content=[{"type": "text", "text": "a" * (bounds.MAX_TEXT + 1)}]),
     ),
-    "messages[1].tool_calls": (message(tool_calls=[{}] * 128), message(tool_calls=[{}] * 129)),
+    "messages[1].tool_calls": (message(tool_calls=[CALL] * 128), message(tool_calls=[CALL] * 129)),
     "messages[1]": (message(**dict.fromkeys("abcdefghijklmnopqrstuvwxyzABCD")), message(**keys(31))),
     "messages[1].a": (message(a=[0] * 9999), message(a=[0] * 10_000)),
     "prompt": ({"prompt": ["a"] * 2048}, {"prompt": ["a"] * 2049}),

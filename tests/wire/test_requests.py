@@ -30,7 +30,7 @@ values = st.recursive(
 names = st.sampled_from([
     "messages", "prompt", "input", "model", "stream", "stream_options", "max_tokens", "temperature", "n", "stop",
     "logprobs", "top_logprobs", "logit_bias", "seed", "priority", "deadline_ms", "encoding_format", "dimensions",
-    "tools", "user", "min_tokens",
+    "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "user", "min_tokens",
 ])  # fmt: skip
 inputs = st.sampled_from(["Hi", ["a", "b"], [1, 2], [[1], [2]], MESSAGES])
 
@@ -83,7 +83,7 @@ def test_more_tokens_at_least_than_the_context_holds() -> None:
     ("body", "param", "code"),
     [
         ({}, "messages", "missing_required_parameter"),
-        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"messages": MESSAGES, "functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"messages": MESSAGES, "response_format": {"type": "json"}}, "response_format", "unsupported_parameter"),
         ({"messages": MESSAGES, "moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
         ({"messages": MESSAGES, "max_token": 3}, "max_token", "unknown_parameter"),

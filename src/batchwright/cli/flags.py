@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -77,6 +79,9 @@ _SAMPLING: dict[str, tuple[Any, str, str]] = {
     "n": (int, "Number of answers to each prompt.", "1"),
     "logprobs": (int, "Log-probabilities of the tokens, and of so many alternatives to each.", ""),
     "ignore_eos": (bool, "Whether to go on after the end of the text.", "false"),
+    "choices": (str, "Texts, separated by commas, one of which the answer is.", "any text"),
+    "regex": (str, "Regular expression that the whole answer matches.", ""),
+    "json_schema": (Path, "File with the JSON Schema that the answer satisfies.", ""),
     "seed": (int, "Same seed, same tokens, on one machine and dtype.", ""),
 }
 
@@ -86,9 +91,22 @@ def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     # With an endpoint, what is left out has the endpoint's own default.
     group = "Sampling, where lines do not say"
     flags = [flag(name, kind, text, group, default) for name, (kind, text, default) in _SAMPLING.items()]
-    return with_flags(
-        command, "sampling", flags, lambda given: {name: value for name, value in given.items() if value is not None}
-    )
+    return with_flags(command, "sampling", flags, _sampling_of)
+
+
+def _sampling_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters of the flags that are given, by name. Raises `InputError`."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "choices" in chosen:
+        chosen["choices"] = tuple(text.strip() for text in chosen["choices"].split(","))
+    if (path := chosen.pop("json_schema", None)) is not None:
+        try:
+            chosen["schema"] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--json-schema {path} cannot be read as JSON: {error}") from error
+        if not isinstance(chosen["schema"], dict):
+            raise InputError(f"--json-schema {path}: must hold a JSON Schema, an object")
+    return chosen
 
 
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:

@@ -65,6 +65,7 @@ class AsyncEngine:
         self.tokenizer = self._engine.core.tokenizer
         """Tokenizer of the model. Any thread may encode, which does not change it."""
         self._clock = self._engine.core.clock
+        self._grammars = self._engine.core.grammars
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -143,6 +144,9 @@ class AsyncEngine:
     async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
         reader = _Reader()
         now = self._clock.now()
+        if (constraint := request.constraint) is not None:
+            # Compiled here, it delays nobody: the engine's thread finds it ready.
+            await asyncio.to_thread(self._grammars.matcher, constraint)
         self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now))
         ended = False
         try:

@@ -17,6 +17,7 @@ from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
+from batchwright.engine.grammars import GrammarDrafter, Grammars, MaskMaker, Masks
 from batchwright.engine.sampling import Sampled, sample
 from batchwright.engine.step.batch import build_batch
 from batchwright.engine.tokenizer import Tokenizer
@@ -49,6 +50,9 @@ class EngineCore:
         self.scheduler = scheduler
         self.clock = clock
         self.max_model_len = max_model_len
+        self.grammars = Grammars(tokenizer, body.vocab_size)
+        """Compiled forms of answers. Any thread may use it."""
+        self._masks = MaskMaker(body.vocab_size)
         self.stats = EngineStats(
             implementation=body.description,
             max_num_seqs=scheduler.max_num_seqs,
@@ -93,10 +97,12 @@ class EngineCore:
                 param="request_id",
             )
         prompt = self._encode(request)
+        constraint = request.constraint
+        matchers = [constraint and self.grammars.matcher(constraint) for _ in range(request.n)]
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline
-        for index in range(request.n):
+        for index, matcher in enumerate(matchers):
             sequence = Sequence(
                 tokens=list(prompt),
                 num_prompt=len(prompt),
@@ -108,9 +114,9 @@ class EngineCore:
                 flow=request.flow,
                 text_pending=stream,
             )
-            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
+            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream, matcher=matcher)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
-                sequence.drafter = Drafter()
+                sequence.drafter = Drafter() if matcher is None else GrammarDrafter(matcher)
             state.generations.append(generation)
         # Nothing raises from here on: `_encode` has asked the scheduler.
         for generation in state.generations:
@@ -217,13 +223,26 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
+        masks = self._masks_for(sampled)
         output = self.body.output(batch, [state.takes_likeliest for state in states])
-        outcomes = iter(sample(output.logits, states, output.likeliest) if sampled else [])
+        outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
         if not sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
             torch.cuda.synchronize(output.logits.device)
         seconds = self.clock.now() - began
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
+
+    def _masks_for(self, sampled: list[Chunk]) -> Masks | None:
+        """Return the masks of the rows whose sequences have a grammar, None if there are none."""
+        rows = [(self._generations[chunk.sequence.ordinal].matcher, chunk.drafts) for chunk in sampled]
+        constrained = [(matcher, drafts) for matcher, drafts in rows if matcher is not None]
+        if not constrained:
+            return None
+        began = self.clock.now()
+        masks = self._masks.masks(constrained)
+        self.stats.mask_seconds += self.clock.now() - began
+        self.stats.masks += len(masks)
+        return masks
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause.
@@ -266,10 +285,29 @@ class EngineCore:
             chunk.sequence.drafter.settle(len(chunk.drafts), accepted)
             self.stats.drafted_tokens += len(chunk.drafts)
             self.stats.accepted_tokens += accepted
+        return events + self._deliver_forced(chunk.sequence, now)
+
+    def _deliver_forced(self, sequence: Sequence, now: float) -> list[StreamEvent]:
+        """Deliver the tokens that a grammar leaves no choice about: known now, they are computed in the next step."""
+        generation = self._generations.get(sequence.ordinal)
+        if generation is None or generation.matcher is None:
+            return []
+        events: list[StreamEvent] = []
+        sequence.forced = 0
+        for token in generation.forced():
+            event = self._deliver(generation, Sampled(token), now)
+            if event is not None:
+                events.append(event)
+            self.stats.forced_tokens += 1
+            if generation.finish_reason is not None:
+                break
+            sequence.forced += 1
         return events
 
     def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> StreamEvent | None:
         state = generation.owner
+        if generation.matcher is not None and (failure := generation.matcher.failure) is not None:
+            return self._fail(state, failure)
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
             return self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))
@@ -285,6 +323,8 @@ class EngineCore:
         try:
             text = generation.accept(outcome)
             response = state.response(now) if generation.finish_reason is not None and state.done else None
+        except GenerationError as error:
+            return self._fail(state, error)
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
             failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -352,8 +392,8 @@ class EngineCore:
         stats = self.stats
         decodes = 0
         for chunk in plan.chunks:
-            if chunk.count == 1 and chunk.start >= chunk.sequence.num_prompt:
-                decodes += 1
+            if chunk.is_decode and chunk.start >= chunk.sequence.num_prompt:
+                decodes += chunk.count
             else:
                 stats.traffic[chunk.sequence.traffic].prefill_tokens += chunk.count
         total, of_batches = plan.num_tokens, plan.num_batch_tokens

@@ -64,11 +64,17 @@ class EngineStats:
     prefill_tokens: int = 0
     """Prompt tokens computed (recomputed ones counted again), without prefix-cache hits."""
     decode_tokens: int = 0
-    """Rows that computed a single next token."""
+    """Rows that computed a next token, forced ones included."""
     drafted_tokens: int = 0
     """Guesses at next tokens that were computed along with decodes."""
     accepted_tokens: int = 0
     """Drafted tokens that were right: each saved its sequence a step."""
+    forced_tokens: int = 0
+    """Generated tokens that a grammar left no choice about: known without a step of their own."""
+    masks: int = 0
+    """Masks of allowed tokens that were computed for answers of a given form."""
+    mask_seconds: float = 0.0
+    """Time that this took, which is part of the steps."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended."""
     generated_tokens: int = 0

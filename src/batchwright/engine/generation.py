@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from batchwright.engine.grammars import Matcher
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
 from batchwright.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from batchwright.errors import BatchwrightError
@@ -16,7 +17,14 @@ class Generation:
     """State of one completion: its sequence, its text so far and why it ended."""
 
     def __init__(
-        self, owner: RequestState, index: int, sequence: Sequence, tokenizer: Tokenizer, *, incremental: bool
+        self,
+        owner: RequestState,
+        index: int,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        *,
+        incremental: bool,
+        matcher: Matcher | None = None,
     ) -> None:
         params = owner.request
         self.owner = owner
@@ -25,7 +33,9 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.first_token_at: float | None = None
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_token_ids)
-        self.sampling = SamplingState(params, index, sequence.tokens, self.ends)
+        self.matcher = matcher
+        self.sampling = SamplingState(params, index, sequence.tokens, self.ends, matcher)
+        self._has_end_token = False
         self._tokenizer = tokenizer
         self._stops = StopStrings(params.stop)
         # Text is needed while tokens come only for streaming and for stop strings.
@@ -52,15 +62,20 @@ class Generation:
         self.sampling.record(token)
         if self._logprobs is not None and outcome.logprobs is not None:
             self._logprobs.append(self._named(token, outcome.logprobs))
+        if self.matcher is not None:
+            self.matcher.advance(token)
         generated = self.sampling.generated
         armed = generated >= params.min_tokens
         text = ""
-        if armed and token in self.ends:
+        if (armed and token in self.ends) or (self.matcher is not None and token in self.matcher.ends):
             self.finish_reason = "stop"
+            self._has_end_token = True
         elif self._detokenizer is not None:
             text, stopped = self._stops.push(self._detokenizer.push([token]), armed=armed)
             if stopped:
                 self.finish_reason = "stop"
+        if self.finish_reason is None and self.matcher is not None and self.matcher.is_complete:
+            self.finish_reason = "stop"  # a token that only says so would take one more step
         if self.finish_reason is None and generated >= params.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
@@ -77,13 +92,28 @@ class Generation:
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "error",
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            form=self._form,
         )
+
+    def forced(self) -> list[int]:
+        """Return the tokens that can only come next by the grammar, and need not be chosen.
+
+        None if log-probabilities are wanted: then each is chosen among all.
+        """
+        if self.matcher is None or self.finish_reason is not None or self._logprobs is not None:
+            return []
+        return self.matcher.forced()
+
+    @property
+    def _form(self) -> object:
+        request = self.owner.request
+        return request.schema if request.schema is not None else True if request.json_object else None
 
     def _complete_text(self) -> str:
         if self._detokenizer is not None:
             return "".join(self._text)
         tokens = self.token_ids
-        if tokens and self.finish_reason == "stop":
+        if self._has_end_token:
             tokens = tokens[:-1]
         text = self._tokenizer.decode(tokens)
         if text.endswith("\ufffd"):  # perhaps a partial character: end as a stream of the same tokens would

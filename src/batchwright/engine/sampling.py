@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchwright.engine.grammars import Masks, Matcher
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.request import SamplingParams
 
@@ -32,6 +33,19 @@ def row_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
         return kernels.row_maxima(logits)
     best, where = logits.max(dim=-1)
     return best, where
+
+
+def mask_rows(logits: Tensor, rows: list[int], masks: Masks) -> None:
+    """Set the logits [any, vocab] of `rows`, in place, to -inf for all tokens whose bits in `masks` are 0."""
+    bits = torch.from_numpy(np.ascontiguousarray(masks))
+    kernels = _kernels(logits)
+    if kernels is not None:
+        kernels.mask_rows(logits, rows, bits)
+        return
+    at = torch.arange(32, dtype=torch.int32, device=logits.device)
+    forbidden = (bits.to(logits.device)[:, :, None] >> at & 1 == 0).flatten(1)[:, : logits.shape[1]]
+    which = torch.tensor(rows, device=logits.device)
+    logits[which] = logits[which].masked_fill(forbidden, -torch.inf)
 
 
 def draw(
@@ -157,8 +171,17 @@ _UNUSED = random.Random(0)
 class SamplingState:
     """State that the choice of one sequence's tokens depends on besides its logits."""
 
-    def __init__(self, params: SamplingParams, index: int, prompt: Sequence[int], ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int,
+        prompt: Sequence[int],
+        ends: frozenset[int],
+        matcher: Matcher | None = None,
+    ) -> None:
         self.params = params
+        self.matcher = matcher
+        """Place of the sequence in its grammar, None if its text has no form to keep."""
         if params.seed is not None:
             self._random = random.Random(f"{params.seed}/{index}")
         else:
@@ -171,6 +194,7 @@ class SamplingState:
         self._generated = array("q")
         self._counts = array("f")
         self._ends = array("q", sorted(ends))
+        self._held_ends = sorted(ends if matcher is None or not params.ignore_eos else ends | matcher.ends)
         self._bias_ids = array("q", params.logit_bias)
         self._bias = array("f", params.logit_bias.values())
         self._penalises = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -192,12 +216,12 @@ class SamplingState:
     @property
     def takes_likeliest(self) -> bool:
         """Whether the next token is the one with the greatest logit, and the logits are needed for nothing else."""
-        return self.params.greedy and self.untouched
+        return self.params.greedy and self.matcher is None and self.untouched
 
     @property
     def follows_from_logits(self) -> bool:
-        """Whether every token depends on its logits only, regardless of earlier tokens."""
-        return self.takes_likeliest and self.params.min_tokens == 0
+        """Whether every token depends on its logits and its grammar only, regardless of earlier tokens otherwise."""
+        return self.params.greedy and self.untouched and self.params.min_tokens == 0
 
     def record(self, token: int) -> None:
         """Record that `token` was chosen."""
@@ -226,8 +250,21 @@ class SamplingState:
             logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
         if self._bias_ids:
             logits[_tensor(self._bias_ids, logits.device)] += _tensor(self._bias, logits.device)
-        if self.generated < params.min_tokens and self._ends:
+        if self.generated < params.min_tokens and self._ends and self.matcher is None:
             logits[_tensor(self._ends, logits.device)] = -torch.inf
+
+    def hold_ends(self, mask: Masks) -> None:
+        """Take the ends out of the sequence's `mask` [words], in place, if they are not wanted yet.
+
+        They stay if nothing else may come: a form that is complete ends.
+        """
+        if self.generated >= self.params.min_tokens and not self.params.ignore_eos:
+            return
+        held = mask.view(np.uint32).copy()
+        for token in self._held_ends:
+            held[token // 32] &= ~np.uint32(1 << token % 32)
+        if held.any():
+            mask[:] = held.view(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,38 +285,61 @@ class Sampled:
 
 
 def sample(
-    logits: Tensor, states: Sequence[SamplingState], likeliest: Mapping[int, int | None] | None = None
+    logits: Tensor,
+    states: Sequence[SamplingState],
+    likeliest: Mapping[int, int | None] | None = None,
+    masks: Masks | None = None,
 ) -> list[Sampled]:
     """Choose the next token of each of `states` by its row of `logits` [rows, vocab]. Does not call `record`.
 
     `likeliest` holds the tokens of states that are already known, by their places, None if the logits were not finite;
-    `logits` then has rows for the other states only.
+    `logits` then has rows for the other states only. `masks` has a row for each state with a grammar, in their order;
+    logits may be overwritten where they forbid a token.
     """
+    others = states if not likeliest else [each for place, each in enumerate(states) if place not in likeliest]
+    chosen = _sample_rows(logits, others, _rows_of_masks(others, masks))
     if not likeliest:
-        return _sample_rows(logits, states)
-    others = iter(_sample_rows(logits, [state for place, state in enumerate(states) if place not in likeliest]))
-    return [Sampled(likeliest[place]) if place in likeliest else next(others) for place in range(len(states))]
+        return chosen
+    rest = iter(chosen)
+    return [Sampled(likeliest[place]) if place in likeliest else next(rest) for place in range(len(states))]
 
 
-def _sample_rows(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+def _rows_of_masks(states: Sequence[SamplingState], masks: Masks | None) -> dict[int, Masks]:
+    """Return the masks [words] by the places of their states."""
+    if masks is None:
+        return {}
+    places = [place for place, state in enumerate(states) if state.matcher is not None]
+    for place, mask in zip(places, masks, strict=True):
+        states[place].hold_ends(mask)
+    return dict(zip(places, masks, strict=True))
+
+
+def _sample_rows(logits: Tensor, states: Sequence[SamplingState], masks: Mapping[int, Masks]) -> list[Sampled]:
     if not states:
         return []
+    # Of the others, whose logits are adjusted first, a copy is masked.
+    masked = [row for row in masks if states[row].untouched]
+    if masked:
+        mask_rows(logits, masked, np.stack([masks[row] for row in masked]))
     best, likeliest = row_maxima(logits)
     finite, tokens = torch.isfinite(best).tolist(), likeliest.tolist()
     _draw_into(tokens, logits, best, states, [row for row, ok in enumerate(finite) if ok and states[row].untouched])
     chosen = [Sampled(token if ok else None) for token, ok in zip(tokens, finite, strict=True)]
     special = [row for row, ok in enumerate(finite) if ok and not states[row].untouched]
     if special:
-        picked = _sample_adjusted(logits[special].float(), [states[row] for row in special])
+        among = {place: masks[row] for place, row in enumerate(special) if row in masks}
+        picked = _sample_adjusted(logits[special].float(), [states[row] for row in special], among)
         for row, outcome in zip(special, picked, strict=True):
             chosen[row] = outcome
     return chosen
 
 
-def _sample_adjusted(own: Tensor, states: list[SamplingState]) -> list[Sampled]:
+def _sample_adjusted(own: Tensor, states: list[SamplingState], masks: Mapping[int, Masks]) -> list[Sampled]:
     adjusted = own.clone()
     for row, state in enumerate(states):
         state.adjust(adjusted[row])
+    if masks:
+        mask_rows(adjusted, [*masks], np.stack([*masks.values()]))
     best, likeliest = row_maxima(adjusted)
     tokens = likeliest.tolist()
     _draw_into(tokens, adjusted, best, states, range(len(states)))

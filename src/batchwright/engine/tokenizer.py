@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+from batchwright.engine.chat_template import ChatTemplate
 from batchwright.engine.long_texts import LongTexts
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from batchwright.request import Prompt
+from batchwright.wire.tool_calls.formats import opens_thought
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -42,6 +45,15 @@ class Tokenizer:
         self._plain = None if backend is None else _plain(self._inner, backend)
         self._long_texts = None if backend is None else LongTexts(backend)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
+        has_template = getattr(self._inner, "chat_template", None) is not None
+        self.chat_template = ChatTemplate(self._inner, folder.name) if has_template else None
+        added: Mapping[str, int] = {} if self.chat_template is None else self._inner.get_added_vocab()
+        markers = frozenset() if self.chat_template is None else self.chat_template.markers
+        self.markers = {text: added[text] for text in sorted(markers) if text in added}
+        """Ids of the tokens that mark calls and thoughts in answers, and so are part of their text."""
+        special = _special_ids(self._inner) if self.markers else frozenset()
+        self._unsaid = special.difference(self.markers.values()) if special & {*self.markers.values()} else None
+        """Special tokens that are no part of texts. None: all."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of `prompt`.
@@ -65,15 +77,23 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids` without special tokens."""
+        """Return the text of `token_ids` without special tokens, except those that mark calls and thoughts."""
         if self._inner is None:
             return ""
+        skip = self._unsaid is None
+        if self._unsaid is not None:
+            token_ids = [token for token in token_ids if token not in self._unsaid]
         text: str
         if self._plain is not None:
-            text = self._plain.decode(token_ids, skip_special_tokens=True)
+            text = self._plain.decode(token_ids, skip_special_tokens=skip)
         else:
-            text = self._inner.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = self._inner.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         return text
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether the prompt ends within a thought, which the answer goes on with."""
+        marks = None if self.chat_template is None else self.chat_template.thought_marks
+        return marks is not None and opens_thought(str(self._inner.decode(prompt[-_END_TOKENS:])), marks)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token, for a special token its name."""
@@ -84,18 +104,23 @@ class Tokenizer:
             self._texts[token_id] = text = str(self._inner.decode([token_id]))
         return text
 
+    def as_json(self) -> str | None:
+        """Return the tokenizer as the text of a `tokenizer.json`; None if it is of another kind."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        own = copy(backend)
+        own.no_padding()
+        own.no_truncation()
+        text: str = own.to_str()
+        return text
+
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:
         if not prompt or not isinstance(prompt[0], Mapping):
             return [int(token) for token in prompt]
-        if self._inner is None or self._inner.chat_template is None:
+        if self.chat_template is None:
             raise InvalidRequest("the model has no chat template: give the prompt as text", param="messages")
-        try:
-            messages = _with_known_roles(prompt, self._inner.get_chat_template())
-            text = self._inner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program that came with the model and may raise anything
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+        text = self.chat_template.render(prompt)
         return self._tokenized(text, add_special_tokens=False)
 
     def _tokenized(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -131,13 +156,9 @@ def _plain(tokenizer: Any, backend: Any) -> Any:
     return backend
 
 
-def _with_known_roles(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:
-    """Return `messages` with `developer`, the newer name of `system`, as `system` if the template does not name it."""
-    known = "'developer'" in template or '"developer"' in template
-    return [
-        dict(message) if known or message["role"] != "developer" else {**message, "role": "system"}
-        for message in messages
-    ]
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    added = {token for token, told in tokenizer.added_tokens_decoder.items() if told.special}
+    return frozenset(added.union(tokenizer.all_special_ids))
 
 
 def _named_by(folder: Path) -> Any:
@@ -173,6 +194,8 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(ends)
 
 
+_END_TOKENS = 16
+"""Last tokens of a prompt in which the opening mark of a thought may be."""
 _REASON_SHOWN = 200
 """Characters of a library's reason that are shown."""
 _INCOMPLETE = "\ufffd"

@@ -7,17 +7,27 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, closing, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.request import (
+    InferenceRequest,
+    InferenceResponse,
+    Prompt,
+    SamplingParams,
+    StreamEvent,
+    Usage,
+)
+from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
+from batchwright.wire.tool_calls.grammar import call_grammar
+from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
 """Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
@@ -92,8 +102,12 @@ class EngineInference(Route):
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
-            responses = await all_of([self._computed(request) for request in requests])
-        return completion_body(head, responses)
+            form = self._form(body, requests)
+            try:
+                responses = await all_of([self._computed(request) for request in requests])
+            except InvalidRequest as error:
+                raise named_in_body(error, call.body) from error
+        return completion_body(replace(head, form=form), responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         if call.endpoint == RESPONSES_URL:
@@ -102,11 +116,11 @@ class EngineInference(Route):
                     yield made_event
             return
         body, head = self._read(call)
-        chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
-            async with aclosing(merged([self._events(request) for request in requests])) as events:
+            chunks = Chunks(replace(head, form=self._form(body, requests)), include_usage=body.include_usage)
+            async with aclosing(merged([self._events(request, call) for request in requests])) as events:
                 async for position, event in events:
                     index = position * body.n + event.index
                     for chunk in chunks.text(
@@ -161,7 +175,7 @@ class EngineInference(Route):
         return [
             InferenceRequest.of(
                 ids,
-                body.params(self._context - len(ids)),
+                self._params(body, ids),
                 request_id=f"{call.request_id}-{next(self._serial)}",
                 priority=body.priority,
                 deadline=left,
@@ -170,6 +184,43 @@ class EngineInference(Route):
             )
             for ids in encoded
         ]
+
+    def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
+        """Return the sampling parameters, which constrain an answer that must call a tool to calls."""
+        params, tools = body.params(self._context - len(prompt)), body.tools
+        tokenizer = self.engine.tokenizer
+        if tools is None or tools.choice != "required" or tokenizer.chat_template is None:
+            return params
+        grammar = call_grammar(
+            tokenizer.chat_template.tool_format,
+            tools.schemas,
+            named=tools.named,
+            parallel=tools.parallel,
+            tokens=tokenizer.markers,
+            thought=tokenizer.chat_template.thought_marks,
+            in_thought=tokenizer.opens_thought(prompt),
+        )
+        return replace(params, grammar=grammar)
+
+    def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
+        """Return what the answers to a chat may consist of; None if it is content only."""
+        tokenizer = self.engine.tokenizer
+        template = tokenizer.chat_template
+        if not body.chat or template is None:
+            return None
+        tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
+        # An answer of a given form has no room for a thought, but for that before a call.
+        has_form = requests[0].is_constrained and (tools is None or tools.choice != "required")
+        marks = None if has_form else template.thought_marks
+        if tools is None and marks is None:
+            return None
+        return AnswerForm(
+            None if tools is None else template.tool_format,
+            None if tools is None else tools.schemas,
+            parallel=tools is None or tools.parallel,
+            thought=marks,
+            in_thought=marks is not None and tokenizer.opens_thought(cast("Sequence[int]", requests[0].prompt)),
+        )
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         try:
@@ -182,12 +233,15 @@ class EngineInference(Route):
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))
 
-    async def _events(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self.engine.stream(request)) as events:
-            async for event in events:
-                if event.response is not None:
-                    self._accepted(event.response)
-                yield event
+    async def _events(self, request: InferenceRequest, call: Call) -> AsyncGenerator[StreamEvent]:
+        try:
+            async with aclosing(self.engine.stream(request)) as events:
+                async for event in events:
+                    if event.response is not None:
+                        self._accepted(event.response)
+                    yield event
+        except InvalidRequest as error:
+            raise named_in_body(error, call.body) from error
 
     def _accepted(self, response: InferenceResponse) -> InferenceResponse:
         """Return `response`. Raises its error, if it has one."""

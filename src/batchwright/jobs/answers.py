@@ -14,8 +14,8 @@ class Answer(NamedTuple):
     """The columns that a table of answers adds to a row."""
 
     answer: object
-    """Text; a list of texts when several were asked for; the vector of an embedding, the label of a classification, the
-    score of a pair. None after an error."""
+    """Text; calls of tools; a list of texts where several were asked for; the vector of an embedding, the label of a
+    classification, the score of a pair. None after an error."""
     finish_reason: str | None
     """Why the first text ended."""
     error: str | None
@@ -26,6 +26,7 @@ class Answer(NamedTuple):
 
 class _Message(msgspec.Struct):
     content: str
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -119,8 +120,9 @@ def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, ob
 
 
 def _content(choice: Mapping[str, Any]) -> object:
+    """What a choice says: its text, or its calls of tools if it has any."""
     message = choice.get("message")
-    return message.get("content") if isinstance(message, dict) else choice.get("text")
+    return (message.get("tool_calls") or message.get("content")) if isinstance(message, dict) else choice.get("text")
 
 
 def _count(value: object) -> int | None:
@@ -136,7 +138,7 @@ def read_answer(result: bytes) -> tuple[AnswerKind | None, Answer]:
     if body is not None and len(body.choices) == 1:
         choice, usage = body.choices[0], body.usage
         text = choice.text if choice.message is None else choice.message.content
-        if text is not None:
+        if text is not None and not (choice.message is not None and choice.message.tool_calls):
             return "text", Answer(text, choice.finish_reason, None, usage.prompt_tokens, usage.completion_tokens)
     line = _decode(result)
     return answer_of(line.response, line.error)

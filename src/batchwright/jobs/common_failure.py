@@ -12,7 +12,9 @@ from batchwright.request import SamplingParams
 _ENOUGH = 20
 """Lines after which the others are taken to fail for the same reason."""
 _ANSWER_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-_FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)}
+_FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)} | {
+    "schema": "--json-schema"
+}
 _ABOUT_FIELDS = frozenset({400, 422})
 """Statuses with which an endpoint says that a field is missing, or is not what it takes."""
 

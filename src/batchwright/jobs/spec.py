@@ -19,7 +19,7 @@ from batchwright.jobs.remote.addresses import scheme_of
 from batchwright.jobs.remote.parts import MANIFEST
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.sources import InputFormat, format_of
-from batchwright.request import SamplingParams
+from batchwright.request import FORM_FIELDS, SamplingParams, portable
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
 TABLES = ("csv", "tsv", "parquet", "arrow")
@@ -157,7 +157,7 @@ class JobSpec:
             "ordered": self.ordered,
             "max_line_bytes": self.max_line_bytes,
             **self.engine_parameters,
-            **json.loads(json.dumps(asdict(defaults))),
+            **_told(defaults),
         }
 
     def check(self) -> None:
@@ -239,6 +239,12 @@ def require_local(role: str, name: str) -> None:
     """Raise `InputError` for an address such as `s3://…` as the name of a file."""
     if scheme := scheme_of(name):
         raise InputError(f"{role} {name}: {scheme}:// is not supported for it, only files on this machine")
+
+
+def _told(defaults: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as JSON values by name; those for the form of answers only if they are set."""
+    told: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
+    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value}
 
 
 def _is_stream(name: str) -> bool:

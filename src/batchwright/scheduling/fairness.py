@@ -265,12 +265,12 @@ def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
 
 
 def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
-    """Return the sequences of `running` that lack only one token and get it in this step, those of small shares first.
+    """Return the sequences of `running` that decode and get their token in this step, those of small shares first.
 
     Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
     without for longest first.
     """
-    ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
+    ready = sorted((each for each in running if each.is_decode), key=_by_crowd)
     if first is None:
         return ready
     chosen = [each for each in ready if not first.must_defer(each)]

@@ -170,7 +170,7 @@ class Places:
     def _goes_first(self, waiting: Sequence) -> bool:
         """Return whether its prompt would have its turn before those of all running sequences."""
         turn = fairness.by_turn(waiting)
-        return all(fairness.by_turn(each) > turn for each in self.online if each.remaining > 1)
+        return all(fairness.by_turn(each) > turn for each in self.online if not each.is_decode)
 
     def _removable(self) -> list[Sequence]:
         """Return the batch sequences that give way to online ones."""
@@ -213,14 +213,15 @@ class Places:
 
     # Blocks
 
-    def make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int]) -> bool:
-        """Make room for one more token, at the cost of the least urgent sequence, which may be this one: False then.
+    def make_room(self, sequence: Sequence, count: int, plan: StepPlan, planned: Container[int]) -> bool:
+        """Make room for `count` more tokens, at the cost of the least urgent sequence, which may be this one: False
+        then.
 
         `planned`: ordinals of those that lose nothing, as this step computes them.
         """
-        if sequence.num_computed < len(sequence.table) * self.blocks.block_size:
+        if sequence.num_computed + count <= len(sequence.table) * self.blocks.block_size:
             return True
-        while not self.blocks.grow(sequence.table, sequence.num_computed + 1):
+        while not self.blocks.grow(sequence.table, sequence.num_computed + count):
             victim = self._victim(sequence, planned)
             self.preempt(victim, plan)
             if victim is sequence:

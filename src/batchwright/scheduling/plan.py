@@ -21,6 +21,9 @@ class Chunk:
     samples: bool
     """Whether it reaches the last known token, whose logits choose the next one."""
 
+    is_decode: bool = False
+    """Whether it is the last chosen token, with those that were appended together with it."""
+
     drafts: list[int] = field(default_factory=list)
     """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
 
@@ -50,7 +53,7 @@ class StepPlan:
 
 def add_drafts(plan: StepPlan, blocks: BlockManager, rows: int) -> None:
     """Add drafts to decodes, as far as they cost nothing: no row beyond `rows`, no block of another sequence."""
-    decodes = [chunk for chunk in plan.chunks if chunk.count == 1 and chunk.samples and chunk.sequence.drafter]
+    decodes = [chunk for chunk in plan.chunks if chunk.is_decode and chunk.samples and chunk.sequence.drafter]
     room = rows - plan.num_tokens
     for place, chunk in enumerate(decodes):
         sequence = chunk.sequence

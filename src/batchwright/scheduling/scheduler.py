@@ -4,7 +4,7 @@ Online sequences are planned first, then those of batches, each class of traffic
 (priority, then deadline, then arrival):
 
 1. waiting sequences of a higher priority than a running one are admitted, at the cost of lower ones where they must;
-2. every running sequence that lacks only its last token gets it (a decode);
+2. every running sequence that lacks only its last token gets it (a decode), with those that are certain to follow it;
 3. running sequences that lack more get a chunk of it;
 4. waiting sequences are admitted, with their cached prefix, while slots, blocks and budget last: an online one at the
    cost of batch ones where it must.
@@ -276,7 +276,7 @@ class Scheduler:
         left -= budget
         # Nor is a step to be much longer than the others.
         room = self.slo.even_room(budget) if bounded else StepRoom(budget)
-        prompts = [each for each in self._places.online if each.remaining > 1]
+        prompts = [each for each in self._places.online if not each.is_decode]
         if contended:
             prompts.sort(key=fairness.by_turn)
             if first is not None and prompts and first.must_defer(prompts[0]):
@@ -299,20 +299,22 @@ class Scheduler:
         return max(self.token_budget // 2 - decodes, self.token_budget // 8, 1)
 
     def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
-        """Plan decodes as far as `budget` and blocks go, and return how many."""
-        planned = set[int]()
+        """Plan decodes as far as `budget` and blocks go, and return the number of their tokens."""
+        planned, left = set[int](), budget
         for sequence in decodes:
-            if len(planned) == budget:
+            if not left:
                 break
+            count = min(sequence.remaining, left)
             if (
-                sequence.remaining == 1
+                sequence.is_decode
                 and sequence.status is Status.RUNNING
                 # Where urgency alone decides, those that are planned already are never victims.
-                and self._places.make_room(sequence, plan, planned)
+                and self._places.make_room(sequence, count, plan, planned)
             ):
-                self._plan(sequence, 1, plan)
+                self._plan(sequence, count, plan)
                 planned.add(sequence.ordinal)
-        return len(planned)
+                left -= count
+        return budget - left
 
     def _admit_online(self, plan: StepPlan, room: StepRoom, first: Precedence | None) -> None:
         """Admit waiting sequences, at the cost of batches where necessary."""
@@ -373,7 +375,7 @@ class Scheduler:
             self._places.place_urgent("batch", plan)
         self._plan_batch_decodes(plan, room)
         for sequence in self._places.batches:
-            if sequence.remaining > 1:
+            if not sequence.is_decode:
                 if not (count := room.most_prompt(sequence.num_computed, sequence.remaining)):
                     break
                 room.take_prompt(sequence.num_computed, count)
@@ -389,22 +391,28 @@ class Scheduler:
             self._plan(waiting, count, plan)
 
     def _plan_batch_decodes(self, plan: StepPlan, room: StepRoom) -> None:
-        decodes = [sequence for sequence in self._places.batches if sequence.remaining == 1]
-        if not room.fits_rows(len(decodes), sum(len(sequence.tokens) for sequence in decodes)):
+        decodes = [sequence for sequence in self._places.batches if sequence.is_decode]
+        rows = sum(sequence.remaining for sequence in decodes)
+        if not room.fits_rows(rows, sum(len(sequence.tokens) for sequence in decodes)):
             decodes.sort(key=_turn)
         planned = set[int]()
         for sequence in decodes:
             if not room.fits_row(len(sequence.tokens)):
                 continue
-            if sequence.status is Status.RUNNING and self._places.make_room(sequence, plan, planned):
-                room.take_row(len(sequence.tokens))
-                self._plan(sequence, 1, plan)
+            if sequence.status is not Status.RUNNING:
+                continue
+            start, count = sequence.num_computed, sequence.remaining
+            if count > 1:
+                count = max(1, room.most_prompt(start, count))
+            if self._places.make_room(sequence, count, plan, planned):
+                room.take_prompt(start, count)
+                self._plan(sequence, count, plan)
                 planned.add(sequence.ordinal)
 
     def _plan(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         start = sequence.num_computed
         samples = start + count == len(sequence.tokens)
-        plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples))
+        plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples, sequence.is_decode))
         shares = self._places.shares[sequence.traffic]
         if shares.contended:
             shares.serve(sequence, count)

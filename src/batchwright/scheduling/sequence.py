@@ -32,8 +32,8 @@ class Status(Enum):
 class Sequence:
     """Sequence whose computed tokens chase its known tokens: a step computes some of `tokens[num_computed:]`.
 
-    The caller appends a token to `tokens` after a step that computed all of them, and sets nothing else but
-    `text_pending`; the scheduler sets the rest.
+    The caller appends a token to `tokens` after a step that computed all of them, and with it others that are certain
+    to follow it, if there are any. It sets nothing else but `forced` and `text_pending`; the scheduler sets the rest.
     """
 
     tokens: list[int]
@@ -73,6 +73,8 @@ class Sequence:
     """Serial number of the last chunk of it that was computed."""
     text_pending: bool = False
     """Whether a reader of its text has not been given any yet. Set by the caller."""
+    forced: int = 0
+    """Number of tokens that were appended together with the last one that was chosen. Set by the caller."""
     share: Share | None = None
     """Account of its request."""
     queue_entry: int = -1
@@ -87,6 +89,11 @@ class Sequence:
     def remaining(self) -> int:
         """Number of known tokens that are not computed yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it lacks no more than the last chosen token, with those that were appended together with it."""
+        return self.remaining <= 1 + self.forced
 
     @property
     def num_generated(self) -> int:

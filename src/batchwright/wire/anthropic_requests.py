@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from batchwright.errors import InvalidRequest, shown
+from batchwright.wire.answer_forms import FORM_NAMES
 from batchwright.wire.fields import IGNORED, REFUSED, check_names, require_type
 
 Body: TypeAlias = dict[str, Any]
@@ -28,6 +29,7 @@ DROPPED = IGNORED.keys() - TAKEN - {"store"}
 """Fields that go nowhere, since no answer depends on them: labels, and hints for a cache or for speed."""
 _NO_COUNTERPART: Mapping[str, tuple[object, ...]] = {
     **{name: values for name, values in REFUSED.items() if name not in TAKEN},
+    **{name: () for name in FORM_NAMES if name not in TAKEN},
     "frequency_penalty": (0,),
     "ignore_eos": (False,),
     "logit_bias": ({},),

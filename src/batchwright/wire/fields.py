@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
+from batchwright.wire.answer_forms import FORM_NAMES, form_overrides
 from batchwright.wire.bounds import MAX_TOKEN_DIGITS, require_few_fields, require_size
 
 _AS_THEY_ARE = frozenset({
@@ -16,14 +17,13 @@ _AS_THEY_ARE = frozenset({
 })  # fmt: skip
 _TRANSLATED = frozenset({
     "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
-    "priority", "deadline", "deadline_ms",
+    "priority", "deadline", "deadline_ms", *FORM_NAMES,
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
 IGNORED: Mapping[str, type] = {
     "metadata": dict,
     "model": str,
-    "parallel_tool_calls": bool,
     "prediction": dict,
     "prompt_cache_key": str,
     "prompt_cache_options": dict,
@@ -48,18 +48,13 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": _NO_TOOLS,
     "functions": _NO_TOOLS,
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
     "moderation": (),
+    "parallel_tool_calls": (True, False),
     "prompt_logprobs": (False,),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "stream": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": _NO_TOOLS,
     "tools": _NO_TOOLS,
@@ -68,7 +63,9 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that would change the result but are not supported, and their values that, like null, ask for nothing."""
+"""Fields that would change the result but are not supported, and their values that, like null, ask for nothing.
+
+Some are for chats only (`chats.CHAT_NAMES`), and refused elsewhere."""
 
 DEFAULT_PRIORITY = 5
 
@@ -187,7 +184,7 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
         overrides["logit_bias"] = _logit_bias(given["logit_bias"])
     if "logprobs" in given or "top_logprobs" in given:
         overrides["logprobs"] = _logprobs(given, chat=chat)
-    return overrides
+    return overrides | form_overrides(given)
 
 
 def deadline_seconds(body: Mapping[str, object]) -> float | None:

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
+from batchwright.constraints import schema_of
 from batchwright.errors import InvalidRequest, shown
-from batchwright.request import Prompt, SamplingParams
+from batchwright.request import FORM_FIELDS, Prompt, SamplingParams
+from batchwright.wire.answer_forms import FORM_NAMES, form_fields, named_in_body
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
+from batchwright.wire.chats import CHAT_NAMES, ChatTools, read_chat, read_tools
 from batchwright.wire.fields import (
     MAX_TOKENS,
     check_names,
@@ -55,7 +58,7 @@ _FIELDS_OF = {
     "logprobs": {"logprobs", "top_logprobs"},
 }
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
-_CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
+_CHAT_NAMES = frozenset({"messages", "stream", "stream_options"}) | CHAT_NAMES
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
 _EMBEDDING_NAMES = frozenset({
     "dimensions", "encoding_format", "input", "truncate_prompt_tokens", "priority", "deadline", "deadline_ms",
@@ -80,6 +83,8 @@ class GenerationBody:
     include_usage: bool
     """Whether a stream ends with its token counts."""
     _params: SamplingParams
+    tools: ChatTools | None = None
+    """Tools of a chat. None: it has none."""
 
     @property
     def n(self) -> int:
@@ -126,8 +131,19 @@ def read_generation(
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
         given = required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
-        params = replace(defaults, **overrides) if overrides else defaults
-        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else texts_or_tokens("prompt", given)
+        try:
+            params = replace(defaults, **overrides) if overrides else defaults
+        except InvalidRequest as error:
+            raise named_in_body(error, body) from error
+        tools = read_tools(body) if chat else None
+        if tools is not None and tools.choice == "required" and params.is_constrained:
+            raise InvalidRequest(
+                "tool_choice requires a call, which cannot have another form as well: leave out one of them",
+                param="tool_choice",
+            )
+        prompts: tuple[Prompt, ...] = (
+            (read_chat(_messages(given), body, tools),) if chat else texts_or_tokens("prompt", given)
+        )
         _require_answer_size(prompts, params, chat=chat)
         return GenerationBody(
             chat=chat,
@@ -138,6 +154,7 @@ def read_generation(
             stream=wants_stream(body),
             include_usage=_include_usage(body.get("stream_options")),
             _params=params,
+            tools=tools,
         )
     except InvalidRequest:
         raise
@@ -237,7 +254,16 @@ def with_defaults(
     """
     if isinstance(defaults, SamplingParams):
         defaults = {name: value for name, value in vars(defaults).items() if value != getattr(OPENAI_DEFAULTS, name)}
-    filled = {name: value for name, value in defaults.items() if not _FIELDS_OF.get(name, {name}) & body.keys()}
+    form = {name: defaults[name] for name in FORM_FIELDS if name in defaults}
+    if form.get("schema") is not None:
+        form["schema"] = schema_of(form["schema"])
+    filled = {
+        name: value
+        for name, value in defaults.items()
+        if name not in form and not _FIELDS_OF.get(name, {name}) & body.keys()
+    }
+    if not body.keys() & {*FORM_NAMES, "text"}:
+        filled |= form_fields(form, responses=responses)
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     if responses and "max_tokens" in filled:

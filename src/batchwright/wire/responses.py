@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -13,6 +14,8 @@ import numpy.typing as npt
 
 from batchwright.request import FinishReason, InferenceResponse, TokenLogprob, Usage
 from batchwright.wire.requests import EncodingFormat
+from batchwright.wire.tool_calls.parser import AnswerForm, AnswerParser
+from batchwright.wire.tool_calls.pieces import Arguments, CallBegin, Content, Piece, Thought
 
 Body = dict[str, Any]
 Embedding: TypeAlias = str | list[float]
@@ -42,6 +45,14 @@ class Head:
     """Number of completions of each prompt: choice `i` of prompt `p` has the index `p·n + i`."""
     system_fingerprint: str | None = None
     """Fingerprint of what computes: while it stays the same, so do the answers to requests with the same seed."""
+    form: AnswerForm | None = None
+    """What answers to a chat may consist of. None: of content only."""
+
+    def call_id(self, index: int, call: int) -> str:
+        """Return the id of a call of choice `index`, which no other response has."""
+        digest = blake2b(f"{self.key}/{index}/{call}".encode(), digest_size=12).hexdigest()
+        short = self.form is not None and self.form.tool_format is not None and self.form.tool_format.short_ids
+        return digest[:9] if short else f"call_{digest}"
 
     def body(self, choices: list[Body], *, chunk: bool = False) -> Body:
         """Return a body with these choices."""
@@ -63,12 +74,34 @@ def completion_body(head: Head, responses: Sequence[InferenceResponse]) -> Body:
         for choice in response.choices:
             index, reason = position * head.n + choice.index, choice.finish_reason
             if head.chat:
-                message = {"role": "assistant", "content": choice.text, "refusal": None}
+                message, ended = _message(head, index, choice.text, reason)
                 logprobs = _chat_logprobs(choice.logprobs)
-                choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+                choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": ended})
             else:
                 choices.append(_text_choice(index, choice.text, choice.logprobs, reason))
     return head.body(choices) | {"usage": _usage([response.usage for response in responses])}
+
+
+def _message(head: Head, index: int, text: str, reason: str) -> tuple[Body, str]:
+    """Return the message of a choice, and why it ended."""
+    if head.form is None:
+        return {"role": "assistant", "content": text, "refusal": None}, reason
+    answer = head.form.parse(text)
+    message: Body = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.thought:
+        message["reasoning_content"] = answer.thought
+    if not answer.calls:
+        return message, reason
+    message["content"] = answer.content or None
+    message["tool_calls"] = [
+        {
+            "id": head.call_id(index, position),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for position, call in enumerate(answer.calls)
+    ]
+    return message, "tool_calls" if reason == "stop" else reason
 
 
 class Chunks:
@@ -80,6 +113,9 @@ class Chunks:
         self._include_usage = include_usage
         self._offsets: dict[int, int] = {}
         """Number of characters of the tokens so far, by the index of each choice that has begun."""
+        self._parsers: dict[int, AnswerParser] = {}
+        self._calling: set[int] = set()
+        """Indices of the choices that have a call."""
 
     def text(
         self,
@@ -96,18 +132,46 @@ class Chunks:
             offset = self._offsets.get(index, 0)
             self._offsets[index] = offset + sum(len(entry.token) for entry in logprobs or ())
             return [self._chunk([_text_choice(index, text, logprobs, finish_reason, offset)])]
-        deltas: list[tuple[Body, Body | None, FinishReason | None]] = []
+        deltas: list[tuple[Body, Body | None, str | None]] = []
         if index not in self._offsets:
             self._offsets[index] = 0
             deltas.append(({"role": "assistant", "content": "", "refusal": None}, None, None))
-        if text or logprobs:
-            deltas.append(({"content": text}, _chat_logprobs(logprobs), None))
+        said = self._said(index, text, is_last=finish_reason is not None)
+        if logprobs and not said:
+            said = [{"content": ""}]
+        # The log-probabilities of the tokens come with the first piece of their text.
+        deltas += [(each, None if at else _chat_logprobs(logprobs), None) for at, each in enumerate(said)]
         if finish_reason is not None:
-            deltas.append(({}, None, finish_reason))
+            calls = finish_reason == "stop" and index in self._calling
+            deltas.append(({}, None, "tool_calls" if calls else finish_reason))
         return [
             self._chunk([{"index": index, "delta": delta, "logprobs": named, "finish_reason": reason}])
             for delta, named, reason in deltas
         ]
+
+    def _said(self, index: int, text: str, *, is_last: bool) -> list[Body]:
+        """Return the deltas for new text of a chat."""
+        form = self._head.form
+        if form is None:
+            return [{"content": text}] if text else []
+        parser = self._parsers.get(index) or self._parsers.setdefault(index, form.parser())
+        pieces = parser.push(text) + (parser.finish() if is_last else [])
+        return [self._delta(index, piece) for piece in pieces]
+
+    def _delta(self, index: int, piece: Piece) -> Body:
+        match piece:
+            case Content():
+                return {"content": piece.text}
+            case Thought():
+                return {"reasoning_content": piece.text}
+            case CallBegin():
+                self._calling.add(index)
+                call = {"id": self._head.call_id(index, piece.call), "type": "function"}
+                return {"tool_calls": [
+                    {"index": piece.call, **call, "function": {"name": piece.name, "arguments": ""}}
+                ]}  # fmt: skip
+            case Arguments():
+                return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
 
     def usage(self, usages: Sequence[Usage]) -> list[Body]:
         """Return the chunk that ends the stream, if there is one, given the token counts of each prompt."""

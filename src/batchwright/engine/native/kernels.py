@@ -33,6 +33,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "silu_mul": [c_void_p] * 2 + [c_int64] * 2,
     "row_maxima": [c_void_p] * 3 + [c_int64] * 3,
     "draw_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64] + [c_void_p] * 7,
+    "mask_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64, c_void_p, c_int64],
 }
 
 
@@ -152,6 +153,12 @@ class NativeKernels:
         self._bound.draw_rows(_address(logits), *sizes, _address(which), len(rows), *map(_address, pointers))
         drawn: list[int] = tokens.tolist()
         return drawn
+
+    def mask_rows(self, logits: Tensor, rows: list[int], masks: Tensor) -> None:
+        """Set the logits [any, vocab] of `rows` to -inf where their bits in `masks` [rows, words] int32 are 0."""
+        which = torch.tensor(rows)
+        sizes = (logits.stride(0), logits.shape[1])
+        self._bound.mask_rows(_address(logits), *sizes, _address(which), len(rows), _address(masks), masks.shape[1])
 
 
 @functools.cache

@@ -157,6 +157,26 @@ void draw_rows(const T* logits, int64_t stride, int64_t dim, const int64_t* rows
   }
 }
 
+// Minus infinity for the tokens whose bit in a row's mask is 0.
+template <class T>
+void mask_rows(T* logits, int64_t stride, int64_t dim, const int64_t* rows, int64_t count, const uint32_t* masks,
+               int64_t words) {
+  T none;
+  store(&none, -std::numeric_limits<float>::infinity());
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < count; ++i) {
+    T* row = logits + rows[i] * stride;
+    const uint32_t* mask = masks + i * words;
+    for (int64_t start = 0; start < dim; start += 32) {
+      const uint32_t bits = start / 32 < words ? mask[start / 32] : 0;
+      if (bits == ~0u) continue;
+      const int64_t end = std::min<int64_t>(dim - start, 32);
+      for (int64_t token = 0; token < end; ++token)
+        if (!(bits >> token & 1)) row[start + token] = none;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bw
 
@@ -167,6 +187,10 @@ void draw_rows(const T* logits, int64_t stride, int64_t dim, const int64_t* rows
                                       const double* uniforms, int64_t* tokens) {                                      \
     bw::draw_rows<T>(logits, stride, dim, rows, count, greatest, temperatures, min_p, top_k, top_p, uniforms,         \
                      tokens);                                                                                         \
+  }                                                                                                                    \
+  extern "C" void bw_mask_rows_##NAME(T* logits, int64_t stride, int64_t dim, const int64_t* rows, int64_t count,      \
+                                      const uint32_t* masks, int64_t words) {                                          \
+    bw::mask_rows<T>(logits, stride, dim, rows, count, masks, words);                                                  \
   }
 
 BW_SAMPLING(f32, float)

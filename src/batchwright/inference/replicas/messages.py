@@ -14,7 +14,7 @@ from batchwright import errors
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Call, WorkUnderWay
 from batchwright.inference.replicas.replica import ReplicaFacts
-from batchwright.request import Flow, SamplingParams, Traffic
+from batchwright.request import Flow, SamplingParams, Traffic, portable
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
@@ -61,7 +61,7 @@ class Ask(msgspec.Struct, tag=True):
     def of(cls, number: int, call: Call, *, stream: bool) -> Ask:
         """Return the message for a call."""
         defaults = call.defaults
-        params = defaults if isinstance(defaults, SamplingParams) else None
+        params = portable(defaults) if isinstance(defaults, SamplingParams) else None
         given = None if defaults is None or params is not None else dict(cast("Mapping[str, Any]", defaults))
         body = _encoded_body(call.body)
         return cls(

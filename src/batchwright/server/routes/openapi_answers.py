@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, WithJsonSchema
 
+from batchwright.constraints import MAX_CHARACTERS
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
 from batchwright.wire import bounds, text_responses
 from batchwright.wire.api_model import ApiModel
+from batchwright.wire.chats import EFFORTS, TEMPLATE_OPTIONS, TOOL_NAME
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
 from batchwright.wire.requests import ROLES
 
@@ -81,10 +83,54 @@ _COMMON: dict[str, _Schema] = {
         "description": "The same in seconds. Only one of the two may be given.",
     },
 }
+_FORM_TEXT = _text(MAX_CHARACTERS, minLength=1)
+_FORM_SCHEMA: _Schema = {"type": "object", "maxProperties": bounds.MAX_VALUES - 1}
+_FORM_CHOICES = _list(_FORM_TEXT, bounds.MAX_VALUES - 1, minItems=1)
+_FORMS: dict[str, _Schema] = {
+    "json": _FORM_SCHEMA,
+    "regex": _FORM_TEXT,
+    "choice": _FORM_CHOICES,
+    "grammar": _FORM_TEXT,
+    "json_object": {"const": True},
+}
+"""What vLLM's `structured_outputs` may have, of which one is given."""
+_NO_FORM: dict[str, _Schema] = {name: {"enum": [None, False] if name == "json_object" else [None]} for name in _FORMS}
+_ANSWER_FORM: dict[str, _Schema] = {
+    "response_format": _either(
+        {
+            "type": "object",
+            "required": ["type"],
+            "maxProperties": bounds.MAX_VALUES - 1,
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "json_schema"],
+            "maxProperties": bounds.MAX_VALUES - 1,
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"type": "object", "required": ["schema"], "properties": {"schema": _FORM_SCHEMA}},
+            },
+        },
+        description="Form of the answer: a JSON object, or JSON that satisfies a schema.",
+    ),
+    "structured_outputs": _either(
+        *(
+            {"type": "object", "properties": {**_NO_FORM, **given}, "additionalProperties": _NULL}
+            for given in ({}, *({name: schema} for name, schema in _FORMS.items()))
+        ),
+        description="The same for vLLM's clients: `json`, `regex`, `choice`, `grammar` (Lark) or `json_object`.",
+    ),
+    **{
+        f"guided_{name}": _either(_FORMS[name], description=f"As `{name}` of `structured_outputs`.")
+        for name in ("json", "regex", "choice", "grammar")
+    },
+}
 _STOP = _text(bounds.MAX_STOP, minLength=1)
 _GENERATION: dict[str, _Schema] = {
     **{name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in REFUSED.items()},
     **_COMMON,
+    **_ANSWER_FORM,
     "max_tokens": _whole(
         *RANGES["max_tokens"], description="Most tokens of an answer; left out: as many as the model's context holds."
     ),
@@ -126,6 +172,43 @@ _GENERATION: dict[str, _Schema] = {
         "description": "With `include_usage: true` the last event counts the tokens.",
     },
 }
+_TOOL: _Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments."},
+                "strict": _FLAG,
+            },
+        },
+    },
+    "maxProperties": bounds.MAX_VALUES - 1,
+}
+_NAMED_TOOL: _Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    },
+}
+_TOOL_CALL: _Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
+        }
+    },
+}
 _PART: _Schema = {
     "type": "object",
     "required": ["type", "text"],
@@ -141,7 +224,7 @@ _MESSAGE: _Schema = {
         "role": {"enum": list(ROLES)},
         "content": _either(*_CONTENT),
         "name": _either(_text(bounds.MAX_NAME)),
-        "tool_calls": _either(_list({}, bounds.MAX_TOOLS)),
+        "tool_calls": _either(_list(_TOOL_CALL, bounds.MAX_TOOLS)),
         "tool_call_id": _either(_text(bounds.MAX_LABEL)),
         "function_call": _either(_JSON[dict]),
     },
@@ -186,6 +269,25 @@ ChatBody = Annotated[
             "messages": _list(_MESSAGE, bounds.MAX_MESSAGES, minItems=1, description="The chat so far."),
             "logprobs": {**_FLAG, "description": "Give the log-probability of each token of the answer."},
             "top_logprobs": _whole(0, MAX_TOP_LOGPROBS, description="Needs `logprobs: true`."),
+            "tools": _either(_list(_TOOL, bounds.MAX_TOOLS), description="Functions that the model may call."),
+            "tool_choice": {
+                "anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED_TOOL],
+                "default": "auto",
+                "description": "Whether a tool may or must be called, or which one must.",
+            },
+            "parallel_tool_calls": {**_FLAG, "default": True, "description": "Whether an answer may have several."},
+            "reasoning_effort": {
+                "enum": [None, *EFFORTS],
+                "description": "How much a model that thinks is to think; others take none.",
+            },
+            "chat_template_kwargs": {
+                "type": ["object", "null"],
+                "properties": {
+                    name: {"type": {bool: "boolean", int: "integer"}[kind]} for name, kind in TEMPLATE_OPTIONS.items()
+                },
+                "additionalProperties": False,
+                "description": "Variables of the model's chat template. Not OpenAI's.",
+            },
         },
         anyOf=_TOP_LOGPROBS_NEED_LOGPROBS,
     ),
@@ -343,9 +445,24 @@ class GenerationUsage(UsageObject):
     completion_tokens: int
 
 
+class FunctionCall(_Open):
+    name: str
+    arguments: str
+    """Text of a JSON object."""
+
+
+class ToolCall(_Open):
+    id: str
+    type: str
+    function: FunctionCall
+
+
 class ChatMessage(_Open):
     role: str
     content: str | None
+    reasoning_content: str | None = None
+    """What a model that thinks wrote before its answer."""
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(_Open):

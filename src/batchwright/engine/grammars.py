@@ -1,0 +1,287 @@
+"""Grammars: constraints compiled for the tokens of a model, and matchers that say which tokens may come next.
+
+llguidance does the work: it compiles schemas, expressions and grammars, and computes the masks of tokens, without the
+interpreter's lock. A constraint is compiled once for all requests that share it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchwright.constraints import Constraint
+from batchwright.errors import GenerationError, InvalidRequest, MissingExtra
+from batchwright.scheduling import Drafter
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from batchwright.engine.tokenizer import Tokenizer
+
+Masks = npt.NDArray[np.int32]
+"""Tokens that may come next, one bit for each: [rows, words]."""
+
+_KEPT = 128
+"""Compiled constraints that are kept, those used last."""
+_MOST_FORCED = 16
+"""Most tokens that are appended at once without being chosen: a block of the KV cache."""
+_JSON = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "lenient": False}
+"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated."""
+_NESTED = {
+    "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
+    "schema": ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"),
+    "list": ("anyOf", "oneOf", "allOf", "prefixItems", "items"),
+}
+"""Keywords with schemas below them: by name, directly, and in a list."""
+_REASON_SHOWN = 500
+
+
+class Grammars:
+    """Grammars of one model, whose logits have a value for each of `width` tokens. Any thread may use it."""
+
+    def __init__(self, tokenizer: Tokenizer, width: int) -> None:
+        self._tokenizer = tokenizer
+        self._width = width
+        self._lock = threading.Lock()
+        self._vocabulary: _Vocabulary | None = None
+        self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """Return a matcher at the beginning of a text. Raises `InvalidRequest` if the constraint cannot be kept."""
+        vocabulary = self._ready(constraint)
+        with self._lock:
+            compiled = self._compiled.setdefault(constraint, _Compiled())
+            self._compiled.move_to_end(constraint)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        # Others may go on while this one is compiled, which takes a second at worst.
+        return Matcher(compiled.begin(constraint, vocabulary), vocabulary.ends)
+
+    def _ready(self, constraint: Constraint) -> _Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _Vocabulary.of(self._tokenizer, self._width, constraint.kind)
+            return self._vocabulary
+
+
+class Matcher:
+    """Place of one text in its grammar. Drafts, masks and forced tokens are for the place after the last `advance`."""
+
+    def __init__(self, inner: LLMatcher, ends: frozenset[int]) -> None:
+        self.inner = inner
+        self.ends = ends
+        """Tokens that end a text."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text matches and nothing can follow it."""
+        return self.inner.is_stopped() and not self.inner.is_error()
+
+    @property
+    def failure(self) -> GenerationError | None:
+        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may."""
+        if not self.inner.is_error():
+            return None
+        return GenerationError(f"the answer's grammar takes too much work: {_first_line(self.inner.get_error())}")
+
+    def advance(self, token: int) -> None:
+        """Take the next token. Raises `GenerationError` for one that the grammar does not allow."""
+        if not self.inner.consume_token(token):
+            raise self.failure or GenerationError(f"token {token} is not allowed by the answer's grammar")
+
+    def forced(self) -> list[int]:
+        """Return the tokens that can only come next, at most as many as a block of the KV cache holds."""
+        return self.inner.compute_ff_tokens()[:_MOST_FORCED]
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` may come next, one after the other."""
+        return self.inner.validate_tokens([*tokens])
+
+
+class GrammarDrafter(Drafter):
+    """Draft maker for a sequence with a grammar: it guesses nothing that the grammar does not allow."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        super().__init__()
+        self._matcher = matcher
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        drafts = super().draft(tokens, most)
+        return drafts[: self._matcher.allowed(drafts)] if drafts else drafts
+
+
+class MaskMaker:
+    """Maker of masks for the rows of a step, in parallel."""
+
+    def __init__(self, width: int) -> None:
+        self._words = -(-width // 32)
+        self._executor: Any = None
+
+    def masks(self, rows: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
+        """Return a mask for the token after each matcher's text and after each of its drafts, which it allows."""
+        from llguidance import LLExecutor
+        from llguidance.numpy import (
+            fill_next_token_bitmask_par,
+            fill_next_token_bitmask_par_with_draft_tokens,
+        )
+
+        if self._executor is None:
+            self._executor = LLExecutor()
+        starts = np.cumsum([0, *(1 + len(drafts) for _, drafts in rows)])
+        masks = np.zeros((int(starts[-1]), self._words), np.int32)
+        placed = [
+            (matcher.inner, int(start), [*drafts]) for start, (matcher, drafts) in zip(starts, rows, strict=False)
+        ]
+        if plain := [(inner, start) for inner, start, drafts in placed if not drafts]:
+            fill_next_token_bitmask_par(self._executor, plain, masks)
+        if drafting := [each for each in placed if each[2]]:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafting, masks)
+        return masks
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """A constraint that is compiled when it is first needed, or the reason why it cannot be."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    start: LLMatcher | None = None
+    refusal: str | None = None
+
+    def begin(self, constraint: Constraint, vocabulary: _Vocabulary) -> LLMatcher:
+        """Return a matcher of its own for the caller. Raises `InvalidRequest`."""
+        with self.lock:
+            if self.start is None and self.refusal is None:
+                self.start, self.refusal = _compile(constraint, vocabulary)
+            if self.start is None:
+                raise InvalidRequest(f"{constraint.kind}: {self.refusal}", param=constraint.kind)
+            return self.start.deep_copy()
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """The tokens of a model, as llguidance takes them."""
+
+    tokenizer: LLTokenizer
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, width: int, param: str) -> _Vocabulary:
+        """Raises `InvalidRequest`, naming `param`, for a model without a tokenizer of the usual kind."""
+        try:
+            from llguidance import LLTokenizer
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of_engine("an answer of a given form", error) from error
+        written = tokenizer.as_json()
+        if written is None:
+            raise InvalidRequest(
+                f"{param}: answers of a given form need a tokenizer with a tokenizer.json, which the model has not",
+                param=param,
+            )
+        try:
+            found = LLTokenizer(written, n_vocab=width, eos_token=sorted(tokenizer.eos_token_ids) or None)
+        except Exception as error:  # a tokenizer of a kind that it does not know
+            raise InvalidRequest(
+                f"{param}: answers of a given form are not possible with the model's tokenizer: {error}", param=param
+            ) from error
+        return cls(found, tokenizer.eos_token_ids | frozenset(found.eos_tokens))
+
+
+def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher | None, str | None]:
+    """Return the matcher of a constraint, or why there is none."""
+    from llguidance import LLMatcher
+
+    try:
+        source = _source(constraint)
+    except ValueError as error:
+        return None, f"cannot be read: {error}"
+    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
+    if not matcher.is_error():
+        return matcher, None
+    reason = matcher.get_error()
+    if constraint.kind != "schema":
+        return None, _shown(reason)
+    return None, f"{_place(json.loads(constraint.text), reason)} is not supported: {_shown(reason)}"
+
+
+def _source(constraint: Constraint) -> str:
+    """Return the constraint as a grammar of llguidance. Raises ValueError for a schema that is nested too deep."""
+    from llguidance import LLMatcher
+
+    match constraint.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_JSON)
+        case "schema":
+            return LLMatcher.grammar_from_json_schema(constraint.text, overrides=_JSON)
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.text)
+        case "choices":
+            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        case "grammar":
+            return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def _limits() -> Any:
+    """Return what a grammar may take: memory of tens of megabytes, and some 10 ms for a mask."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def _place(schema: Mapping[str, Any], reason: str) -> str:
+    """Return where in `schema` the innermost part is that is refused for the same reason, as a JSON pointer."""
+    shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
+    where, part = "#", schema
+    while True:
+        for step, inner in _parts(part):
+            if _refusal({**shared, **inner}) == reason and {**shared, **inner} != part:
+                where, part = f"{where}/{step}", inner
+                break
+        else:
+            return where
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the schemas directly below `schema`, with their places in it."""
+    for kind, names in _NESTED.items():
+        for name in names:
+            below = schema.get(name)
+            if kind == "schemas" and isinstance(below, Mapping):
+                pairs: list[tuple[str, Any]] = [(f"{name}/{_escaped(key)}", each) for key, each in below.items()]
+            elif kind == "list" and isinstance(below, list):
+                pairs = [(f"{name}/{number}", each) for number, each in enumerate(below)]
+            else:
+                pairs = [(name, below)] if kind == "schema" else []
+            yield from ((step, each) for step, each in pairs if isinstance(each, Mapping))
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _refusal(schema: Mapping[str, Any]) -> str | None:
+    from llguidance import LLMatcher
+
+    try:
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
+    except ValueError:
+        return None
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
+    return messages[0] if failed else None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _shown(reason: str) -> str:
+    """Return a reason of llguidance in one line."""
+    text = " ".join(reason.replace("Unimplemented keys:", "unknown keywords").replace("<non-verbose/>", "").split())
+    return text if len(text) <= _REASON_SHOWN else f"{text[:_REASON_SHOWN]}…"

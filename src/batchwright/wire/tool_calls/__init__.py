@@ -1,0 +1,1 @@
+"""Calls of tools and thoughts in generated text: the formats that models write them in, and what these mean."""

@@ -1,0 +1,99 @@
+"""Grammars of answers that must call a tool, in the Lark dialect of llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchwright.errors import InvalidRequest
+from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
+from batchwright.wire.tool_calls.sections import Tools
+
+_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+"""White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
+_TEXT = r"/(.|\n)*/"
+
+
+def call_grammar(
+    form: ToolFormat,
+    tools: Tools,
+    *,
+    named: str | None = None,
+    parallel: bool = True,
+    tokens: Mapping[str, int],
+    thought: ThoughtMarks | None = None,
+    in_thought: bool = False,
+) -> str:
+    """Return the grammar of answers that call a tool, or several if `parallel`, with arguments as their schemas say.
+
+    With `named` only that tool is called, once. `tokens` has the ids of those markers that are tokens of
+    their own. With `thought` the model may think before it calls; `in_thought` as in `AnswerForm`.
+
+    Raises `InvalidRequest` if the format writes arguments as plain text, which no schema constrains.
+    """
+    if form.name == "qwen_coder":
+        raise InvalidRequest(
+            "tool_choice: this model writes arguments as plain text, which cannot be held to a schema: use auto",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+    several = parallel and named is None
+    names = [*tools] if named is None else [named]
+    rules = [
+        f"start: {_thought(thought, tokens, in_thought=in_thought)}calls",
+        *_calls(form, tokens, several=several),
+        f"call: {' | '.join(f'call_{place}' for place in range(len(names)))}",
+    ]
+    for place, name in enumerate(names):
+        begin, end = _around(form, name, tokens)
+        rules.append(f"call_{place}: {begin} args_{place}{end}")
+        rules.append(f"args_{place}: %json {json.dumps(_arguments(tools[name]))}")
+    if thought is not None:
+        rules += _thought_rules(thought, tokens)
+    return "\n".join(rules) + "\n"
+
+
+def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool) -> Sequence[str]:
+    """Return the rules of calls one after the other."""
+    opening = _marker(form.openings[0], tokens) if form.openings else ""
+    match form.name:
+        case "hermes":
+            one, between = f'{opening} "\\n" call "\\n" {_marker(form.closing, tokens)}', '"\\n"'
+        case "mistral" if "[ARGS]" in tokens:
+            one, between = f"{opening} call", ""
+        case "mistral":
+            inner = 'call (", " call)*' if several else "call"
+            return [f'calls: {opening} " [" {inner} "]"']
+        case _:
+            one, between = "call", '"; "' if form.name == "llama" else '"\\n"'
+    return [f"calls: marked ({between} marked)*" if several else "calls: marked", f"marked: {one}"]
+
+
+def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
+    """Return what stands before and behind the arguments of a call."""
+    if form.name == "mistral" and "[ARGS]" in tokens:
+        return f"{json.dumps(name)} {_marker('[ARGS]', tokens)}", ""
+    key = "parameters" if form.name == "llama" else "arguments"
+    return json.dumps(f'{{"name": {json.dumps(name)}, "{key}": '), ' "}"'
+
+
+def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "object", **schema, "x-guidance": _JSON}
+
+
+def _thought(thought: ThoughtMarks | None, tokens: Mapping[str, int], *, in_thought: bool) -> str:
+    if thought is None:
+        return ""
+    return "thought " if in_thought else f"({_marker(thought.opening, tokens)} thought)? "
+
+
+def _thought_rules(thought: ThoughtMarks, tokens: Mapping[str, int]) -> Sequence[str]:
+    space = r"/\n{0,2}/"
+    if thought.closing in tokens:
+        return [f"thought: {_TEXT} {_marker(thought.closing, tokens)} {space}"]
+    return [f"thought: thinking {space}", f"thinking[suffix={json.dumps(thought.closing)}]: {_TEXT}"]
+
+
+def _marker(text: str, tokens: Mapping[str, int]) -> str:
+    return f"<[{tokens[text]}]>" if text in tokens else json.dumps(text)
