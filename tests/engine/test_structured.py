@@ -69,8 +69,10 @@ SCHEMAS: list[Any] = [
     {"type": "string", "format": "ipv4"},
     {"$defs": {"n": {"type": "integer"}}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
     {
-        "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
-                           "required": ["next"], "additionalProperties": False}},
+        "$defs": {"node": {
+            "type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+            "required": ["next"], "additionalProperties": False,
+        }},
         "$ref": "#/$defs/node",
     },
     {},
@@ -313,7 +315,10 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_computed(
 
 
 HOSTILE: list[dict[str, Any]] = [
-    {"schema": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"k{i}{j}": {"type": "string"}}} for j in range(4)]} for i in range(8)]}},
+    {"schema": {"allOf": [
+        {"anyOf": [{"type": "object", "properties": {f"k{i}{j}": {"type": "string"}}} for j in range(4)]}
+        for i in range(8)
+    ]}},
     {"schema": {"type": "integer", "multipleOf": 9_973, "maximum": 10**12, "minimum": 0}},
     {"schema": {"type": "string", "pattern": "^(.*a.*b.*c.*d.*e.*f.*){20}$"}},
     {"schema": {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}},
@@ -348,7 +353,12 @@ def test_a_schema_is_compiled_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     from batchwright.engine import grammars
 
     compile_one = grammars._compile
-    monkeypatch.setattr(grammars, "_compile", lambda *given: compiled.append(given) or compile_one(*given))
+
+    def counted(*given: Any) -> Any:
+        compiled.append(given)
+        return compile_one(*given)
+
+    monkeypatch.setattr(grammars, "_compile", counted)
     with Engine(tiny, dtype="float32", kv_memory="8MB") as engine:
         engine.generate(["x"] * 20, replace(FORM, max_tokens=3))
         engine.generate(["x"] * 2, replace(FORM, schema=dict(SCHEMA), max_tokens=3))

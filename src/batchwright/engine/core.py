@@ -98,7 +98,7 @@ class EngineCore:
             )
         prompt = self._encode(request)
         constraint = request.constraint
-        matchers = [constraint and self.grammars.matcher(constraint) for _ in range(request.n)]
+        matchers = [None if constraint is None else self.grammars.matcher(constraint) for _ in range(request.n)]
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline

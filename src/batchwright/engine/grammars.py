@@ -22,6 +22,7 @@ from batchwright.scheduling import Drafter
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from batchwright.engine.tokenizer import Tokenizer
 
@@ -32,7 +33,12 @@ _KEPT = 128
 """Compiled constraints that are kept, those used last."""
 _MOST_FORCED = 16
 """Most tokens that are appended at once without being chosen: a block of the KV cache."""
-_JSON = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "lenient": False}
+_JSON: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+}
 """Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated."""
 _NESTED = {
     "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
@@ -241,7 +247,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     where, part = "#", schema
     while True:
         for step, inner in _parts(part):
-            if _refusal({**shared, **inner}) == reason and {**shared, **inner} != part:
+            if _refusal({**shared, **inner}) == reason:
                 where, part = f"{where}/{step}", inner
                 break
         else:
