@@ -192,11 +192,10 @@ class JobSpec:
         if self.retry_failed is not None and (self.to_stream or self.overwrite):
             other = "--overwrite starts over" if self.overwrite else "a stream keeps no results"
             raise InputError(f"--retry-failed goes on with an output, and {other}: leave one of them out")
-        for name, number in (("limit", self.limit), ("sample", self.sample), ("max_line_bytes", self.max_line_bytes)):
-            if number is not None and number < 1:
-                raise InputError(f"{name}={number}: must be ≥ 1")
-        if self.retry_invalid < 0:
-            raise InputError(f"retry_invalid={self.retry_invalid}: must be ≥ 0")
+        numbers = {"limit": self.limit, "sample": self.sample, "max_line_bytes": self.max_line_bytes}
+        for name, number in {**numbers, "retry_invalid": self.retry_invalid}.items():
+            if number is not None and number < (least := name != "retry_invalid"):
+                raise InputError(f"{name}={number}: must be ≥ {least:d}")
 
     def _check_input(self) -> None:
         if not self.inputs:
