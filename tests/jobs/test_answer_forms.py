@@ -217,7 +217,9 @@ def test_lines_without_a_form_are_never_asked_again() -> None:
     assert plain.again(1, "/v1/embeddings", {"response_format": {"type": "json_object"}}, cut) is None
     assert plain.again(1, TEXT, {"response_format": {"type": "odd"}}, cut) is None
     assert forms.again(1, TEXT, {"response_format": {"type": "text"}}, cut) is None
-    assert forms.again(1, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": None}}]}) is None
+    assert (
+        forms.again(1, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": None}}]}) is None
+    )
     assert forms.again(2, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": "["}}]}) == {}
     assert forms.settled(1, cut) is cut
 
