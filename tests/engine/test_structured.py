@@ -14,7 +14,6 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse, SamplingParams
 from batchwright.engine.grammars import Grammars, MaskMaker
@@ -22,6 +21,7 @@ from batchwright.engine.sampling import mask_rows
 from batchwright.engine.tokenizer import Tokenizer as ModelTokenizer
 from batchwright.errors import InvalidRequest
 
+from .structured import byte_tokenizer
 from .support import TINY, nothing_left, tiny_model
 
 PEOPLE = ["Ann is 30 and lives in Rome.", "Describe Bob.", "Who is the oldest of them all?"]
@@ -77,23 +77,6 @@ SCHEMAS: list[Any] = [
     },
     {},
 ]  # fmt: skip
-
-
-def byte_tokenizer(folder: Path) -> None:
-    """Save a tokenizer with a token for each byte, some words, and an end of text."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: token for token, letter in enumerate(letters)}
-    merges = [("a", "g"), ("ag", "e"), ('"', ":"), ('"', ","), ("t", "r"), ("tr", "u"), ("tru", "e"), ("{", '"')]
-    for left, right in merges:
-        vocabulary[left + right] = len(vocabulary)
-    vocabulary["<end>"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    end = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(end))
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,9 @@ class Bench:
         shared: bool = False,
         most_forced: int = 0,
     ) -> None:
-        """`most_forced`: tokens that may follow a chosen one at once. `shared`: several flows share it, so urgency alone does not say who goes first; tests of fairness do."""
+        """`shared`: several flows share it, so urgency alone does not say who goes first; tests of fairness do.
+        `most_forced`: most tokens that follow a chosen one at once.
+        """
         self.shared = shared
         self.most_forced = most_forced
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
