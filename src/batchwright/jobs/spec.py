@@ -253,7 +253,7 @@ def require_local(role: str, name: str) -> None:
 def _told(defaults: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as JSON values by name; those for the form of answers only if they are set."""
     told: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
-    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value}
+    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value not in (None, False, [])}
 
 
 def _is_stream(name: str) -> bool:
