@@ -223,8 +223,9 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        masks = self._masks_for(sampled)
         output = self.body.output(batch, [state.takes_likeliest for state in states])
+        # A GPU is still computing: what it takes to make masks is hidden by that.
+        masks = self._masks_for(sampled)
         outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
         if not sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
