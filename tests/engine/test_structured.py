@@ -123,7 +123,7 @@ def assert_forms(responses: list[InferenceResponse], schema: Any) -> int:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
 def test_what_ends_by_itself_satisfies_the_schema(engine: Engine, schema: Any) -> None:
-    params = [replace(FORM, schema=schema, seed=seed) for seed in range(12)]
+    params = [replace(FORM, schema=schema, seed=seed) for seed in range(6)]
     params += [replace(each, temperature=3.0, top_p=0.9) for each in params[:3]]
     params += [replace(each, logprobs=1, frequency_penalty=2.0) for each in params[:3]]
     responses = engine.generate(["abc"] * len(params), params)
@@ -268,11 +268,11 @@ def test_a_stream_gives_the_same_text(engine: Engine) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"schema": {"if": {}, "then": {}}}, "schema", '# is not supported: unknown keywords ["if", "then"]'),
+    ({"schema": {"if": {}, "then": {}}}, "schema", '# has keywords that are not supported: ["if", "then"]'),
     (
         {"schema": {"type": "object", "properties": {"a/b": {"items": {"uniqueItems": True}}}}},
         "schema",
-        '#/properties/a~1b/items is not supported: unknown keywords ["uniqueItems"]',
+        '#/properties/a~1b/items has keywords that are not supported: ["uniqueItems"]',
     ),
     ({"schema": {"$defs": {"x": {"contains": {}}}, "anyOf": [{}, {"$ref": "#/$defs/x"}]}}, "schema", "#/"),
     ({"schema": {"type": "string", "format": "colour"}}, "schema", "colour"),

@@ -167,7 +167,7 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
     run(source, tmp_path / "out.jsonl", model=engine, ordered=True)
     schema, regex, choice = read(tmp_path / "out.jsonl")
     assert schema["error"]["code"] == regex["error"]["code"] == "invalid_request"
-    assert schema["error"]["message"].startswith("response_format: #/items is not supported")
+    assert schema["error"]["message"].startswith("response_format: #/items has keywords that are not supported")
     assert regex["error"]["message"].startswith("structured_outputs: ")
     assert choice["response"]["body"]["choices"][0]["text"] == "yes"
 

@@ -47,6 +47,8 @@ _NESTED = {
 }
 """Keywords with schemas below them: by name, directly, and in a list."""
 _REASON_SHOWN = 500
+_KEYWORDS = "Unimplemented keys:"
+"""What llguidance says before keywords of a schema that it cannot keep."""
 
 
 class Grammars:
@@ -213,7 +215,9 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     reason = matcher.get_error()
     if constraint.kind != "schema":
         return None, _shown(reason)
-    return None, f"{_place(json.loads(constraint.text), reason)} is not supported: {_shown(reason)}"
+    place = _place(json.loads(constraint.text), reason)
+    what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
+    return None, f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 
 
 def _source(constraint: Constraint) -> str:
@@ -289,5 +293,5 @@ def _first_line(text: str) -> str:
 
 def _shown(reason: str) -> str:
     """Return a reason of llguidance in one line."""
-    text = " ".join(reason.replace("Unimplemented keys:", "unknown keywords").replace("<non-verbose/>", "").split())
+    text = " ".join(reason.replace("<non-verbose/>", "").split())
     return text if len(text) <= _REASON_SHOWN else f"{text[:_REASON_SHOWN]}…"
