@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from batchwright.cli.main import app, main
 from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
+from batchwright.errors import InputError
 from batchwright.jobs import loading
 from batchwright.request import InferenceResponse
 
@@ -70,6 +71,34 @@ def test_success(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     changing: dict[str, Any] = {"dtype": "float32", "quantization": "int8", "deterministic": True}
     assert asked == [EngineConfig(kv_memory="1GiB", max_num_seqs=7, prefix_caching=False, **changing)]
     assert json.loads((tmp_path / "r.json").read_text())["succeeded"] == 5
+
+
+def test_forms_of_answers(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, output = Echo(), tmp_path / "out.csv"
+    use(monkeypatch, engine)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+
+    def status(*flags: str) -> int:
+        engine.submitted.clear()
+        return CliRunner().invoke(app, ["run", str(source), "-o", str(output), "--overwrite", *flags]).exit_code
+
+    def constraints() -> set[str]:
+        return {request.constraint.text for request in engine.submitted if request.constraint}
+
+    assert status("--json-schema", str(schema)) == 0
+    assert constraints() == {'{"type":"object","properties":{"a":{"type":"integer"}}}'}
+    assert "answer,a,finish_reason" in output.read_text().splitlines()[0]
+    assert status("--choices", "yes, no") == 0
+    assert constraints() == {'["yes","no"]'}
+    assert status("--regex", "[0-9]+", "--retry-invalid", "2") == 0
+    assert constraints() == {"[0-9]+"}
+    assert status("--choices", "a", "--regex", "b") == status("--choices", "a,,b") == 2
+    schema.write_text("[1]")
+    for bad in (schema, tmp_path / "missing"):
+        result = CliRunner().invoke(app, ["run", str(source), "-o", str(output), "--json-schema", str(bad)])
+        assert isinstance(result.exception, InputError)
+        assert str(bad) in str(result.exception)
 
 
 def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

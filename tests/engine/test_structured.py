@@ -14,7 +14,6 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse, SamplingParams
 from batchwright.engine.grammars import Grammars, MaskMaker
@@ -22,6 +21,7 @@ from batchwright.engine.sampling import mask_rows
 from batchwright.engine.tokenizer import Tokenizer as ModelTokenizer
 from batchwright.errors import InvalidRequest
 
+from .structured import byte_tokenizer
 from .support import TINY, nothing_left, tiny_model
 
 PEOPLE = ["Ann is 30 and lives in Rome.", "Describe Bob.", "Who is the oldest of them all?"]
@@ -69,29 +69,14 @@ SCHEMAS: list[Any] = [
     {"type": "string", "format": "ipv4"},
     {"$defs": {"n": {"type": "integer"}}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
     {
-        "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
-                           "required": ["next"], "additionalProperties": False}},
+        "$defs": {"node": {
+            "type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+            "required": ["next"], "additionalProperties": False,
+        }},
         "$ref": "#/$defs/node",
     },
     {},
 ]  # fmt: skip
-
-
-def byte_tokenizer(folder: Path) -> None:
-    """Save a tokenizer with a token for each byte, some words, and an end of text."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: token for token, letter in enumerate(letters)}
-    merges = [("a", "g"), ("ag", "e"), ('"', ":"), ('"', ","), ("t", "r"), ("tr", "u"), ("tru", "e"), ("{", '"')]
-    for left, right in merges:
-        vocabulary[left + right] = len(vocabulary)
-    vocabulary["<end>"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    end = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(end))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +123,7 @@ def assert_forms(responses: list[InferenceResponse], schema: Any) -> int:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
 def test_what_ends_by_itself_satisfies_the_schema(engine: Engine, schema: Any) -> None:
-    params = [replace(FORM, schema=schema, seed=seed) for seed in range(12)]
+    params = [replace(FORM, schema=schema, seed=seed) for seed in range(6)]
     params += [replace(each, temperature=3.0, top_p=0.9) for each in params[:3]]
     params += [replace(each, logprobs=1, frequency_penalty=2.0) for each in params[:3]]
     responses = engine.generate(["abc"] * len(params), params)
@@ -283,11 +268,11 @@ def test_a_stream_gives_the_same_text(engine: Engine) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"schema": {"if": {}, "then": {}}}, "schema", '# is not supported: unknown keywords ["if", "then"]'),
+    ({"schema": {"if": {}, "then": {}}}, "schema", '# has keywords that are not supported: ["if", "then"]'),
     (
         {"schema": {"type": "object", "properties": {"a/b": {"items": {"uniqueItems": True}}}}},
         "schema",
-        '#/properties/a~1b/items is not supported: unknown keywords ["uniqueItems"]',
+        '#/properties/a~1b/items has keywords that are not supported: ["uniqueItems"]',
     ),
     ({"schema": {"$defs": {"x": {"contains": {}}}, "anyOf": [{}, {"$ref": "#/$defs/x"}]}}, "schema", "#/"),
     ({"schema": {"type": "string", "format": "colour"}}, "schema", "colour"),
@@ -313,7 +298,10 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_computed(
 
 
 HOSTILE: list[dict[str, Any]] = [
-    {"schema": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"k{i}{j}": {"type": "string"}}} for j in range(4)]} for i in range(8)]}},
+    {"schema": {"allOf": [
+        {"anyOf": [{"type": "object", "properties": {f"k{i}{j}": {"type": "string"}}} for j in range(4)]}
+        for i in range(8)
+    ]}},
     {"schema": {"type": "integer", "multipleOf": 9_973, "maximum": 10**12, "minimum": 0}},
     {"schema": {"type": "string", "pattern": "^(.*a.*b.*c.*d.*e.*f.*){20}$"}},
     {"schema": {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}},
@@ -348,7 +336,12 @@ def test_a_schema_is_compiled_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     from batchwright.engine import grammars
 
     compile_one = grammars._compile
-    monkeypatch.setattr(grammars, "_compile", lambda *given: compiled.append(given) or compile_one(*given))
+
+    def counted(*given: Any) -> Any:
+        compiled.append(given)
+        return compile_one(*given)
+
+    monkeypatch.setattr(grammars, "_compile", counted)
     with Engine(tiny, dtype="float32", kv_memory="8MB") as engine:
         engine.generate(["x"] * 20, replace(FORM, max_tokens=3))
         engine.generate(["x"] * 2, replace(FORM, schema=dict(SCHEMA), max_tokens=3))

@@ -56,9 +56,13 @@ class Bench:
         draft_rows: int = 0,
         slo: SloController | None = None,
         shared: bool = False,
+        most_forced: int = 0,
     ) -> None:
-        """`shared`: several flows share it, so urgency alone does not say who goes first; tests of fairness do."""
+        """`shared`: several flows share it, so urgency alone does not say who goes first; tests of fairness do.
+        `most_forced`: most tokens that follow a chosen one at once.
+        """
         self.shared = shared
+        self.most_forced = most_forced
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
             self.blocks,
@@ -145,6 +149,17 @@ class Bench:
         for chunk in self.plan.chunks:
             if chunk.samples:
                 self._deliver(chunk)
+                self._force(chunk.sequence)
+
+    def _force(self, sequence: Sequence) -> None:
+        """Append tokens that are certain to follow."""
+        sequence.forced = 0
+        number = hash(tuple(sequence.tokens)) % (self.most_forced + 1)
+        while sequence.status is Status.RUNNING and sequence.forced < number:
+            sequence.tokens.append(hash(tuple(sequence.tokens)) % 2)
+            sequence.forced += 1
+            if len(sequence.tokens) >= sequence.max_total:
+                self.scheduler.finish(sequence)
 
     def _deliver(self, chunk: Chunk) -> None:
         """What follows the chunk, and what follows each draft as long as they are right."""
@@ -278,7 +293,7 @@ class Bench:
             if traffic == "batch" and self.paced:
                 continue
             for decodes in (True, False):
-                kind = [s for s in self._running(traffic) if (s.remaining == 1) is decodes]
+                kind = [s for s in self._running(traffic) if s.is_decode is decodes]
                 if traffic == "batch" and decodes:
                     kind.sort(key=lambda s: (s.rank, s.last_turn))
                 served = [id(sequence) in planned for sequence in kind]

@@ -13,6 +13,8 @@ from pydantic import BaseModel, Field
 from batchwright import SamplingParams
 from batchwright.constraints import MAX_NESTING, Constraint, parsed_as, schema_of
 from batchwright.errors import InvalidRequest
+from batchwright.inference.inference import Call
+from batchwright.inference.replicas.messages import Ask, decode_for_replica, encoded
 from batchwright.request import Choice, portable
 
 
@@ -102,3 +104,7 @@ def test_a_class_travels_as_its_schema() -> None:
     assert portable(params).schema == schema_of(Animal)
     assert portable(params).constraint == params.constraint
     assert portable(SamplingParams(regex="a")) == SamplingParams(regex="a")
+    call = Call("/v1/chat/completions", {"messages": []}, "r", "batch", defaults=params)
+    received = decode_for_replica(encoded(Ask.of(1, call, stream=False)))
+    assert isinstance(received, Ask)
+    assert received.call().defaults == portable(params)

@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_share=st.sampled_from([0.0, 0.0, 0.05, 0.4]),
         slo=st.sampled_from([(None, None), (None, None), (6.0, 1.5), (None, 0.5), (0.3, None)]),
         draft_rows=st.sampled_from([0, 6, 12]),
+        most_forced=st.sampled_from([0, 0, 2, 7]),
     )
     def start(
         self,
@@ -54,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_share: float,
         slo: tuple[float | None, float | None],
         draft_rows: int,
+        most_forced: int,
     ) -> None:
         self.bench = Bench(
             num_blocks=num_blocks,
@@ -64,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             promote_after=promote_after,
             batch_share=batch_share,
             draft_rows=draft_rows,
+            most_forced=most_forced,
             slo=None if slo == (None, None) else SloController(ttft=slo[0], tpot=slo[1]),
         )
 

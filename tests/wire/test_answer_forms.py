@@ -42,7 +42,7 @@ def read(defaults: Any = None, **fields: Any) -> SamplingParams:
 )
 def test_each_way_to_say_it(fields: dict[str, Any], form: dict[str, Any]) -> None:
     assert (
-        read(**fields) == read(**{}) == read()
+        read(**fields) == read() == read()
         if not form
         else read(**fields) == SamplingParams(temperature=1.0, max_tokens=100, **form)
     )

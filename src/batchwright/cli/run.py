@@ -126,6 +126,10 @@ _MESSAGES_TEMPLATE = (
     'For tables: the whole chat as JSON, in Jinja: \'[{"role": "user", "content": {{ column | tojson }}}]\'.'
 )
 _RETRY = "Try failed lines of earlier runs again: those whose error may pass; with 'all', all."
+_RETRY_INVALID = (
+    "Ask a line again, so many times at most, whose answer was to be JSON and is none: with twice the tokens and the "
+    "next seed."
+)
 _MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
 _FORMAT = "jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 
@@ -199,6 +203,7 @@ def run_command(
     ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
     overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
     retry_failed: Annotated[str | None, _io_option(metavar="[all]", help=_RETRY)] = None,
+    retry_invalid: Annotated[int, _io_option(min=0, metavar="N", help=_RETRY_INVALID)] = 0,
     report: Annotated[
         str | None, _io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
     ] = None,
@@ -268,6 +273,7 @@ def run_command(
                     sample=sample,
                     sample_seed=sampling.get("seed", 0),
                     retry_failed=cast("Any", retry_failed or False),
+                    retry_invalid=retry_invalid,
                     ordered=ordered,
                     overwrite=overwrite,
                     max_line_bytes=max_line_bytes,

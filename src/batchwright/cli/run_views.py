@@ -336,6 +336,8 @@ def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
     if report.deduplicated:
         saved = f"{report.saved_prompt_tokens:,} prompt and {report.saved_generated_tokens:,} generated tokens saved"
         rows.append(("identical", f"{counted(report.deduplicated, 'line')} asked once with others, {saved}"))
+    if report.asked_again:
+        rows.append(("asked again", f"{counted(report.asked_again, 'time')}, as answers were no JSON"))
     return rows
 
 
@@ -418,6 +420,8 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
     outside = report.outside_model_seconds / report.loop_seconds if report.loop_seconds else 0.0
     guessed = f"{report.accepted_tokens:,} of {report.drafted_tokens:,} guessed tokens were right"
     drafting = [("drafting", guessed)] if report.drafted_tokens else []
+    if report.forced_tokens:
+        drafting.append(("forms", f"{report.forced_tokens:,} tokens could only be what they are"))
     occupancy = f"{report.occupancy_mean:.1f} sequences in a step, peak {report.occupancy_peak} of"
     return [
         ("engine", report.implementation),

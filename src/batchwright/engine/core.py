@@ -98,7 +98,7 @@ class EngineCore:
             )
         prompt = self._encode(request)
         constraint = request.constraint
-        matchers = [constraint and self.grammars.matcher(constraint) for _ in range(request.n)]
+        matchers = [None if constraint is None else self.grammars.matcher(constraint) for _ in range(request.n)]
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline
@@ -223,8 +223,9 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        masks = self._masks_for(sampled)
         output = self.body.output(batch, [state.takes_likeliest for state in states])
+        # A GPU is still computing: what it takes to make masks is hidden by that.
+        masks = self._masks_for(sampled)
         outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
         if not sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.

@@ -22,6 +22,7 @@ from batchwright.scheduling import Drafter
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from batchwright.engine.tokenizer import Tokenizer
 
@@ -32,7 +33,12 @@ _KEPT = 128
 """Compiled constraints that are kept, those used last."""
 _MOST_FORCED = 16
 """Most tokens that are appended at once without being chosen: a block of the KV cache."""
-_JSON = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "lenient": False}
+_JSON: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+}
 """Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated."""
 _NESTED = {
     "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
@@ -41,6 +47,8 @@ _NESTED = {
 }
 """Keywords with schemas below them: by name, directly, and in a list."""
 _REASON_SHOWN = 500
+_KEYWORDS = "Unimplemented keys:"
+"""What llguidance says before keywords of a schema that it cannot keep."""
 
 
 class Grammars:
@@ -207,7 +215,9 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     reason = matcher.get_error()
     if constraint.kind != "schema":
         return None, _shown(reason)
-    return None, f"{_place(json.loads(constraint.text), reason)} is not supported: {_shown(reason)}"
+    place = _place(json.loads(constraint.text), reason)
+    what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
+    return None, f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 
 
 def _source(constraint: Constraint) -> str:
@@ -241,7 +251,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     where, part = "#", schema
     while True:
         for step, inner in _parts(part):
-            if _refusal({**shared, **inner}) == reason and {**shared, **inner} != part:
+            if _refusal({**shared, **inner}) == reason:
                 where, part = f"{where}/{step}", inner
                 break
         else:
@@ -283,5 +293,5 @@ def _first_line(text: str) -> str:
 
 def _shown(reason: str) -> str:
     """Return a reason of llguidance in one line."""
-    text = " ".join(reason.replace("Unimplemented keys:", "unknown keywords").replace("<non-verbose/>", "").split())
+    text = " ".join(reason.replace("<non-verbose/>", "").split())
     return text if len(text) <= _REASON_SHOWN else f"{text[:_REASON_SHOWN]}…"

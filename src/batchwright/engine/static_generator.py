@@ -19,6 +19,7 @@ from torch import Tensor
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies.load import choose_device, choose_dtype
 from batchwright.engine.generation import Generation, RequestState
+from batchwright.engine.grammars import Grammars, MaskMaker
 from batchwright.engine.pretrained import load_pretrained
 from batchwright.engine.sampling import sample
 from batchwright.engine.tokenizer import Tokenizer
@@ -79,6 +80,8 @@ class StaticGenerator:
             raise ValueError(f"max_model_len={max_model_len}: must be 1 to {made_for}, what this model takes at most")
         self.max_model_len: int = max_model_len or made_for
         self.tokenizer = Tokenizer(folder, config.vocab_size)
+        self._grammars = Grammars(self.tokenizer, config.vocab_size)
+        self._masks = MaskMaker(config.vocab_size)
         self.model_name = str(model)
         self._clock = clock or MonotonicClock()
         self._one_at_a_time = threading.Lock()
@@ -113,6 +116,8 @@ class StaticGenerator:
             if not isinstance(request, InferenceRequest):
                 request = InferenceRequest.of(prompt, request or SamplingParams())
             ids = self.tokenizer.encode(prompt)
+            constraint = request.constraint
+            matchers = [None if constraint is None else self._grammars.matcher(constraint) for _ in range(request.n)]
         except InvalidRequest as error:
             return error
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this prompt only
@@ -124,9 +129,11 @@ class StaticGenerator:
                 f"{self.max_model_len}, shorten the prompt or lower max_tokens"
             )
         state = RequestState(request, len(ids), now, streams=False, first_step_at=now)
-        for index in range(request.n):
+        for index, matcher in enumerate(matchers):
             sequence = TokenSequence(tokens=list(ids), num_prompt=len(ids), max_total=total)
-            state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=False))
+            state.generations.append(
+                Generation(state, index, sequence, self.tokenizer, incremental=False, matcher=matcher)
+            )
         return state
 
     @torch.inference_mode()
@@ -135,7 +142,7 @@ class StaticGenerator:
         longest = max(map(len, prompts))
         padding = PaddingOptimizer(PaddingConfig(padding_side="left", max_length=longest))
         ids, mask = (torch.from_numpy(part).to(self._device) for part in padding.pad_batch(prompts))
-        chooser = _Chooser(rows, self._clock)
+        chooser = _Chooser(rows, self._masks, self._clock)
         self._model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -149,17 +156,23 @@ class StaticGenerator:
 class _Chooser:
     """Hooks of `generate` that choose each row's next token and its end."""
 
-    def __init__(self, rows: list[Generation], clock: Clock) -> None:
-        self._rows, self._clock = rows, clock
+    def __init__(self, rows: list[Generation], masks: MaskMaker, clock: Clock) -> None:
+        self._rows, self._masks, self._clock = rows, masks, clock
 
     def choose(self, _: Tensor, scores: Tensor) -> Tensor:
         """Return 0 for the token that each row of `scores` [rows, vocab] takes, and -inf for all others."""
         live = [at for at, row in enumerate(self._rows) if not _is_over(row)]
         states = [self._rows[at].sampling for at in live]
-        outcomes = sample(scores[live] if len(live) < len(self._rows) else scores, states)
+        matchers = [state.matcher for state in states if state.matcher is not None]
+        masks = self._masks.masks([(matcher, ()) for matcher in matchers]) if matchers else None
+        # Masks are applied in place, and these scores are the library's own.
+        outcomes = sample(scores[live] if len(live) < len(self._rows) or matchers else scores, states, masks=masks)
         tokens = np.zeros(len(self._rows), np.int64)
         for at, outcome in zip(live, outcomes, strict=True):
             row = self._rows[at]
+            if row.matcher is not None and (failure := row.matcher.failure) is not None:
+                row.owner.error = failure
+                continue
             if outcome.token is None:
                 row.owner.error = NonFiniteLogits("the model produced NaN or infinite logits for this request")
                 continue

@@ -18,6 +18,7 @@ from batchwright.jobs.compression import compressing, pyarrow_for
 from batchwright.jobs.output_forms import OutputForm
 from batchwright.jobs.remote.parts import OutputTarget
 from batchwright.jobs.resume import ResultsByNumber
+from batchwright.jobs.schema_columns import PropertyColumn, values_of
 from batchwright.jobs.sources import ChainedSource, Source
 from batchwright.jobs.table_sources import JsonRowSource
 
@@ -38,10 +39,21 @@ class TableColumns:
     answer: str = "answer"
     """Name of the column of answers."""
 
+    properties: tuple[PropertyColumn, ...] = ()
+    """Columns for the properties of answers that are objects."""
+
     @property
     def added(self) -> tuple[str, ...]:
         """Names of the columns that are added."""
-        return (self.answer, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS)
+        names = (column.name for column in self.properties)
+        return (self.answer, *names, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS)
+
+    def values(self, answer: Answer, *, typed: bool = False) -> tuple[object, ...]:
+        """Values of the columns that are added; `typed`: those of properties as the types of their columns are."""
+        found: list[object] = values_of(self.properties, answer.answer)
+        if typed:
+            found = [column.typed(value) for column, value in zip(self.properties, found, strict=True)]
+        return (answer.answer, *found, *answer[1:])
 
     def kept(self, available: Sequence[str]) -> tuple[str, ...]:
         """The columns of the input that are kept. Raises `InputError` for one that is not there, or in the way."""
@@ -68,7 +80,7 @@ class TableColumns:
     def row(self, kept: Sequence[str], row: object, answer: Answer) -> dict[str, object]:
         """A row of the table, by column."""
         values = row if isinstance(row, Mapping) else {}
-        return {**{name: values.get(name) for name in kept}, **dict(zip(self.added, answer, strict=True))}
+        return {**{name: values.get(name) for name in kept}, **dict(zip(self.added, self.values(answer), strict=True))}
 
 
 def write_lines(lines: Iterable[bytes], target: OutputTarget, form: OutputForm) -> None:
@@ -164,7 +176,8 @@ def _write_groups(
     import pyarrow.parquet as pq
 
     of_kind = {"text": pa.string(), "texts": pa.list_(pa.string()), "vector": pa.list_(pa.float32())}
-    types = [of_kind.get(kind, pa.string()), pa.string(), pa.string(), pa.int64(), pa.int64()]
+    of_properties = [_property_type(pa, column) for column in columns.properties]
+    types = [of_kind.get(kind, pa.string()), *of_properties, pa.string(), pa.string(), pa.int64(), pa.int64()]
     files = _parquet_files(source)
     schema = _inferred_schema(pa, source, kept) if files is None else _schema_of(files, kept)
     for name, data_type in zip(columns.added, types, strict=True):
@@ -175,10 +188,16 @@ def _write_groups(
         for some in _in_files(groups, in_file):
             with new_file() as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 for arrays, group in some:
-                    answers = [_of_kind(kind, found, answer) for found, answer in group]
+                    answers = [columns.values(_of_kind(kind, found, answer), typed=True) for found, answer in group]
                     values = zip(zip(*answers, strict=True), types, strict=True)
                     added = [pa.array(column, each) for column, each in values]
                     writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
+
+
+def _property_type(pa: Any, column: PropertyColumn) -> Any:
+    kinds = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+    found = kinds.get(column.kind, pa.string())
+    return pa.list_(found) if column.is_list else found
 
 
 def _of_kind(kind: str, found: AnswerKind | None, answer: Answer) -> Answer:

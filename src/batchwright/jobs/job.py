@@ -130,7 +130,7 @@ class Job:
         self._fresh = not self._resumes(identity)
         self._read_anew()
         if self.spec.writes_rows:
-            self.spec.columns.kept(_rows(self.spec, self._paths).columns or ())
+            self.spec.table_columns.kept(_rows(self.spec, self._paths).columns or ())
         self.total, self.weight = self.source.measure()
         """Number of lines of the input, without blank lines, and the sum of their weights."""
         self.ids = IdTable(self.total)
@@ -387,7 +387,7 @@ class Job:
     def _make_output(self) -> None:
         """Make the output of the results, unless it is there and was made of the same."""
         assert self._state_file is not None
-        columns = self.spec.columns
+        columns = self.spec.table_columns
         made_of: dict[str, Any] = {
             "keep": None if columns.keep is None else [*columns.keep],
             "answer": columns.answer,

@@ -26,6 +26,7 @@ from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.input_names import STREAM
+from batchwright.jobs.invalid_answers import InvalidAnswers
 from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import check_body, check_sent_body
@@ -300,6 +301,9 @@ class JobRun:
                     identical=identical,
                     cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
+                    invalid=InvalidAnswers(self.spec.retry_invalid, self.spec.defaults)
+                    if self.spec.retry_invalid
+                    else None,
                     common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
                 )
                 await self._loop.run()

@@ -17,6 +17,7 @@ from batchwright.inference.inference import Call, Inference, pacing_of, send_no_
 from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines
+from batchwright.jobs.invalid_answers import InvalidAnswers
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
@@ -74,6 +75,8 @@ class Tally:
     saved_prompt_tokens: int = 0
     """Tokens of their prompts, which were not computed."""
     saved_generated_tokens: int = 0
+    asked_again: int = 0
+    """Number of times that a line was asked again because its answer was no JSON."""
 
     def deduplicate(self, answer: Mapping[str, Any]) -> None:
         """Count a line that got the answer to an identical one."""
@@ -128,6 +131,7 @@ class JobLoop:
         cost_of: Callable[[str], float | None] | None = None,
         waits_for_batches: Callable[[], bool] = lambda: False,
         common: CommonFailure | None = None,
+        invalid: InvalidAnswers | None = None,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
@@ -135,7 +139,8 @@ class JobLoop:
         once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
         `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
         for, so that these are taken up although there is no money for others. `common`: decides whether the run ends
-        because its first lines all fail for a reason of the job; None: it does not.
+        because its first lines all fail for a reason of the job; None: it does not. `invalid`: decides which lines are
+        asked again because their answers are no JSON; None: none is.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -153,6 +158,7 @@ class JobLoop:
         self._cost_of = cost_of
         self._waits_for_batches = waits_for_batches
         self._common = common
+        self._invalid = invalid
         self._held_back: list[tuple[_Line, Exception]] = []
         """Lines that failed for a reason that may be that of all. Nothing is written of them if the run ends for it."""
         self._records: Iterator[Record] = job.source.records()
@@ -388,6 +394,9 @@ class JobLoop:
             self._stop(error)
 
     def _fail_line(self, line: _Line, error: Exception) -> None:
+        if self._invalid is not None and (answer := self._invalid.latest(line.number)) is not None:
+            self._write_answer(line, answer)  # it was asked for more than it can have
+            return
         for other in () if self._identical is None else self._identical.failed(line.number):
             self._count(other)
             self._returned.append(other)
@@ -424,6 +433,17 @@ class JobLoop:
         return None
 
     def _succeed(self, line: _Line, answer: dict[str, Any]) -> None:
+        if self._invalid is not None:
+            body = self._invalid.again(line.number, line.endpoint, line.body, answer)
+            if body is not None:
+                self.tally.asked_again += 1
+                self._returned.append(line._replace(body=body))
+                return
+        self._write_answer(line, answer)
+
+    def _write_answer(self, line: _Line, answer: dict[str, Any]) -> None:
+        if self._invalid is not None:
+            answer = self._invalid.settled(line.number, answer)
         if self._cost_of is not None:
             answer = _with_cost(answer, self._cost_of(request_id(self._job.key, line.number)))
         result = encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n"

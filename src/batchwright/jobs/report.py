@@ -82,6 +82,8 @@ class RunReport:
     `saved_generated_tokens`, and in none of the other figures."""
     saved_prompt_tokens: int = 0
     saved_generated_tokens: int = 0
+    asked_again: int = 0
+    """Number of times that a line was asked again because its answer was no JSON."""
     generated_tokens_per_second: float = 0.0
     """Rate over `loop_seconds`."""
     prefill_tokens_per_second: float = 0.0
@@ -103,6 +105,8 @@ class RunReport:
     """Drafted tokens that were computed along with decodes."""
     accepted_tokens: int = 0
     """Drafted tokens that were right: each saved its sequence a step."""
+    forced_tokens: int = 0
+    """Generated tokens that the form of an answer left no choice about."""
     kv_blocks: int = 0
     kv_blocks_peak: int = 0
     prefix_hit_rate: float = 0.0
@@ -131,6 +135,7 @@ class RunReport:
             "deduplicated": tally.deduplicated,
             "saved_prompt_tokens": tally.saved_prompt_tokens,
             "saved_generated_tokens": tally.saved_generated_tokens,
+            "asked_again": tally.asked_again,
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),

@@ -80,6 +80,7 @@ def run(
     sample: int | None = None,
     sample_seed: int = 0,
     retry_failed: RetryFailed | bool = False,
+    retry_invalid: int = 0,
     dry_run: bool = False,
     ordered: bool = False,
     overwrite: bool = False,
@@ -152,6 +153,9 @@ def run(
     - `keep`: columns of the input that a table as output keeps, instead of all; `output_column`: that of the answers.
     - `limit`: computes only the first lines; `sample`: only so many, drawn with `sample_seed`.
     - `retry_failed`: tries failed lines of earlier runs again: those whose error may pass (True), or `"all"`.
+    - `retry_invalid`: asks a line again, so many times at most, whose answer was to be JSON and is none, as when it was
+      cut by `max_tokens`: with twice the tokens, and with the next seed if it has one. Where that does not help, the
+      `finish_reason` of the last answer is `"invalid_json"`.
     - `dry_run`: computes and writes nothing. The report then has the lines that would fail, the tokens of all prompts
       and the first requests as they would be sent; `output` may be left out.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
@@ -209,6 +213,8 @@ def run(
     )
     if terms is not None and choice.model is not None:
         terms.require_price(choice.model)
+    if retry_invalid and via != "live":
+        raise InputError(f"retry_invalid={retry_invalid}: a provider's batch asks each line once; leave it out, or via")
     if output is None and not dry_run:
         raise InputError("no output: name a file, such as answers.csv")
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
@@ -235,6 +241,7 @@ def run(
             sample_seed=sample_seed,
             columns=TableColumns(None if keep is None else tuple(keep), output_column),
             retry_failed="passing" if retry_failed is True else retry_failed or None,
+            retry_invalid=retry_invalid,
             ordered=ordered,
             overwrite=overwrite,
             max_line_bytes=max_line_bytes,

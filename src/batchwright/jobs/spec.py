@@ -18,6 +18,7 @@ from batchwright.jobs.output_forms import OutputForm, output_form_of
 from batchwright.jobs.remote.addresses import scheme_of
 from batchwright.jobs.remote.parts import MANIFEST
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
+from batchwright.jobs.schema_columns import columns_of
 from batchwright.jobs.sources import InputFormat, format_of
 from batchwright.request import FORM_FIELDS, SamplingParams, portable
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -62,6 +63,8 @@ class JobSpec:
     columns: TableColumns = field(default_factory=TableColumns)
     """Columns of the output if it is a table."""
     retry_failed: RetryFailed | None = None
+    retry_invalid: int = 0
+    """Times that a line is asked again whose answer was to be JSON and is none."""
     ordered: bool = False
     overwrite: bool = False
     max_line_bytes: int = 2**20
@@ -116,6 +119,13 @@ class JobSpec:
     def writes_rows(self) -> bool:
         """Whether the output is a table of answers, made of the results when all are there."""
         return not self.to_stream and (self.is_table or self.form.is_table)
+
+    @property
+    def table_columns(self) -> TableColumns:
+        """Columns of the output if it is a table, those for the properties of the job's schema included."""
+        given = self.defaults
+        schema = given.schema if isinstance(given, SamplingParams) else given.get("schema")
+        return replace(self.columns, properties=columns_of(schema))
 
     def resolved_format(self) -> InputFormat:
         """The format of the input; that of a stream is JSON Lines by default. Raises `InputError`."""
@@ -184,9 +194,10 @@ class JobSpec:
         if self.retry_failed is not None and (self.to_stream or self.overwrite):
             other = "--overwrite starts over" if self.overwrite else "a stream keeps no results"
             raise InputError(f"--retry-failed goes on with an output, and {other}: leave one of them out")
-        for name, number in (("limit", self.limit), ("sample", self.sample), ("max_line_bytes", self.max_line_bytes)):
-            if number is not None and number < 1:
-                raise InputError(f"{name}={number}: must be ≥ 1")
+        numbers = {"limit": self.limit, "sample": self.sample, "max_line_bytes": self.max_line_bytes}
+        for name, number in {**numbers, "retry_invalid": self.retry_invalid}.items():
+            if number is not None and number < (least := name != "retry_invalid"):
+                raise InputError(f"{name}={number}: must be ≥ {least:d}")
 
     def _check_input(self) -> None:
         if not self.inputs:
@@ -244,7 +255,7 @@ def require_local(role: str, name: str) -> None:
 def _told(defaults: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as JSON values by name; those for the form of answers only if they are set."""
     told: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
-    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value}
+    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value not in (None, False, [])}
 
 
 def _is_stream(name: str) -> bool:

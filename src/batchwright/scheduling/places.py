@@ -1,6 +1,6 @@
 """Places: which sequences run, which wait, and which gives up a place or a block for another.
 
-A sequence with a place has blocks for all its known tokens, so only a decode can lack one. Then the least urgent
+A sequence with a place has blocks for all its known tokens, so only a decode can lack any. Then the least urgent
 running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the prefix
 cache. The most urgent sequence is never preempted, so something always ends. A sequence of which a step computes
 anything is not preempted any more once a block of the step is published, so nobody shares a block that this step drops.

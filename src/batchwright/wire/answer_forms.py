@@ -63,12 +63,11 @@ def form_fields(defaults: Mapping[str, Any], *, responses: bool) -> dict[str, An
     """
     schema = defaults.get("schema")
     if schema is not None or defaults.get("json_object"):
-        named = {"name": "answer", "schema": schema, "strict": True}
-        if responses:
-            told = {"type": "json_object"} if schema is None else {"type": "json_schema", **named}
-            return {"text": {"format": told}}
-        told = {"type": "json_object"} if schema is None else {"type": "json_schema", "json_schema": named}
-        return {"response_format": told}
+        named: dict[str, Any] = {"name": "answer", "schema": schema, "strict": True}
+        told: dict[str, Any] = {"type": "json_object"}
+        if schema is not None:
+            told = {"type": "json_schema", **(named if responses else {"json_schema": named})}
+        return {"text": {"format": told}} if responses else {"response_format": told}
     for theirs, ours in _STRUCTURED.items():
         if value := defaults.get(ours):
             return {"structured_outputs": {theirs: value}}

@@ -1,0 +1,114 @@
+"""Answers that were to be JSON and are not: which lines are asked again, and for what. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.errors import InvalidRequest
+from batchwright.request import SamplingParams
+from batchwright.wire.answer_forms import form_overrides
+from batchwright.wire.fields import MAX_TOKENS
+from batchwright.wire.requests import EMBEDDINGS_URL
+
+INVALID_JSON = "invalid_json"
+"""Finish reason of an answer that is no JSON, although each try was to be."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+@dataclass(slots=True)
+class _Line:
+    """Tries of a line so far."""
+
+    tries: int
+    body: Mapping[str, Any]
+    answer: dict[str, Any]
+    """The latest answer."""
+
+
+class InvalidAnswers:
+    """Decides about lines whose answers were to be JSON: most of those that are not were cut by their `max_tokens`.
+
+    Each is asked at most `most` times more, with twice the tokens, and with the next seed if it has one. `defaults`:
+    the parameters that the job gives to lines.
+    """
+
+    def __init__(self, most: int, defaults: SamplingParams | Mapping[str, Any]) -> None:
+        self._most = most
+        self._defaults = vars(defaults) if isinstance(defaults, SamplingParams) else defaults
+        self._lines: dict[int, _Line] = {}
+
+    def again(
+        self, number: int, endpoint: str, body: Mapping[str, Any], answer: dict[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """Return the body to ask line `number` with once more; None if its `answer` is what it gets."""
+        if endpoint == EMBEDDINGS_URL or not self._wants_json(body) or not invalid_choices(answer):
+            return None
+        line = self._lines.setdefault(number, _Line(0, body, answer))
+        if line.tries == self._most:
+            return None
+        line.tries += 1
+        line.answer = answer
+        line.body = self._larger(line.body)
+        return line.body
+
+    def settled(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the last answer to line `number` as it is written: each text that is still no JSON says so."""
+        if self._lines.pop(number, None) is None:
+            return answer
+        invalid = invalid_choices(answer)
+        choices = [
+            {**choice, "finish_reason": INVALID_JSON} if place in invalid else choice
+            for place, choice in enumerate(answer["choices"])
+        ]
+        return {**answer, "choices": choices}
+
+    def latest(self, number: int) -> dict[str, Any] | None:
+        """Return the answer that line `number` has if no better one comes; None if it has none yet."""
+        line = self._lines.get(number)
+        return None if line is None else line.answer
+
+    def _wants_json(self, body: Mapping[str, Any]) -> bool:
+        try:
+            form = form_overrides(body) or self._defaults
+        except InvalidRequest:
+            return False  # what an endpoint elsewhere makes of it is not known
+        return form.get("schema") is not None or bool(form.get("json_object"))
+
+    def _larger(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        changed: dict[str, Any] = {}
+        name = next((each for each in _LIMITS if body.get(each) is not None), "max_tokens")
+        limit = body.get(name, self._defaults.get("max_tokens"))
+        if type(limit) is int:
+            changed[name] = min(2 * limit, MAX_TOKENS)
+        seed = body.get("seed", self._defaults.get("seed"))
+        if type(seed) is int:
+            changed["seed"] = seed + 1
+        return {**body, **changed}
+
+
+def invalid_choices(answer: Mapping[str, Any]) -> set[int]:
+    """Return the places of the texts in an answer that are no JSON."""
+    choices = answer.get("choices")
+    return {
+        place
+        for place, choice in enumerate(choices if isinstance(choices, list) else ())
+        if isinstance(text := _text(choice), str) and not _is_json(text)
+    }
+
+
+def _text(choice: object) -> object:
+    if not isinstance(choice, Mapping):
+        return None
+    message = choice.get("message")
+    return message.get("content") if isinstance(message, Mapping) else choice.get("text")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""`run` with answers of a given form: typed columns, and lines that are asked again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchwright.engine.engine import Engine
+from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest
+from batchwright.jobs.invalid_answers import INVALID_JSON, InvalidAnswers
+from batchwright.jobs.run import run
+from batchwright.jobs.schema_columns import PropertyColumn, columns_of, values_of
+from batchwright.request import Choice, InferenceRequest, SamplingParams
+
+from .fakes import FakeEngine, read
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+        "price": {"type": ["number", "null"], "minimum": 0, "maximum": 9},
+        "tone": {"enum": ["kind", "harsh"]},
+        "again": {"type": "boolean"},
+        "words": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+        "by": {
+            "type": "object",
+            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["age"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["stars", "price", "tone", "again", "words", "by"],
+    "additionalProperties": False,
+}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_path: Path) -> Iterator[Engine]:
+    with Engine(smollm2_path, max_num_seqs=8, kv_memory="60MB") as made:
+        yield made
+
+
+@dataclass
+class CuttingEngine(FakeEngine):
+    """Its answers are JSON of `length` tokens, and cut where that is more than `max_tokens`."""
+
+    length: int = 20
+    context: int = 1000
+    seeds: list[tuple[int, int | None]] = field(default_factory=list)
+
+    def submit(self, request: InferenceRequest) -> None:
+        if request.max_tokens > self.context:
+            raise ContextLengthExceeded(f"max_tokens={request.max_tokens} is too long")
+        self.seeds.append((request.max_tokens, request.seed))
+        super().submit(request)
+
+    def _choice(self, request: InferenceRequest, index: int) -> Choice:
+        if request.max_tokens < self.length:
+            return Choice(index, '{"a": [', (7,), "length")
+        return Choice(index, '{"a": 1}', (7,), "stop")
+
+
+def lines(path: Path, *bodies: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps({"prompt": "x", **body}) + "\n" for body in bodies))
+    return path
+
+
+def endings(path: Path) -> list[str]:
+    return [line["response"]["body"]["choices"][0]["finish_reason"] for line in read(path)]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_properties_of_a_schema_are_typed_columns(tmp_path: Path, engine: Engine, suffix: str) -> None:
+    source, output = tmp_path / "reviews.csv", tmp_path / f"out{suffix}"
+    source.write_text("id,text\n" + "".join(f"{number},It was number {number}.\n" for number in range(6)))
+    defaults = SamplingParams(schema=SCHEMA, max_tokens=200, temperature=1.0, seed=5)
+    report = run(source, output, model=engine, prompt_template="Judge: {text}", defaults=defaults)
+    assert (report.succeeded, report.failed) == (6, 0)
+    assert report.forced_tokens > 100
+    added = ["answer", *SCHEMA["properties"], "finish_reason", "error", "prompt_tokens", "completion_tokens"]
+    if suffix == ".csv":
+        assert output.read_text().splitlines()[0].split(",") == ["id", "text", *added]
+        return
+    if suffix == ".jsonl":
+        for row in read(output):
+            assert {name: row[name] for name in SCHEMA["properties"]} == json.loads(row["answer"])
+        return
+    table = pq.read_table(output)
+    assert table.column_names == ["id", "text", *added]
+    types = [pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.list_(pa.string()), pa.string()]
+    assert [table.schema.field(name).type for name in SCHEMA["properties"]] == types
+    for row in table.to_pylist():
+        parsed = json.loads(row["answer"])
+        assert {**{name: row[name] for name in SCHEMA["properties"]}, "by": json.loads(row["by"])} == parsed
+
+
+def test_a_column_of_the_input_is_not_overwritten_by_a_property(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("stars,text\n5,good\n")
+    given: Any = {"model": FakeEngine(), "prompt_template": "{text}", "defaults": SamplingParams(schema=SCHEMA)}
+    with pytest.raises(InputError, match="'stars'"):
+        run(source, tmp_path / "out.csv", **given)
+    assert run(source, tmp_path / "out.csv", keep=["text"], **given).succeeded == 1
+
+
+def test_a_cut_answer_is_asked_again_with_more_tokens_and_another_seed(tmp_path: Path) -> None:
+    engine = CuttingEngine(length=20)
+    source = lines(tmp_path / "in.jsonl", {"max_tokens": 6, "seed": 3}, {"max_tokens": 30}, {"guided_regex": "a"})
+    defaults = SamplingParams(json_object=True, max_tokens=5)
+    report = run(source, tmp_path / "out.jsonl", model=engine, defaults=defaults, retry_invalid=2)  # type: ignore[arg-type]
+    assert sorted(endings(tmp_path / "out.jsonl")) == ["length", "stop", "stop"]
+    assert [each for each in engine.seeds if each[1]] == [(6, 3), (12, 4), (24, 5)]
+    assert (report.succeeded, report.asked_again) == (3, 2)
+
+
+@pytest.mark.parametrize("context", [1000, 9])
+def test_an_answer_that_cannot_be_mended_says_so(tmp_path: Path, context: int) -> None:
+    engine = CuttingEngine(length=900, context=context)
+    source = lines(tmp_path / "in.jsonl", {"max_tokens": 6, "response_format": {"type": "json_object"}})
+    report = run(source, tmp_path / "out.jsonl", model=engine, retry_invalid=3)  # type: ignore[arg-type]
+    assert endings(tmp_path / "out.jsonl") == [INVALID_JSON]
+    assert (report.succeeded, report.failed) == (1, 0)
+    assert report.asked_again == (3 if context == 1000 else 1)
+
+
+def test_without_being_told_nothing_is_asked_again(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in.jsonl", {"max_tokens": 6, "response_format": {"type": "json_object"}})
+    report = run(source, tmp_path / "out.jsonl", model=CuttingEngine())  # type: ignore[arg-type]
+    assert endings(tmp_path / "out.jsonl") == ["length"]
+    assert report.asked_again == 0
+
+
+def test_a_batch_of_a_provider_asks_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="retry_invalid=1"):
+        run(tmp_path, tmp_path / "out", backend="http://127.0.0.1:9/v1", via="batch", retry_invalid=1)
+
+
+def test_a_class_is_a_jobs_schema(tmp_path: Path, engine: Engine) -> None:
+    @dataclass
+    class Judgement:
+        is_good: bool
+
+    source = tmp_path / "in.csv"
+    source.write_text("prompt\nGood?\n")
+    run(source, tmp_path / "out.jsonl", model=engine, defaults=SamplingParams(schema=Judgement, max_tokens=30))
+    (row,) = read(tmp_path / "out.jsonl")
+    assert isinstance(row["is_good"], bool)
+    again = run(source, tmp_path / "out.jsonl", model=engine, defaults=SamplingParams(schema=Judgement, max_tokens=30))
+    assert again.resumed == 1
+
+
+def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path: Path, engine: Engine) -> None:
+    source = lines(
+        tmp_path / "in.jsonl",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"uniqueItems": True}}}}},
+        {"structured_outputs": {"regex": "(a"}},
+        {"guided_choice": ["yes"]},
+    )
+    run(source, tmp_path / "out.jsonl", model=engine, ordered=True)
+    schema, regex, choice = read(tmp_path / "out.jsonl")
+    assert schema["error"]["code"] == regex["error"]["code"] == "invalid_request"
+    assert schema["error"]["message"].startswith("response_format: #/items has keywords that are not supported")
+    assert regex["error"]["message"].startswith("structured_outputs: ")
+    assert choice["response"]["body"]["choices"][0]["text"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "is_list"),
+    [
+        ({"type": "integer"}, "integer", False),
+        ({"type": ["null", "string"]}, "string", False),
+        ({"type": ["integer", "string"]}, "json", False),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "number", False),
+        ({"anyOf": [{"type": "number"}, {"type": "string"}]}, "json", False),
+        ({"enum": ["a", "b", None]}, "string", False),
+        ({"enum": [1, 2.5]}, "number", False),
+        ({"enum": [1, "x"]}, "json", False),
+        ({"const": True}, "boolean", False),
+        ({"$ref": "#/$defs/colour"}, "string", False),
+        ({"$ref": "#/$defs/loop"}, "json", False),
+        ({"type": "array", "items": {"$ref": "#/$defs/colour"}}, "string", True),
+        ({"type": "array", "items": {"type": "object"}}, "json", False),
+        ({"type": "array"}, "json", False),
+        ({"type": "object"}, "json", False),
+        (True, "json", False),
+    ],
+)
+def test_types_of_columns(schema: Any, kind: Any, is_list: bool) -> None:
+    defs = {"colour": {"enum": ["red"]}, "loop": {"$ref": "#/$defs/loop"}, "root": {"properties": {"a/b": schema}}}
+    assert columns_of({"$defs": defs, "$ref": "#/$defs/root"}) == (PropertyColumn("a/b", kind, is_list),)
+    assert columns_of({"type": "array"}) == columns_of(None) == ()
+
+
+def test_values_of_another_type_are_left_out() -> None:
+    columns = columns_of(SCHEMA)
+    for answer in ("no JSON", '{"stars": ', "[1]", None, [], ["5", "{}"]):
+        assert values_of(columns, answer) == [None] * len(columns)
+    assert values_of(columns[:1], ['{"stars": 4}', "x"]) == [4]
+    assert [PropertyColumn("a", "integer").typed(value) for value in (3.0, 3.5, 2**63, True, "3")] == [3] + [None] * 4
+    assert PropertyColumn("a", "number").typed(10**400) is None
+    assert PropertyColumn("a", "string", is_list=True).typed(["a", 1]) is None
+    assert PropertyColumn("a", "json").typed({"é": [1]}) == '{"é": [1]}'
+
+
+def test_lines_without_a_form_are_never_asked_again() -> None:
+    cut = {"choices": [{"text": "{", "finish_reason": "length"}]}
+    plain, forms = InvalidAnswers(1, SamplingParams()), InvalidAnswers(1, {"schema": SCHEMA})
+    assert plain.again(1, TEXT, {}, cut) is None
+    assert plain.again(1, "/v1/embeddings", {"response_format": {"type": "json_object"}}, cut) is None
+    assert plain.again(1, TEXT, {"response_format": {"type": "odd"}}, cut) is None
+    assert forms.again(1, TEXT, {"response_format": {"type": "text"}}, cut) is None
+    assert (
+        forms.again(1, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": None}}]}) is None
+    )
+    assert forms.again(2, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": "["}}]}) == {}
+    assert forms.settled(1, cut) is cut
+
+
+def test_a_bad_form_of_the_job_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="schema and choices"):
+        run("in.jsonl", tmp_path / "out", defaults={"schema": {}, "choices": ["a"]})
