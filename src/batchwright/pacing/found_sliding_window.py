@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 from batchwright.pacing.limits import MINUTE
 
@@ -32,7 +33,7 @@ _LOST = 3
 """Refusals in a minute that the count did not foretell after which it is no longer taken for known."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Refused:
     """What one refusal tells."""
 
@@ -49,8 +50,10 @@ class FoundSlidingWindow:
     def __init__(self) -> None:
         self.limit = 0
         """Requests that count at most; 0: no limit is known."""
-        self._sent: deque[float] = deque()
-        """When the requests that were not refused were sent."""
+        self._sent = deque[float]()
+        """When the requests of the last minute that were not refused were sent."""
+        self._past = deque[float]()
+        """When those before them were sent, as long as they may tell the limit."""
         self._told: _Refused | None = None
         self._step = 0
         self._tried_at = 0.0
@@ -83,8 +86,8 @@ class FoundSlidingWindow:
         """Note that a request was refused, or was not sent after all."""
         if sent_at in self._sent:
             self._sent.remove(sent_at)
-            if self._told is not None and self._told.sent_at - MINUTE < sent_at < self._told.sent_at:
-                self._told.count -= 1  # was under way when the other one was refused
+        elif sent_at in self._past:
+            self._past.remove(sent_at)
 
     def refused(self, sent_at: float, retry_after: float | None) -> None:
         """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
@@ -97,7 +100,7 @@ class FoundSlidingWindow:
         if self.limit:
             self._follow(told, sent_at)
         elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
-            self.limit, self._step, self._tried_at = self._told.count, 0, sent_at
+            self.limit, self._step, self._tried_at = self._accepted_around(self._told), 0, sent_at
             self._quiet = 1
             self._early.clear()
         elif retry_after >= _LONG_PAUSE:
@@ -114,6 +117,10 @@ class FoundSlidingWindow:
         if since > _FEW * first.count:
             return False
         return abs(second.count - first.count) <= max(1.0, _COUNT_SPREAD * first.count)
+
+    def _accepted_around(self, refusal: _Refused) -> int:
+        """Return how many requests were accepted in the minute before a refusal, or were under way with it."""
+        return sum(refusal.sent_at - MINUTE < each < refusal.ends for each in chain(self._past, self._sent))
 
     def _follow(self, told: _Refused, sent_at: float) -> None:
         """Learn from a refusal while the limit is known."""
@@ -146,4 +153,6 @@ class FoundSlidingWindow:
 
     def _forget_before(self, now: float) -> None:
         while self._sent and self._sent[0] <= now - MINUTE - _LATE:
-            self._sent.popleft()
+            self._past.append(self._sent.popleft())
+        while self._past and (self._told is None or self._past[0] <= self._told.sent_at - MINUTE):
+            self._past.popleft()

@@ -57,6 +57,8 @@ _FIRST_SURGE = 16.0
 """Requests a second that may be sent before any was answered."""
 _MOST_SURGE = 2.0
 """Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
+_WINDOW_SURGE = 3.0
+"""Times the most that were answered in a second at which what a window admits is sent."""
 _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0
 _FAR_MORE = 4.0
@@ -539,7 +541,7 @@ class Pacer:
             least = self._first_surge if self.sharing.has_others else 1.0
             return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
         # What a window admits may go faster than what was left of the one before it.
-        again = _MOST_SURGE if self._is_in_window else 1.0
+        again = _WINDOW_SURGE if self._is_in_window else 1.0
         return max(self._first_surge + _MOST_SURGE * self._answers.rate, again * self._most_answered)
 
     def _at_once(self) -> int:

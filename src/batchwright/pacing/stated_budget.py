@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
@@ -39,6 +40,8 @@ _USED_UP = 0.1
 """Share of a window that may be left when it is used up; a refusal with more left says that it was used too fast."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
+_ON_THE_WAY = 0.1
+"""Seconds after which a request that was sent is taken to have arrived."""
 _TELLING = 0.02
 """Share of the limit that must be missing for a reset to tell anything."""
 _NEARLY_FULL = 0.9
@@ -203,9 +206,14 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent, now)
-        if is_older:
+        is_of_answer = self.is_window and self._end.is_of_answer
+        if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
-        if self._is_charged_late:
+        if is_of_answer:
+            # What was sent before is counted in it already, but for what is on its way.
+            on_the_way = takewhile(lambda each: each[0] > now - _ON_THE_WAY, reversed(self._young))
+            since = sum(amount for _, amount in on_the_way) * self.ratio
+        elif self._is_charged_late:
             # Of what is under way it will be charged half, on average, before as much is refilled.
             since = self._settled - sent.settled + 0.5 * self._under_way
         else:

@@ -24,6 +24,8 @@ class WindowEnd:
         self._from_arrival = self._from_answer = math.inf
         self._spread_of_arrival = self._spread_of_answer = 0.0
         """Mean deviations, in seconds, of each end from the one told before."""
+        self.is_of_answer = False
+        """Whether answers state the limit as it is when they are ready, not when their requests arrived."""
 
     def tell(self, sent_at: float, now: float, reset: float, window: float) -> None:
         """Learn that an answer which came at `now` to a request sent at `sent_at` names an end in `reset` seconds."""
@@ -34,8 +36,8 @@ class WindowEnd:
             moved = abs(_nearest(from_answer - self._from_answer, window))
             self._spread_of_answer += _WEIGHT * (moved - self._spread_of_answer)
         self._from_arrival, self._from_answer = from_arrival, from_answer
-        is_of_answer = self._spread_of_answer < _CLEARLY * self._spread_of_arrival
-        self.value = from_answer if is_of_answer else from_arrival
+        self.is_of_answer = self._spread_of_answer < _CLEARLY * self._spread_of_arrival
+        self.value = from_answer if self.is_of_answer else from_arrival
 
     def pass_by(self, windows: int, window: float) -> None:
         """Go on to a later window."""
