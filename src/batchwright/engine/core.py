@@ -15,10 +15,12 @@ import torch
 
 from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
+from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.sampling import Sampled, sample
-from batchwright.engine.step.batch import build_batch
+from batchwright.engine.scoring import PromptScores, score_rows, without_scored
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,
@@ -36,6 +38,8 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 
 _log = logging.getLogger(__name__)
+
+_NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
 class EngineCore:
@@ -96,11 +100,16 @@ class EngineCore:
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline
+        if request.prompt_logprobs is not None:
+            state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
+        # The keys of a last token after which nothing is generated are of no use.
+        computed = prompt if request.max_tokens or len(prompt) == 1 else prompt[:-1]
         for index in range(request.n):
             sequence = Sequence(
-                tokens=list(prompt),
-                num_prompt=len(prompt),
-                max_total=len(prompt) + request.max_tokens,
+                tokens=list(computed),
+                num_prompt=len(computed),
+                max_total=len(computed) + request.max_tokens,
+                scored=range(0) if state.scores is None or index else state.scores.rows,
                 priority=request.priority,
                 deadline=deadline,
                 arrived_at=since,
@@ -159,6 +168,7 @@ class EngineCore:
         if not plan.chunks:
             return events
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        scored = [chunk for chunk in plan.chunks if chunk.scored or chunk.ends]
         try:
             outcomes, model_seconds = self._compute(plan, sampled)
         except Exception as failure:
@@ -173,10 +183,12 @@ class EngineCore:
         self.scheduler.commit(plan)
         now = self.clock.now()
         try:
+            for chunk in scored:
+                events.extend(self._settle(chunk, now))
             for chunk, chosen in zip(sampled, outcomes, strict=True):
                 events.extend(self._deliver_all(chunk, chosen, now))
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
-            for chunk in sampled:
+            for chunk in (*sampled, *(each for each in scored if each.ends)):
                 self.scheduler.repeat_last(chunk.sequence)
             raise
         self._count(plan, model_seconds, self.clock.now() - began)
@@ -209,7 +221,10 @@ class EngineCore:
         return prompt
 
     def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[list[Sampled]], float]:
-        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took."""
+        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took.
+
+        Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
+        """
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
         began = self.clock.now()
         states = [
@@ -217,13 +232,37 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        output = self.body.output(batch, [state.takes_likeliest for state in states])
+        if plan.num_scored:
+            output = self._output_with_scores(plan, batch)
+        else:
+            output = self.body.output(batch, [state.takes_likeliest for state in states])
         outcomes = iter(sample(output.logits, states, output.likeliest) if sampled else [])
         if not sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
             torch.cuda.synchronize(output.logits.device)
         seconds = self.clock.now() - began
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
+
+    def _output_with_scores(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        """Compute a step, record the scores of its prompts, and return the output of the other rows."""
+        greedy: list[bool] = []
+        is_scored: list[bool] = []
+        for chunk in plan.chunks:
+            others = 1 + len(chunk.drafts) if chunk.samples else 0
+            likeliest = self._generations[chunk.sequence.ordinal].sampling.takes_likeliest
+            greedy += [False] * len(chunk.scored) + [likeliest] * others
+            is_scored += [True] * len(chunk.scored) + [False] * others
+        output = self.body.output(batch, greedy)
+        rows, rest = without_scored(output, is_scored)
+        owners = [
+            (scores, chunk.scored)
+            for chunk in plan.chunks
+            if chunk.scored and (scores := self._generations[chunk.sequence.ordinal].owner.scores) is not None
+        ]
+        found = iter(score_rows(output.logits, rows, [each for scores, at in owners for each in scores.wanted(at)]))
+        for scores, at in owners:
+            scores.record(at, list(islice(found, len(at))))
+        return rest
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause.
@@ -246,6 +285,29 @@ class EngineCore:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
+
+    def _settle(self, chunk: Chunk, now: float) -> list[StreamEvent]:
+        """Fail a request whose prompt has scores that are not finite; end one of which nothing else was wanted."""
+        generation = self._generations.get(chunk.sequence.ordinal)
+        if generation is None:  # another completion of the same request has just failed it
+            return []
+        state = generation.owner
+        if state.scores is not None and not state.scores.is_finite:
+            self.scheduler.forget(generation.sequence)
+            return [self._fail(state, NonFiniteLogits(_NOT_FINITE))]
+        if not chunk.ends:
+            return []
+        generation.finish_reason = "length"
+        try:
+            response = state.response(now) if state.done else None
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
+            return [self._fail(state, _tokenizer_failed(error))]
+        self.scheduler.finish(generation.sequence)
+        if response is not None:
+            self._complete(state, response)
+        elif not state.streams:
+            return []
+        return [StreamEvent(state.request.request_id, generation.index, "", (), "length", response)]
 
     def _deliver_all(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
         """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
@@ -272,7 +334,7 @@ class EngineCore:
         state = generation.owner
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
-            return self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))
+            return self._fail(state, NonFiniteLogits(_NOT_FINITE))
         traffic = self.stats.traffic[state.request.traffic]
         if state.first_token_at is None:
             state.first_token_at = now
@@ -286,9 +348,7 @@ class EngineCore:
             text = generation.accept(outcome)
             response = state.response(now) if generation.finish_reason is not None and state.done else None
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
-            failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return self._fail(state, failure)
+            return self._fail(state, _tokenizer_failed(error))
         if generation.first_token_at is None:
             generation.first_token_at = now
         if text:
@@ -301,15 +361,18 @@ class EngineCore:
                 traffic.tpot_ms.add(tpot)
                 traffic.recent_tpot_ms.add(tpot)
         if response is not None:
-            self._forget(state)
-            self.stats.latency_ms.add(response.latency_ms)
-            traffic.completed += 1
-            self._answer(state.request, response)
+            self._complete(state, response)
         elif not state.streams:
             return None
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
+
+    def _complete(self, state: RequestState, response: InferenceResponse) -> None:
+        self._forget(state)
+        self.stats.latency_ms.add(response.latency_ms)
+        self.stats.traffic[state.request.traffic].completed += 1
+        self._answer(state.request, response)
 
     def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
         state.error = error
@@ -344,7 +407,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._requests[state.request.request_id]
         for generation in state.generations:
-            self.stats.prompt_tokens += generation.sequence.num_prompt
+            self.stats.prompt_tokens += state.prompt_tokens
             self.stats.cached_tokens += generation.sequence.num_cached
             del self._generations[generation.sequence.ordinal]
 
@@ -380,3 +443,9 @@ class EngineCore:
         for name, traffic in stats.traffic.items():
             traffic.waiting = scheduler.waiting_of(name)
             traffic.running = scheduler.running_of(name)
+
+
+def _tokenizer_failed(cause: Exception) -> GenerationError:
+    error = GenerationError(f"the tokenizer failed on the output: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

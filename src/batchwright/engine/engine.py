@@ -13,6 +13,7 @@ from batchwright.engine.bodies import ModelBody, load_body
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
+from batchwright.engine.scoring import most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig, parse_bytes
@@ -190,7 +191,9 @@ def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> 
     layers = body.kv_shapes(1, BLOCK_SIZE, config.attention)
     num_blocks = num_kv_blocks(layers, config.kv_memory, most_blocks, body.free_memory())
     body.allocate(num_blocks, BLOCK_SIZE, config.attention)
-    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, num_seqs)) is not None:
+    max_scored = most_scored(body.vocab_size, batch_tokens)
+    logit_rows = num_seqs + max_scored
+    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, logit_rows)) is not None:
         raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
     scheduler = Scheduler(
         BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
@@ -199,6 +202,7 @@ def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> 
         promote_after=config.promote_after,
         batch_share=config.batch_share,
         draft_rows=body.free_rows if config.drafting else 0,
+        max_scored=max_scored,
         slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
     )
     tokenizer = Tokenizer(folder, body.vocab_size, context=length)

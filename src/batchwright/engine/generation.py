@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
 from batchwright.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from batchwright.errors import BatchwrightError
@@ -109,6 +110,8 @@ class RequestState:
     first_step_at: float | None = None
     first_token_at: float | None = None
     error: BatchwrightError | None = None
+    scores: PromptScores | None = None
+    """Log-probabilities of the prompt, if they are wanted."""
 
     @property
     def done(self) -> bool:
@@ -133,4 +136,5 @@ class RequestState:
             ttft_ms=first,
             choices=choices,
             metadata=self.request.metadata,
+            prompt_logprobs=None if self.scores is None or self.error is not None else self.scores.named(),
         )

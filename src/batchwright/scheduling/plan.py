@@ -21,6 +21,12 @@ class Chunk:
     samples: bool
     """Whether it reaches the last known token, whose logits choose the next one."""
 
+    scored: range = range(0)
+    """Positions in it whose logits are wanted for a known token, the one that follows."""
+
+    ends: bool = False
+    """Whether it reaches the last token that its sequence will ever have, so that no token is chosen."""
+
     drafts: list[int] = field(default_factory=list)
     """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
 
@@ -41,6 +47,11 @@ class StepPlan:
     def num_rows(self) -> int:
         """Number of tokens and drafts."""
         return self.num_tokens + sum(len(chunk.drafts) for chunk in self.chunks)
+
+    @property
+    def num_scored(self) -> int:
+        """Number of tokens whose logits are wanted for the known token that follows."""
+        return sum(len(chunk.scored) for chunk in self.chunks)
 
     @property
     def num_batch_tokens(self) -> int:

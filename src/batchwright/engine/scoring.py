@@ -1,0 +1,126 @@
+"""Log-probabilities of prompt tokens: reduction of the logits of many rows, a few rows at a time.
+
+The logits of a whole prompt would take gigabytes. So a step has a bounded number of rows that are scored
+(`most_scored`), and what is kept of each is the log-probability and the rank of the token that follows, and the
+likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.bodies.body import StepOutput
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.request import TokenLogprob
+
+_LOGITS_AT_ONCE = 2**25
+"""Logits of scored rows in one step: 64 or 128 MiB."""
+_LEAST_ROWS = 16
+_REDUCED_AT_ONCE = 2**22
+"""Logits that are converted to float32 and reduced at once."""
+
+
+def most_scored(vocab_size: int, max_batch_tokens: int) -> int:
+    """Return how many tokens of a step may be scored, besides those whose next token is chosen."""
+    return min(max_batch_tokens, max(_LEAST_ROWS, _LOGITS_AT_ONCE // vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """What is kept of the logits of one row. Log-probabilities are natural and the model's own."""
+
+    logprob: float
+    """Log-probability of the token that follows; NaN if the logits were not finite."""
+    rank: int
+    """Place of that token by its logit, 1 for the one that greedy decoding takes."""
+    top_ids: list[int]
+    top: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRow:
+    """The known token that follows a row, and how many of the likeliest tokens are wanted."""
+
+    token: int
+    count: int
+
+
+def score_rows(logits: Tensor, rows: Sequence[int], wanted: Sequence[WantedRow]) -> list[RowScore]:
+    """Return the scores of these `rows` of `logits` [any, vocab], each by its own of `wanted`."""
+    vocab = logits.shape[-1]
+    at_once = max(1, _REDUCED_AT_ONCE // vocab)
+    return [
+        score
+        for start in range(0, len(rows), at_once)
+        for score in _reduced(logits[rows[start : start + at_once]], wanted[start : start + at_once])
+    ]
+
+
+def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
+    tokens = torch.tensor([each.token for each in wanted], device=logits.device)[:, None]
+    own = logits.gather(-1, tokens)
+    # Of equal logits the first one is the likelier, as in greedy decoding.
+    places = torch.arange(logits.shape[-1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (places < tokens))
+    ranks = (before.sum(-1) + 1).tolist()
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(-1, tokens)[:, 0].tolist()
+    most = min(max(each.count for each in wanted), logits.shape[-1])
+    # A row without any is not sorted.
+    top, ids = (each.tolist() for each in logprobs.topk(most, dim=-1)) if most else ([[]] * len(wanted),) * 2
+    for row, each in enumerate(wanted):
+        yield RowScore(chosen[row], ranks[row], ids[row][: each.count], top[row][: each.count])
+
+
+def without_scored(output: StepOutput, scored: Sequence[bool]) -> tuple[list[int], StepOutput]:
+    """Return the places in `output.logits` of the logit rows that are `scored`, and the output of the others."""
+    rows: list[int] = []
+    others: list[int] = []
+    likeliest: dict[int, int | None] = {}
+    at = rest = 0
+    for place, is_scored in enumerate(scored):
+        if place in output.likeliest:
+            likeliest[rest] = output.likeliest[place]
+        else:
+            (rows if is_scored else others).append(at)
+            at += 1
+        rest += not is_scored
+    return rows, StepOutput(output.logits[others], likeliest)
+
+
+class PromptScores:
+    """The scores of one prompt as far as they have been computed."""
+
+    def __init__(self, prompt: Sequence[int], count: int, start: int, tokenizer: Tokenizer) -> None:
+        """`start` is the position of the first token to score; the first one of a prompt has nothing before it."""
+        self.prompt = prompt
+        self.count = count
+        self.rows = range(max(0, start - 1), max(0, start - 1, len(prompt) - 1))
+        """Positions whose logits are wanted."""
+        self.is_finite = True
+        """Whether all logits so far were finite."""
+        self._scores: dict[int, RowScore] = {}
+        self._tokenizer = tokenizer
+
+    def wanted(self, rows: range) -> list[WantedRow]:
+        """Return what is wanted of these positions."""
+        return [WantedRow(self.prompt[row + 1], self.count) for row in rows]
+
+    def record(self, rows: range, scores: Sequence[RowScore]) -> None:
+        """Take the scores of these positions, again if a step is computed again."""
+        self._scores.update(zip(rows, scores, strict=True))
+        self.is_finite = self.is_finite and all(score.logprob == score.logprob for score in scores)
+
+    def named(self) -> tuple[TokenLogprob | None, ...]:
+        """Return the log-probability of each token of the prompt, None for those that were not scored."""
+        name = self._tokenizer.token_text
+        found: list[TokenLogprob | None] = [None] * len(self.prompt)
+        for row, score in self._scores.items():
+            token = self.prompt[row + 1]
+            top = tuple((other, name(other), value) for other, value in zip(score.top_ids, score.top, strict=True))
+            found[row + 1] = TokenLogprob(token, name(token), score.logprob, top, score.rank)
+        return tuple(found)
