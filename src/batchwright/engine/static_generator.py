@@ -113,6 +113,12 @@ class StaticGenerator:
             if not isinstance(request, InferenceRequest):
                 request = InferenceRequest.of(prompt, request or SamplingParams())
             ids = self.tokenizer.encode(prompt)
+            if request.prompt_logprobs is not None:
+                raise InvalidRequest(
+                    f"prompt_logprobs={request.prompt_logprobs}: they are not computed here; leave it out, or use an "
+                    "Engine",
+                    param="prompt_logprobs",
+                )
         except InvalidRequest as error:
             return error
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this prompt only

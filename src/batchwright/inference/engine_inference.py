@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
@@ -15,7 +15,7 @@ from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen
 from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
-from batchwright.wire.responses import Chunks, Head, completion_body
+from batchwright.wire.responses import Chunks, Echo, Head, completion_body
 
 _WANTED = 2
 """Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
@@ -88,7 +88,8 @@ class EngineInference(Route):
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             responses = await all_of([self._computed(request) for request in requests])
-        return completion_body(head, responses)
+        echoes = [self._echo(body, *pair) for pair in zip(body.prompts, requests, strict=True)] if body.echo else None
+        return completion_body(head, responses, echoes=echoes, prompt_logprobs=body.prompt_logprobs)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         body, head = self._read(call)
@@ -140,6 +141,7 @@ class EngineInference(Route):
             await self._threads.run(call.traffic, self._encoded, prompt) if self._threads else self._encoded(prompt)
             for prompt in body.prompts
         ]
+        body.require_few_prompt_logprobs(sum(map(len, encoded)))
         return [
             InferenceRequest.of(
                 ids,
@@ -160,6 +162,12 @@ class EngineInference(Route):
             raise
         except Exception as error:  # a tokenizer is foreign code, and its errors concern this request alone
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+
+    def _echo(self, body: GenerationBody, prompt: Prompt, request: InferenceRequest) -> Echo:
+        """Return the prompt of a request as it is echoed; a prompt of token ids is decoded."""
+        tokenizer, ids = self.engine.tokenizer, cast("Sequence[int]", request.prompt)
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+        return Echo(text, tokenizer.token_text(ids[0]), body.echoed_logprobs)
 
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))

@@ -16,7 +16,7 @@ _AS_THEY_ARE = frozenset({
 })  # fmt: skip
 _TRANSLATED = frozenset({
     "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
-    "priority", "deadline", "deadline_ms",
+    "prompt_logprobs", "priority", "deadline", "deadline_ms",
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
@@ -55,7 +55,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1.0,),
     "modalities": (["text"],),
     "moderation": (),
-    "prompt_logprobs": (False,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "stream": (False,),
@@ -78,7 +77,7 @@ MAX_TOKENS = 2**31 - 1
 RANGES: Mapping[str, tuple[int, int]] = {
     "best_of": (1, MAX_COMPLETIONS),
     "max_completion_tokens": (1, MAX_TOKENS),
-    "max_tokens": (1, MAX_TOKENS),
+    "max_tokens": (0, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),
     "n": (1, MAX_COMPLETIONS),
     "priority": (-(2**31), 2**31 - 1),
@@ -187,6 +186,8 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
         overrides["logit_bias"] = _logit_bias(given["logit_bias"])
     if "logprobs" in given or "top_logprobs" in given:
         overrides["logprobs"] = _logprobs(given, chat=chat)
+    if given.get("prompt_logprobs", False) is not False:
+        overrides["prompt_logprobs"] = given["prompt_logprobs"]
     return overrides
 
 
