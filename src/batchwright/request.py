@@ -365,6 +365,19 @@ class InferenceResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """The log-likelihood of a continuation after its context."""
+
+    logprob: float
+    """Sum of the natural-log probabilities of the continuation's tokens; NaN if there is an `error`."""
+    is_greedy: bool
+    """Whether greedy decoding after the context gives the continuation."""
+    tokens: tuple[TokenLogprob, ...] = ()
+    """The tokens of the continuation."""
+    error: BatchwrightError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """New text of one choice of one request. The last event of a request carries its `response`."""
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody, load_body
+from batchwright.engine.continuations import Continuation, TextOrTokens, continuation_of, score_of
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
@@ -20,7 +22,7 @@ from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 from batchwright.scheduling import Scheduler, SloController
 
 BLOCK_SIZE = 16
@@ -165,6 +167,45 @@ class Engine:
         finally:
             for request_id in waiting:
                 core.cancel(request_id)
+
+    def score(
+        self,
+        contexts: TextOrTokens | Sequence[TextOrTokens],
+        continuations: Sequence[TextOrTokens],
+        *,
+        progress: bool = False,
+    ) -> list[Score]:
+        """Return the log-likelihood of each of `continuations` after its context, in the same order.
+
+        Both are texts, or both token ids; one text or one list of ids as `contexts` is the context of all. What prompts
+        have in common is computed once, whatever their order. If one cannot be computed, the `error` of its score is
+        set and the others are not affected. Raises ValueError if the numbers do not match.
+        """
+        given = cast("Sequence[TextOrTokens]", contexts)
+        if isinstance(contexts, str) or (given and isinstance(given[0], int)):
+            given = [cast("TextOrTokens", contexts)] * len(continuations)
+        if len(given) != len(continuations):
+            raise ValueError(f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each")
+        scores: list[Score | None] = [None] * len(given)
+        asked: dict[str, tuple[int, Continuation]] = {}
+        requests: list[InferenceRequest] = []
+        for place, pair in enumerate(zip(given, continuations, strict=True)):
+            try:
+                continuation = continuation_of(*pair, self.core.tokenizer)
+                requests.append(continuation.request())
+            except InvalidRequest as error:
+                scores[place] = Score(math.nan, False, error=error)
+            else:
+                asked[requests[-1].request_id] = place, continuation
+        # Prompts that begin alike follow each other, so that they find each other's blocks.
+        requests.sort(key=lambda request: cast("list[int]", request.prompt))
+        with _bar(len(requests), progress) as advance:
+            for event in self._events(requests, stream=False):
+                if event.response is not None:
+                    place, continuation = asked[event.request_id]
+                    scores[place] = score_of(continuation, event.response)
+                    advance()
+        return cast("list[Score]", scores)
 
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""

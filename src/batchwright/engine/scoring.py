@@ -69,11 +69,14 @@ def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
     ranks = (before.sum(-1) + 1).tolist()
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(-1, tokens)[:, 0].tolist()
-    most = min(max(each.count for each in wanted), logits.shape[-1])
-    # A row without any is not sorted.
-    top, ids = (each.tolist() for each in logprobs.topk(most, dim=-1)) if most else ([[]] * len(wanted),) * 2
-    for row, each in enumerate(wanted):
-        yield RowScore(chosen[row], ranks[row], ids[row][: each.count], top[row][: each.count])
+    top: dict[int, tuple[list[int], list[float]]] = {}
+    # Which of equal ones are among the likeliest depends on how many are asked for.
+    for count in {each.count for each in wanted} - {0}:
+        rows = [row for row, each in enumerate(wanted) if each.count == count]
+        values, ids = logprobs[rows].topk(min(count, logprobs.shape[-1]), dim=-1)
+        top.update(zip(rows, zip(ids.tolist(), values.tolist(), strict=True), strict=True))
+    for row in range(len(wanted)):
+        yield RowScore(chosen[row], ranks[row], *top.get(row, ([], [])))
 
 
 def without_scored(output: StepOutput, scored: Sequence[bool]) -> tuple[list[int], StepOutput]:

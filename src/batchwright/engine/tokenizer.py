@@ -41,6 +41,9 @@ class Tokenizer:
         backend = getattr(self._inner, "backend_tokenizer", None)
         self._plain = None if backend is None else _plain(self._inner, backend)
         self._long_texts = None if backend is None else LongTexts(backend)
+        starts = (getattr(self._inner, f"{name}_token_id", None) for name in ("bos", "eos"))
+        self.first_token_id: int | None = next((each for each in starts if each is not None), None)
+        """Token that stands before a text whose first token is to have a probability; None if there is none."""
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -63,6 +66,15 @@ class Tokenizer:
                 f"prompt holds token id {out_of_range}: the model has ids 0 to {self._vocab_size - 1}", param="prompt"
             )
         return ids
+
+    def encode_bare(self, text: str) -> list[int]:
+        """Return the token ids of `text` without those that the tokenizer adds to a text, such as a first token.
+
+        Raises `InvalidRequest` without a tokenizer.
+        """
+        if self._inner is None:
+            raise InvalidRequest("the model has no tokenizer: give the text as token ids", param="prompt")
+        return self._tokenized(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids` without special tokens."""
