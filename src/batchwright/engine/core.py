@@ -102,8 +102,7 @@ class EngineCore:
         deadline = math.inf if request.deadline is None else since + request.deadline
         if request.prompt_logprobs is not None:
             state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
-        # The keys of a last token after which nothing is generated are of no use.
-        computed = prompt if request.max_tokens or len(prompt) == 1 else prompt[:-1]
+        computed = prompt[: _computed(len(prompt), request)]
         for index in range(request.n):
             sequence = Sequence(
                 tokens=list(computed),
@@ -204,7 +203,8 @@ class EngineCore:
             raise
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
-        if len(prompt) + request.max_tokens > self.max_model_len:
+        computed = _computed(len(prompt), request)
+        if computed + request.max_tokens > self.max_model_len:
             raise ContextLengthExceeded(
                 f"{len(prompt)} prompt tokens and max_tokens={request.max_tokens} exceed the context of "
                 f"{self.max_model_len} tokens: shorten the prompt or lower max_tokens"
@@ -216,7 +216,7 @@ class EngineCore:
                     f"{self.body.vocab_size - 1}",
                     param="stop_token_ids" if token in request.stop_token_ids else "logit_bias",
                 )
-        if reason := self.scheduler.refusal(len(prompt), request.max_tokens):
+        if reason := self.scheduler.refusal(computed, request.max_tokens):
             raise ContextLengthExceeded(reason)
         return prompt
 
@@ -443,6 +443,11 @@ class EngineCore:
         for name, traffic in stats.traffic.items():
             traffic.waiting = scheduler.waiting_of(name)
             traffic.running = scheduler.running_of(name)
+
+
+def _computed(length: int, request: InferenceRequest) -> int:
+    """Return how many tokens of a prompt of this length are computed: after the last one, nothing may be wanted."""
+    return max(1, length - (request.max_tokens == 0))
 
 
 def _tokenizer_failed(cause: Exception) -> GenerationError:

@@ -46,6 +46,11 @@ class Tokenizer:
         """Token that stands before a text whose first token is to have a probability; None if there is none."""
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
+    @property
+    def inner(self) -> Any:
+        """The tokenizer of transformers, for what needs more of it; None if the model has none."""
+        return self._inner
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of `prompt`.
 
