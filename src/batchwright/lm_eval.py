@@ -89,7 +89,9 @@ class Model(TemplateLM):  # type: ignore[misc]
         """Return the token ids of a text. A text that begins with the first token's name gets no second one."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
-        return cast("list[int]", self.tokenizer(string, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        return cast(
+            "list[int]", self.tokenizer(string, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        )
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a chat as the text that the model's template makes of it."""
@@ -148,7 +150,9 @@ class Model(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is greedy; requests: key, context, tokens."""
         # The last token is only scored, so it needs no place of its own.
-        contexts = [context[max(0, len(context) + len(tokens) - self.max_length - 1) :] for _, context, tokens in requests]
+        contexts = [
+            context[max(0, len(context) + len(tokens) - self.max_length - 1) :] for _, context, tokens in requests
+        ]
         scores = self.engine.score(contexts, [tokens for *_, tokens in requests], progress=not disable_tqdm)
         answers = []
         for (key, *_), score in zip(requests, scores, strict=True):

@@ -122,7 +122,11 @@ def test_an_echo_has_the_tokens_of_the_prompt_before_those_of_the_answer() -> No
         },
         "finish_reason": "length",
     }
-    assert (second["index"], second["text"], second["logprobs"]["tokens"]) == (1, "My name own", ["My", " name", " own"])
+    assert (second["index"], second["text"], second["logprobs"]["tokens"]) == (
+        1,
+        "My name own",
+        ["My", " name", " own"],
+    )
 
 
 def test_an_echo_without_log_probabilities_is_text() -> None:

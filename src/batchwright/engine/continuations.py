@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import InvalidRequest
-from batchwright.request import InferenceRequest, InferenceResponse, Score
+from batchwright.request import InferenceRequest, Score, TokenLogprob
 
 TextOrTokens: TypeAlias = str | Sequence[int]
 
@@ -21,16 +22,42 @@ class Continuation:
     context: list[int]
     tokens: list[int]
 
+
+class SharedScoring:
+    """One request for all continuations of a context that differ in their last token only."""
+
+    def __init__(self, first: Continuation) -> None:
+        self.first = first
+        self.places: list[tuple[int, int]] = []
+        """Where each answer belongs, and the number of its ending."""
+        self._endings: dict[int, int] = {}
+
+    def add(self, place: int, continuation: Continuation) -> None:
+        """Add a continuation that has the same tokens but for the last one, whose answer belongs to `place`."""
+        number = self._endings.setdefault(continuation.tokens[-1], len(self._endings))
+        self.places.append((place, number))
+
     def request(self) -> InferenceRequest:
-        """Return the request whose answer has the log-probabilities of the continuation."""
+        """Return what is asked of the engine: the first one."""
         return InferenceRequest(
-            [*self.context, *self.tokens],
-            max_tokens=0,
-            temperature=0.0,
-            prompt_logprobs=0,
-            prompt_logprobs_start=len(self.context),
-            traffic="batch",
+            [*self.first.context, *self.first.tokens], max_tokens=0, temperature=0.0, prompt_logprobs=0, traffic="batch"
         )
+
+    def scores(self, tokenizer: Tokenizer) -> PromptScores:
+        """Return where the engine puts its answer."""
+        _, *others = self._endings
+        return PromptScores(
+            [*self.first.context, *self.first.tokens], 0, len(self.first.context), tokenizer, endings=others
+        )
+
+
+def shared(continuations: Mapping[int, Continuation]) -> list[SharedScoring]:
+    """Return the requests for continuations by their places, so that prompts that begin alike follow each other."""
+    found: dict[tuple[int, tuple[int, ...]], SharedScoring] = {}
+    for place, each in continuations.items():
+        key = len(each.context), (*each.context, *each.tokens[:-1])
+        found.setdefault(key, SharedScoring(each)).add(place, each)
+    return [found[key] for key in sorted(found, key=lambda key: key[1])]
 
 
 def continuation_of(context: TextOrTokens, continuation: TextOrTokens, tokenizer: Tokenizer) -> Continuation:
@@ -40,20 +67,18 @@ def continuation_of(context: TextOrTokens, continuation: TextOrTokens, tokenizer
     as context stands for the token that begins a text. Raises `InvalidRequest`.
     """
     if isinstance(context, str) != isinstance(continuation, str):
-        raise InvalidRequest("a context and its continuation: give two texts, or two lists of token ids", param="context")
+        raise InvalidRequest(
+            "a context and its continuation: give two texts, or two lists of token ids", param="context"
+        )
     if isinstance(context, str) and isinstance(continuation, str):
         return _of_texts(context, continuation, tokenizer)
     if not context or not continuation:
         raise InvalidRequest("a context and its continuation need at least one token each", param="context")
-    return Continuation([*map(int, context)], [*map(int, continuation)])
+    return Continuation(tokenizer.encode(context), tokenizer.encode(continuation))
 
 
-def score_of(continuation: Continuation, response: InferenceResponse) -> Score:
-    """Return what the response to the request of `continuation` says."""
-    if response.error is not None:
-        return Score(math.nan, False, error=response.error)
-    scored = (response.prompt_logprobs or ())[len(continuation.context) :]
-    tokens = tuple(each for each in scored if each is not None)
+def score_of(tokens: tuple[TokenLogprob, ...]) -> Score:
+    """Return the score of a continuation with these tokens."""
     return Score(math.fsum(each.logprob for each in tokens), all(each.rank == 1 for each in tokens), tokens)
 
 

@@ -85,10 +85,18 @@ class EngineCore:
         answers = [(len(each.tokens) - each.num_prompt, each.max_total - each.num_prompt) for each in sequences]
         return UnfinishedWork(answers, max(0, computed), left)
 
-    def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
+    def add(
+        self,
+        request: InferenceRequest,
+        *,
+        stream: bool = False,
+        submitted_at: float | None = None,
+        scores: PromptScores | None = None,
+    ) -> None:
         """Queue a request. With `stream`, every step returns an event with its new text.
 
         `submitted_at` is the time of its submission by the engine's clock, earlier than now if a step was in between.
+        `scores` is where the scores of its prompt go, in place of what the request says of them.
         Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
         """
         if request.request_id in self._requests:
@@ -100,7 +108,8 @@ class EngineCore:
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline
-        if request.prompt_logprobs is not None:
+        state.scores = scores
+        if scores is None and request.prompt_logprobs is not None:
             state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
         computed = prompt[: _computed(len(prompt), request)]
         for index in range(request.n):
@@ -255,13 +264,15 @@ class EngineCore:
         output = self.body.output(batch, greedy)
         rows, rest = without_scored(output, is_scored)
         owners = [
-            (scores, chunk.scored)
+            (scores, position, scores.wanted(position))
             for chunk in plan.chunks
-            if chunk.scored and (scores := self._generations[chunk.sequence.ordinal].owner.scores) is not None
+            if (scores := self._generations[chunk.sequence.ordinal].owner.scores) is not None
+            for position in chunk.scored
         ]
-        found = iter(score_rows(output.logits, rows, [each for scores, at in owners for each in scores.wanted(at)]))
-        for scores, at in owners:
-            scores.record(at, list(islice(found, len(at))))
+        repeated = [row for row, (*_, wanted) in zip(rows, owners, strict=True) for _ in wanted]
+        found = iter(score_rows(output.logits, repeated, [each for *_, wanted in owners for each in wanted]))
+        for scores, position, wanted in owners:
+            scores.record(position, list(islice(found, len(wanted))))
         return rest
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:

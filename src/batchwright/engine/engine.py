@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, cast
@@ -11,11 +11,11 @@ from typing import Any, Self, cast
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody, load_body
-from batchwright.engine.continuations import Continuation, TextOrTokens, continuation_of, score_of
+from batchwright.engine.continuations import Continuation, TextOrTokens, continuation_of, score_of, shared
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
-from batchwright.engine.scoring import most_scored
+from batchwright.engine.scoring import PromptScores, most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig, parse_bytes
@@ -139,10 +139,15 @@ class Engine:
         return self._events(as_requests(prompts, sampling_params), stream=True)
 
     def _events(
-        self, requests: Sequence[InferenceRequest | InferenceResponse], *, stream: bool
+        self,
+        requests: Sequence[InferenceRequest | InferenceResponse],
+        *,
+        stream: bool,
+        scores: Mapping[str, PromptScores] | None = None,
     ) -> Iterator[StreamEvent]:
         """Submit `requests` and step until all have ended, or cancel the rest when the iterator is left early.
 
+        `scores` are where those of their prompts go, by their ids, if they do not go into the responses alone.
         Responses to other requests, from `submit`, are kept for `step`.
         """
         core, waiting = self.core, set[str]()
@@ -152,7 +157,7 @@ class Engine:
                     yield StreamEvent(request.request_id, 0, "", (), "error", request)
                     continue
                 try:
-                    core.add(request, stream=stream)
+                    core.add(request, stream=stream, scores=(scores or {}).get(request.request_id))
                     waiting.add(request.request_id)
                 except InvalidRequest as error:
                     yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
@@ -185,27 +190,27 @@ class Engine:
         if isinstance(contexts, str) or (given and isinstance(given[0], int)):
             given = [cast("TextOrTokens", contexts)] * len(continuations)
         if len(given) != len(continuations):
-            raise ValueError(f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each")
-        scores: list[Score | None] = [None] * len(given)
-        asked: dict[str, tuple[int, Continuation]] = {}
-        requests: list[InferenceRequest] = []
+            raise ValueError(
+                f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each"
+            )
+        found: dict[int, Score] = {}
+        wanted: dict[int, Continuation] = {}
+        tokenizer = self.core.tokenizer
         for place, pair in enumerate(zip(given, continuations, strict=True)):
             try:
-                continuation = continuation_of(*pair, self.core.tokenizer)
-                requests.append(continuation.request())
+                wanted[place] = continuation_of(*pair, tokenizer)
             except InvalidRequest as error:
-                scores[place] = Score(math.nan, False, error=error)
-            else:
-                asked[requests[-1].request_id] = place, continuation
-        # Prompts that begin alike follow each other, so that they find each other's blocks.
-        requests.sort(key=lambda request: cast("list[int]", request.prompt))
-        with _bar(len(requests), progress) as advance:
-            for event in self._events(requests, stream=False):
+                found[place] = Score(math.nan, False, error=error)
+        asked = {(request := each.request()).request_id: (request, each) for each in shared(wanted)}
+        scores = {name: each.scores(tokenizer) for name, (_, each) in asked.items()}
+        with _bar(len(wanted), progress) as advance:
+            for event in self._events([request for request, _ in asked.values()], stream=False, scores=scores):
                 if event.response is not None:
-                    place, continuation = asked[event.request_id]
-                    scores[place] = score_of(continuation, event.response)
-                    advance()
-        return cast("list[Score]", scores)
+                    error, own = event.response.error, scores.pop(event.request_id)
+                    for place, ending in asked[event.request_id][1].places:
+                        found[place] = Score(math.nan, False, error=error) if error else score_of(own.ended(ending))
+                        advance()
+        return [found[place] for place in range(len(given))]
 
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""

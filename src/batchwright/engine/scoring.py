@@ -7,6 +7,7 @@ likeliest tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class WantedRow:
 
 
 def score_rows(logits: Tensor, rows: Sequence[int], wanted: Sequence[WantedRow]) -> list[RowScore]:
-    """Return the scores of these `rows` of `logits` [any, vocab], each by its own of `wanted`."""
+    """Return the scores of these `rows` of `logits` [any, vocab], each by its own of `wanted`; a row may come twice."""
     vocab = logits.shape[-1]
     at_once = max(1, _REDUCED_AT_ONCE // vocab)
     return [
@@ -98,32 +99,52 @@ def without_scored(output: StepOutput, scored: Sequence[bool]) -> tuple[list[int
 class PromptScores:
     """The scores of one prompt as far as they have been computed."""
 
-    def __init__(self, prompt: Sequence[int], count: int, start: int, tokenizer: Tokenizer) -> None:
-        """`start` is the position of the first token to score; the first one of a prompt has nothing before it."""
+    def __init__(
+        self, prompt: Sequence[int], count: int, start: int, tokenizer: Tokenizer, endings: Sequence[int] = ()
+    ) -> None:
+        """`start` is the position of the first token to score; the first one of a prompt has nothing before it.
+
+        `endings` are tokens to score in place of the last one, too.
+        """
         self.prompt = prompt
         self.count = count
-        self.rows = range(max(0, start - 1), max(0, start - 1, len(prompt) - 1))
+        self.start = max(1, start)
+        self.rows = range(self.start - 1, max(self.start - 1, len(prompt) - 1))
         """Positions whose logits are wanted."""
         self.is_finite = True
         """Whether all logits so far were finite."""
-        self._scores: dict[int, RowScore] = {}
+        self._endings = endings
+        self._scores: dict[int, list[RowScore]] = {}
         self._tokenizer = tokenizer
 
-    def wanted(self, rows: range) -> list[WantedRow]:
-        """Return what is wanted of these positions."""
-        return [WantedRow(self.prompt[row + 1], self.count) for row in rows]
+    def wanted(self, row: int) -> list[WantedRow]:
+        """Return what is wanted of this position: the prompt's own token, and after it the other endings."""
+        others = self._endings if row == len(self.prompt) - 2 else ()
+        return [WantedRow(token, self.count) for token in (self.prompt[row + 1], *others)]
 
-    def record(self, rows: range, scores: Sequence[RowScore]) -> None:
-        """Take the scores of these positions, again if a step is computed again."""
-        self._scores.update(zip(rows, scores, strict=True))
-        self.is_finite = self.is_finite and all(score.logprob == score.logprob for score in scores)
+    def record(self, row: int, scores: list[RowScore]) -> None:
+        """Take the scores of a position, for each that is wanted of it; again if a step is computed again."""
+        self._scores[row] = scores
+        self.is_finite = self.is_finite and not any(math.isnan(score.logprob) for score in scores)
 
     def named(self) -> tuple[TokenLogprob | None, ...]:
         """Return the log-probability of each token of the prompt, None for those that were not scored."""
-        name = self._tokenizer.token_text
         found: list[TokenLogprob | None] = [None] * len(self.prompt)
-        for row, score in self._scores.items():
-            token = self.prompt[row + 1]
-            top = tuple((other, name(other), value) for other, value in zip(score.top_ids, score.top, strict=True))
-            found[row + 1] = TokenLogprob(token, name(token), score.logprob, top, score.rank)
+        for row, scores in self._scores.items():
+            found[row + 1] = self._named(self.prompt[row + 1], scores[0])
         return tuple(found)
+
+    def ended(self, ending: int) -> tuple[TokenLogprob, ...]:
+        """Return the log-probabilities of the scored tokens, with an ending by its number; 0 is the prompt's own.
+
+        All of them must have been computed.
+        """
+        tokens, (*rows, last) = self.prompt, self.rows
+        body = [self._named(tokens[row + 1], self._scores[row][0]) for row in rows]
+        final = tokens[last + 1] if ending == 0 else self._endings[ending - 1]
+        return *body, self._named(final, self._scores[last][ending])
+
+    def _named(self, token: int, score: RowScore) -> TokenLogprob:
+        name = self._tokenizer.token_text
+        top = tuple((other, name(other), value) for other, value in zip(score.top_ids, score.top, strict=True))
+        return TokenLogprob(token, name(token), score.logprob, top, score.rank)

@@ -217,7 +217,10 @@ CompletionBody = Annotated[
             },
             "echo": {**_FLAG, "description": "Begin each answer with its prompt, and `logprobs` with the prompt's."},
         },
-        allOf=[_ONE_DEADLINE, {"anyOf": [*_NOT_EMPTY, {"properties": {"echo": {"const": True}}, "required": ["echo"]}]}],
+        allOf=[
+            _ONE_DEADLINE,
+            {"anyOf": [*_NOT_EMPTY, {"properties": {"echo": {"const": True}}, "required": ["echo"]}]},
+        ],
     ),
 ]
 EmbeddingsBody = Annotated[
