@@ -37,17 +37,17 @@ _SAMPLING = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "seed"})
 class Model(TemplateLM):  # type: ignore[misc]
     """A generating model as lm-evaluation-harness asks for it; `--model batchwright` once this module is imported.
 
-    `pretrained` is what `Engine` takes as `model`, or an open `Engine`; `options` are fields of `EngineConfig`. The engine
-    makes its own batches, so `batch_size` and `max_batch_size` change nothing. Contexts that are too long lose their
-    beginning. Raises what `Engine` raises, and `UnsupportedModel` for a model without a tokenizer.
+    `pretrained` is what `Engine` takes as `model`, or an open `Engine`; `options` are fields of `EngineConfig`. The
+    engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. Contexts that are too long lose
+    their beginning. Raises what `Engine` raises, and `UnsupportedModel` for a model without a tokenizer.
     """
 
     def __init__(
         self,
         pretrained: str | Engine = DEFAULT_MODEL,
         *,
-        batch_size: int | str | None = None,  # noqa: ARG002 - given to each model by the harness
-        max_batch_size: int | None = None,  # noqa: ARG002
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
         device: str | None = None,
         max_length: int | None = None,
         max_gen_toks: int = 256,

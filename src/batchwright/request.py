@@ -96,7 +96,7 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
     prompt_logprobs: int | None = None
-    """None: none of the prompt's tokens. k: those of its tokens after the first, and of the k likeliest in each place."""
+    """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest in each place."""
     prompt_logprobs_start: int = 0
     """Position of the first prompt token whose log-probability is wanted, with `prompt_logprobs`.
 

@@ -249,7 +249,7 @@ def test_rows_are_reduced_as_if_each_were_alone(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(300, 50_000, generator=generator).to(dtype)
     logits[7] = 1.0  # of equal logits the first one is the likeliest
-    rows = list(range(0, 300, 3)) + [7]
+    rows = [*range(0, 300, 3), *range(100, 160), 7]
     wanted = [WantedRow(row * 11 % 50_000, row % 4) for row in rows[:-1]] + [WantedRow(2, 0)]
     together = score_rows(logits, rows, wanted)
     for row, each, score in zip(rows, wanted, together, strict=True):

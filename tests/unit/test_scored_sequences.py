@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from batchwright.request import Traffic
 from batchwright.scheduling import Sequence
 
 from .oracle import Bench
@@ -40,7 +41,7 @@ class ScoringMachine(SchedulerMachine):
         # Without an output, the last token is none that follows another.
         end = len(prompt) if output == 0 else len(prompt) - 1
         scored = range(min(start, end), end)
-        traffic = "batch" if batch else "online"
+        traffic: Traffic = "batch" if batch else "online"
         self.wanted.append((bench.add(prompt, output, scored=scored, traffic=traffic), scored))
 
     def teardown(self) -> None:

@@ -176,7 +176,6 @@ class EngineCore:
         if not plan.chunks:
             return events
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
-        scored = [chunk for chunk in plan.chunks if chunk.scored or chunk.ends]
         try:
             outcomes, model_seconds = self._compute(plan, sampled)
         except Exception as failure:
@@ -191,12 +190,11 @@ class EngineCore:
         self.scheduler.commit(plan)
         now = self.clock.now()
         try:
-            for chunk in scored:
-                events.extend(self._settle(chunk, now))
+            events += self._settle_all(plan, now)
             for chunk, chosen in zip(sampled, outcomes, strict=True):
                 events.extend(self._deliver_all(chunk, chosen, now))
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
-            for chunk in (*sampled, *(each for each in scored if each.ends)):
+            for chunk in plan.chunks:  # of which the others have more to compute
                 self.scheduler.repeat_last(chunk.sequence)
             raise
         self._count(plan, model_seconds, self.clock.now() - began)
@@ -296,6 +294,9 @@ class EngineCore:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
+
+    def _settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
+        return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
 
     def _settle(self, chunk: Chunk, now: float) -> list[StreamEvent]:
         """Fail a request whose prompt has scores that are not finite; end one of which nothing else was wanted."""

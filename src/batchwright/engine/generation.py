@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batchwright.engine.scoring import PromptScores
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from batchwright.errors import BatchwrightError
 from batchwright.request import Choice, FinishReason, InferenceRequest, InferenceResponse, TokenLogprob, Usage

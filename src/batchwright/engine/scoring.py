@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,32 +53,48 @@ class WantedRow:
 
 def score_rows(logits: Tensor, rows: Sequence[int], wanted: Sequence[WantedRow]) -> list[RowScore]:
     """Return the scores of these `rows` of `logits` [any, vocab], each by its own of `wanted`; a row may come twice."""
-    vocab = logits.shape[-1]
-    at_once = max(1, _REDUCED_AT_ONCE // vocab)
+    at_once = max(1, _REDUCED_AT_ONCE // logits.shape[-1])
     return [
         score
         for start in range(0, len(rows), at_once)
-        for score in _reduced(logits[rows[start : start + at_once]], wanted[start : start + at_once])
+        for score in _reduced(_taken(logits, rows[start : start + at_once]).float(), wanted[start : start + at_once])
     ]
+
+
+def _taken(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return these rows, which are not copied if they follow each other."""
+    first, end = rows[0], rows[0] + len(rows)
+    return logits[first:end] if list(rows) == [*range(first, end)] else logits[rows]
 
 
 def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
     tokens = torch.tensor([each.token for each in wanted], device=logits.device)[:, None]
-    own = logits.gather(-1, tokens)
-    # Of equal logits the first one is the likelier, as in greedy decoding.
-    places = torch.arange(logits.shape[-1], device=logits.device)
-    before = (logits > own) | ((logits == own) & (places < tokens))
-    ranks = (before.sum(-1) + 1).tolist()
-    logprobs = logits.float().log_softmax(-1)
+    ranks = _ranks(logits, tokens)
+    logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, tokens)[:, 0].tolist()
     top: dict[int, tuple[list[int], list[float]]] = {}
     # Which of equal ones are among the likeliest depends on how many are asked for.
     for count in {each.count for each in wanted} - {0}:
         rows = [row for row, each in enumerate(wanted) if each.count == count]
-        values, ids = logprobs[rows].topk(min(count, logprobs.shape[-1]), dim=-1)
+        values, ids = _taken(logprobs, rows).topk(min(count, logprobs.shape[-1]), dim=-1)
         top.update(zip(rows, zip(ids.tolist(), values.tolist(), strict=True), strict=True))
     for row in range(len(wanted)):
         yield RowScore(chosen[row], ranks[row], *top.get(row, ([], [])))
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """Return the ranks of `tokens` [rows, 1] in `logits` [rows, vocab] float32: of equal ones the first is likelier."""
+    if logits.device.type == "cpu":
+        # Each comparison is made once, and its outcomes are counted by whole vectors.
+        return [
+            1 + int(np.count_nonzero(row[:token] >= row[token]) + np.count_nonzero(row[token + 1 :] > row[token]))
+            for row, token in zip(logits.numpy(), tokens[:, 0].tolist(), strict=True)
+        ]
+    own = logits.gather(-1, tokens)
+    places = torch.arange(logits.shape[-1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (places < tokens))
+    ranks: list[int] = (before.sum(-1) + 1).tolist()
+    return ranks
 
 
 def without_scored(output: StepOutput, scored: Sequence[bool]) -> tuple[list[int], StepOutput]:

@@ -87,8 +87,8 @@ _GENERATION: dict[str, _Schema] = {
     **_COMMON,
     "max_tokens": _whole(
         *RANGES["max_tokens"],
-        description="Most tokens of an answer; left out: as many as the model's context holds. 0: only what is asked of "
-        "the prompt.",
+        description="Most tokens of an answer; left out: as many as the model's context holds. 0: none, only what is "
+        "asked of the prompt.",
     ),
     "max_completion_tokens": _whole(*RANGES["max_completion_tokens"], description="Goes before `max_tokens`."),
     "min_tokens": _whole(*RANGES["min_tokens"], description="At most `max_tokens`. Not OpenAI's."),
