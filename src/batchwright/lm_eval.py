@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
 from batchwright.engine.engine import Engine
-from batchwright.errors import InvalidRequest, UnsupportedModel
+from batchwright.errors import InvalidRequest, MissingExtra, UnsupportedModel
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ModuleNotFoundError as error:
+    raise MissingExtra(f"batchwright.lm_eval needs {error.name}; install it: pip install lm-eval") from error
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -57,8 +60,9 @@ class Model(TemplateLM):  # type: ignore[misc]
         if isinstance(pretrained, Engine):
             self.engine = pretrained
         else:
-            placed = {} if device is None else {"device": device}
-            self.engine = Engine(pretrained, max_model_len=max_length, **placed, **options)
+            if device is not None:
+                options["device"] = device
+            self.engine = Engine(pretrained, max_model_len=max_length, **options)
         inner = self.engine.core.tokenizer.inner
         if inner is None or self.engine.core.tokenizer.first_token_id is None:
             raise UnsupportedModel(f"{self.engine.model_name} has no tokenizer, or none with a token that ends a text")
@@ -151,15 +155,16 @@ class Model(TemplateLM):  # type: ignore[misc]
         """Return the log-likelihood of each continuation, and whether it is greedy; requests: key, context, tokens."""
         # The last token is only scored, so it needs no place of its own.
         contexts = [
-            context[max(0, len(context) + len(tokens) - self.max_length - 1) :] for _, context, tokens in requests
+            context[max(0, len(context) + len(tokens) - self.max_length - 1) :] for key, context, tokens in requests
         ]
-        scores = self.engine.score(contexts, [tokens for *_, tokens in requests], progress=not disable_tqdm)
+        continuations = [tokens for key, context, tokens in requests]
+        scores = self.engine.score(contexts, continuations, progress=not disable_tqdm)
         answers = []
-        for (key, *_), score in zip(requests, scores, strict=True):
+        for request, score in zip(requests, scores, strict=True):
             if score.error is not None:
                 raise score.error
             answers.append((score.logprob, score.is_greedy))
-            if key is not None:
+            if (key := request[0]) is not None:
                 self.cache_hook.add_partial("loglikelihood", key, answers[-1])
         return answers
 

@@ -88,6 +88,7 @@ def assert_scored(model: Any, prompt: list[int], response: InferenceResponse, *,
         assert entry is not None
         row = own[place - 1]
         assert entry.token_id == prompt[place]
+        assert entry.rank is not None
         assert entry.logprob == pytest.approx(float(row[prompt[place]]), abs=TOLERANCE)
         # As many tokens are likelier as the rank says, but for those within the error.
         assert (row > row[prompt[place]] + TOLERANCE).sum() < entry.rank
@@ -126,7 +127,7 @@ def test_beside_generation_and_preempted_in_any_shape_of_steps(
         alone = [only(engine.generate([prompt], GREEDY)) for prompt in some[:10]]
         requests = []
         for number, prompt in enumerate(some):
-            both = {"prompt_logprobs": 3, "prompt_logprobs_start": number % 9}
+            both: dict[str, Any] = {"prompt_logprobs": 3, "prompt_logprobs_start": number % 9}
             params = SamplingParams(max_tokens=number % 2, temperature=0, **both)
             requests.append(InferenceRequest.of(prompt, params, priority=9 - number))
             if number < 10:
@@ -261,7 +262,8 @@ def test_rows_are_reduced_as_if_each_were_alone(dtype: torch.dtype) -> None:
         assert score.rank == 1 + int((logits[row] > logits[row, each.token]).sum()) + (
             int((logits[row, : each.token] == logits[row, each.token]).sum())
         )
-    assert together[-1] == RowScore(pytest.approx(-math.log(50_000)), 3, [], [])
+    assert together[-1] == RowScore(together[-1].logprob, 3, [], [])
+    assert together[-1].logprob == pytest.approx(-math.log(50_000))
     assert score_rows(logits, [], []) == []
 
 

@@ -37,7 +37,7 @@ class ScoringMachine(SchedulerMachine):
         bench.scheduler.max_scored = most
         prompt = (bench.all[pick % len(bench.all)].tokens[:known] if bench.all else []) + tail
         if bench.scheduler.refusal(len(prompt), output):
-            prompt = prompt[:2]
+            prompt, output = prompt[:2], min(output, 1)
         # Without an output, the last token is none that follows another.
         end = len(prompt) if output == 0 else len(prompt) - 1
         scored = range(min(start, end), end)

@@ -199,8 +199,8 @@ class Engine:
         for place, pair in enumerate(zip(given, continuations, strict=True)):
             try:
                 wanted[place] = continuation_of(*pair, tokenizer)
-            except InvalidRequest as error:
-                found[place] = Score(math.nan, False, error=error)
+            except InvalidRequest as refusal:
+                found[place] = Score(math.nan, False, error=refusal)
         asked = {(request := each.request()).request_id: (request, each) for each in shared(wanted)}
         scores = {name: each.scores(tokenizer) for name, (_, each) in asked.items()}
         with _bar(len(wanted), progress) as advance:
