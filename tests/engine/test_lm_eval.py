@@ -44,7 +44,8 @@ def ours(smollm2_path: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def theirs(smollm2_path: Path) -> Any:
-    return HFLM(pretrained=str(smollm2_path), dtype="float32", device="cpu", batch_size=4, max_length=96)
+    # In batches, lm-eval 0.4.13 gives wrong sums for texts of several windows, of which the last one is shorter.
+    return HFLM(pretrained=str(smollm2_path), dtype="float32", device="cpu", batch_size=1, max_length=96)
 
 
 def asked(*arguments: Any) -> Any:
