@@ -21,7 +21,7 @@ from benchmarks.throughput.report import machine, table
 
 app = typer.Typer(add_completion=False)
 
-_METRICS = {"endings": "acc,none", "letters": "acc,none", "perplexity": "word_perplexity,none"}
+_METRICS = {"endings": "acc_norm,none", "letters": "acc_norm,none", "perplexity": "word_perplexity,none"}
 
 
 @dataclass(slots=True)

@@ -76,5 +76,5 @@ def _definition(folder: Path, name: str) -> Line:
         "doc_to_text": "{{question}}",
         "doc_to_choice": "{{choices}}",
         "doc_to_target": "answer",
-        "metric_list": [{"metric": "acc"}],
+        "metric_list": [{"metric": "acc_norm"}],
     }

@@ -265,6 +265,11 @@ def test_rows_are_reduced_as_if_each_were_alone(dtype: torch.dtype) -> None:
     assert together[-1] == RowScore(together[-1].logprob, 3, [], [])
     assert together[-1].logprob == pytest.approx(-math.log(50_000))
     assert score_rows(logits, [], []) == []
+    for bad in (torch.nan, torch.inf):
+        logits[0, 5] = bad
+        assert math.isnan(score_rows(logits, [0], [WantedRow(3, 1)])[0].logprob)
+    logits[1, 5] = -torch.inf
+    assert score_rows(logits, [1], [WantedRow(5, 0)])[0] == RowScore(-math.inf, 50_000, [], [])
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ class EngineCore:
         ]
         computed = sum(min(each.num_prompt, each.num_computed) - each.num_cached for each in sequences)
         left = sum(max(0, each.num_prompt - each.num_computed) for each in sequences)
-        answers = [(len(each.tokens) - each.num_prompt, each.max_total - each.num_prompt) for each in sequences]
+        # What is only scored counts as an answer of one token, which is about what it takes.
+        answers = [(len(each.tokens) - each.num_prompt, max(1, each.max_total - each.num_prompt)) for each in sequences]
         return UnfinishedWork(answers, max(0, computed), left)
 
     def add(

@@ -71,7 +71,9 @@ def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
     tokens = torch.tensor([each.token for each in wanted], device=logits.device)[:, None]
     ranks = _ranks(logits, tokens)
     logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(-1, tokens)[:, 0].tolist()
+    # Beside an infinite logit, those of other tokens would pass for impossible ones.
+    finite = logits.amax(-1).isfinite()
+    chosen = logprobs.gather(-1, tokens)[:, 0].where(finite, torch.nan).tolist()
     top: dict[int, tuple[list[int], list[float]]] = {}
     # Which of equal ones are among the likeliest depends on how many are asked for.
     for count in {each.count for each in wanted} - {0}:

@@ -48,7 +48,8 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint == EMBEDDINGS_URL:
         return prompts
-    longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
+    unstated = 1 if body.get("max_tokens") == 0 else _ANSWER  # 0: the prompt is scored, and not answered
+    longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or unstated
     return prompts + sequences_of_request(endpoint, body) * longest
 
 

@@ -292,7 +292,7 @@ class ReplicatedInference(Route):
             given = defaults or {}
             limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
         named = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
-        limit = named if isinstance(named, int) and named > 0 else limit
+        limit = max(1, named) if isinstance(named, int) and named >= 0 else limit
         sequences = sequences_of_request(call.endpoint, call.body)
         if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:
             sequences *= completions
