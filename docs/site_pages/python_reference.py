@@ -13,7 +13,8 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
     "Files": ("run", "map", "RunReport", "RunProgress", "RunInterrupted"),
     "The engine": (
         "Engine", "AsyncEngine", "EngineConfig", "EngineStats", "StaticGenerator", "SamplingParams", "Prompt",
-        "InferenceRequest", "InferenceResponse", "Choice", "TokenLogprob", "Usage", "StreamEvent", "Flow",
+        "InferenceRequest", "InferenceResponse", "Choice", "TokenLogprob", "Usage", "Score", "StreamEvent",
+        "Flow",
     ),
     "Encoders": ("Encoder", "Classifier", "Ranked", "EncoderStats"),
     "Batching any function": (

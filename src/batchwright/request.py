@@ -72,7 +72,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
-    """Most tokens to generate, ≥ 1."""
+    """Most tokens to generate, ≥ 1; 0 only to have the prompt's log-probabilities, with `prompt_logprobs`."""
     min_tokens: int = 0
     """No end-of-text, stop token or stop string is honoured before this many tokens."""
     temperature: float = 0.7
@@ -100,6 +100,13 @@ class SamplingParams:
     """Number of completions to generate for the prompt."""
     logprobs: int | None = None
     """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
+    prompt_logprobs: int | None = None
+    """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest in each place."""
+    prompt_logprobs_start: int = 0
+    """Position of the first prompt token whose log-probability is wanted, with `prompt_logprobs`.
+
+    What comes before it may be found in the prefix cache; the rest is computed in any case.
+    """
     ignore_eos: bool = False
     """Go on past the model's end-of-text token (benchmarks)."""
     schema: Any = None
@@ -136,6 +143,10 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens={shown(self.min_tokens)}: must be ≤ max_tokens={shown(self.max_tokens)}",
                 param="min_tokens",
+            )
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "max_tokens=0: must be ≥ 1, unless prompt_logprobs asks for those of the prompt", param="max_tokens"
             )
         if self.stop or self.stop_token_ids or self.logit_bias:
             self._check_stops()
@@ -358,6 +369,9 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
     """`(token_id, token, logprob)` of the likeliest tokens, likeliest first."""
+    rank: int | None = None
+    """Place of the token among all in its place, 1 for the one that greedy decoding takes. Only prompt tokens have one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +421,23 @@ class InferenceResponse:
     """Time from submission to the first generated token; None when there was none."""
     choices: tuple[Choice, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """Log-probability of each prompt token, None for the first one and for those before `prompt_logprobs_start`; None
+    altogether where they were not asked for, or the request failed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The log-likelihood of a continuation after its context."""
+
+    logprob: float
+    """Sum of the natural-log probabilities of the continuation's tokens; NaN if there is an `error`."""
+    is_greedy: bool
+    """Whether greedy decoding after the context gives the continuation."""
+    tokens: tuple[TokenLogprob, ...] = ()
+    """The tokens of the continuation."""
+    error: BatchwrightError | None = None
 
     @property
     def parsed(self) -> Any:
@@ -513,7 +544,7 @@ def _check_prompt(prompt: object) -> None:
 
 
 _RANGES: dict[str, Callable[[str, object], None]] = {
-    "max_tokens": partial(_require_int, low=1),
+    "max_tokens": partial(_require_int, low=0),
     "min_tokens": partial(_require_int, low=0),
     "temperature": partial(_require_real, low=0.0, high=10.0),
     "top_p": partial(_require_real, low=0.0, high=1.0),
@@ -526,6 +557,8 @@ _RANGES: dict[str, Callable[[str, object], None]] = {
     "seed": partial(_require_int, low=-(2**63), high=2**64 - 1),
     "n": partial(_require_int, low=1, high=MAX_COMPLETIONS),
     "logprobs": partial(_require_int, low=0, high=MAX_TOP_LOGPROBS),
+    "prompt_logprobs": partial(_require_int, low=0, high=MAX_TOP_LOGPROBS),
+    "prompt_logprobs_start": partial(_require_int, low=0),
     "ignore_eos": _require_bool,
     "json_object": _require_bool,
 }

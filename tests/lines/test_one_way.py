@@ -53,6 +53,11 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"logit_bias": {"11": -100}, "presence_penalty": 0.5, "min_tokens": 2}),
     (TEXT, {"max_tokens": 3, "ignore_eos": True}),
     (TEXT, {"priority": 1, "deadline_ms": 600_000}),
+    (TEXT, {"echo": True}),
+    (TEXT, {"echo": True, "logprobs": 2, "max_tokens": 0}),
+    (TEXT, {"prompt": [504, 3575, 253], "echo": True, "logprobs": 0, "n": 2}),
+    (TEXT, {"prompt_logprobs": 1, "max_tokens": 0}),
+    (CHAT, {"prompt_logprobs": 0, "max_tokens": 1}),
     (VECTOR, {}),
     (VECTOR, {"model": EMBEDS, "input": ["One", "Two"]}),
     (VECTOR, {"input": [101, 7592, 102]}),
@@ -79,7 +84,8 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": ["a", 1]}),
     (TEXT, {"prompt": "word " * 20_000}),
     (TEXT, {"prompt": [10**6]}),
-    (TEXT, {"echo": True}),
+    (CHAT, {"echo": True}),
+    (TEXT, {"prompt_logprobs": 21}),
     (TEXT, {"stop": 5}),
     (TEXT, {"logit_bias": {"x": 1}}),
     (TEXT, {"max_tokens": 0}),
@@ -146,6 +152,9 @@ def body(fields: dict[str, Any]) -> Answer:
         entry["embedding"] = _rounded(entry["embedding"])
     for choice in kept.get("choices", ()):
         choice["logprobs"] = _without_digits(choice["logprobs"])
+    for part in (kept, *kept.get("choices", ())):
+        if "prompt_logprobs" in part:
+            part["prompt_logprobs"] = _without_digits(part["prompt_logprobs"])
     return "body", kept
 
 

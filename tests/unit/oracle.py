@@ -79,6 +79,10 @@ class Bench:
         self.now = 0.0
         self.all: list[Sequence] = []
         self.preemptions = self.accepted = 0
+        self.scored: dict[int, list[int]] = {}
+        """Positions whose logits were given, by the ordinal of the sequence."""
+        self.ended = set[int]()
+        """Ordinals of sequences of which no token was wanted, and that are computed."""
         self.isolated: list[Sequence] = []
         self.in_flight: list[Write] | None = None
         self.plan = StepPlan()
@@ -93,9 +97,10 @@ class Bench:
         deadline: float = math.inf,
         traffic: Traffic = "online",
         flow: Flow | None = None,
+        scored: range = range(0),
     ) -> Sequence:
         sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now, traffic)
-        sequence.flow = flow
+        sequence.flow, sequence.scored = flow, scored
         sequence.drafter = Drafter() if self.scheduler.draft_rows else None
         self.scheduler.add(sequence)
         self.all.append(sequence)
@@ -144,6 +149,12 @@ class Bench:
             self._read(write.blocks, write.tokens, write.end)
         self.in_flight = None
         self.scheduler.commit(self.plan)
+        for chunk in self.plan.chunks:
+            if chunk.sequence.status is Status.RUNNING:
+                self.scored.setdefault(chunk.sequence.ordinal, []).extend(chunk.scored)
+                if chunk.ends:
+                    self.ended.add(chunk.sequence.ordinal)
+                    self.scheduler.finish(chunk.sequence)
         self.scheduler.measured(self.plan, self.seconds(self.plan))
         self.check()
         for chunk in self.plan.chunks:
@@ -264,7 +275,13 @@ class Bench:
             if chunk.drafts:
                 assert plan.num_rows <= self.scheduler.draft_rows
                 assert len(sequence.tokens) + len(chunk.drafts) < sequence.max_total
-            assert chunk.samples == (chunk.start + chunk.count == len(sequence.tokens))
+            end = chunk.start + chunk.count
+            assert chunk.samples == (end == len(sequence.tokens) < sequence.max_total)
+            assert chunk.ends == (end == sequence.max_total)
+            wanted = sequence.scored
+            assert list(chunk.scored) == [each for each in range(chunk.start, end) if each in wanted]
+            # No position whose logits are still wanted was found in the cache, or passed over.
+            assert not wanted or chunk.start <= wanted.start
             assert chunk.fresh or sequence in before
             if sequence in before:
                 assert sequence.num_computed == computed[id(sequence)]

@@ -45,6 +45,11 @@ def test_a_model_of_the_service_says_which_extra_it_needs(name: str) -> None:
     assert "pip install 'batchwright[server]'" in _run(code, "fastapi")
 
 
+def test_the_model_for_the_harness_says_what_it_needs() -> None:
+    code = "import batchwright\ntry: import batchwright.lm_eval\nexcept batchwright.MissingExtra as error: print(error)"
+    assert "pip install lm-eval" in _run(code, "lm_eval")
+
+
 def test_importing_a_batcher_changes_nothing_in_the_process() -> None:
     code = (
         "import os, threading; before = dict(os.environ)\n"

@@ -41,6 +41,8 @@ _ACCEPTED: dict[str, list[Any]] = {
     "seed": [None, 0, -(2**63), 2**64 - 1],
     "n": [1, 128],
     "logprobs": [None, 0, MAX_TOP_LOGPROBS],
+    "prompt_logprobs": [None, 0, MAX_TOP_LOGPROBS],
+    "prompt_logprobs_start": [0, 10**9],
     "ignore_eos": [True, False],
     "stop_token_ids": [(), (0, 5)],
     "stop": [(), ("a", "\n"), ("終わり🙂",)],
@@ -57,6 +59,8 @@ _ACCEPTED: dict[str, list[Any]] = {
 }
 
 _REFUSED: dict[str, list[Any]] = {
+    "prompt_logprobs": [-1, MAX_TOP_LOGPROBS + 1, True, 1.0, "all"],
+    "prompt_logprobs_start": [-1, True, 1.0, None],
     "max_tokens": [0, -1, 1.0, True, "5", None, math.nan, math.inf],
     "min_tokens": [-1, 257, 0.5, False, None],
     "temperature": [-0.01, 10.01, math.nan, math.inf, -math.inf, True, "0.7", None, _BEYOND_PRINTING, 1j],
@@ -129,6 +133,12 @@ def test_every_sampling_parameter_has_its_edges_tested() -> None:
 def test_whatever_a_field_holds_nothing_but_a_refusal_is_raised(name: str, value: Any) -> None:
     with contextlib.suppress(InvalidRequest):
         assert InferenceRequest("x", **{name: value}).prompt == "x"
+
+
+def test_nothing_may_be_generated_where_the_prompt_is_scored() -> None:
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+    with pytest.raises(InvalidRequest, match=r"max_tokens=0: must be ≥ 1, unless prompt_logprobs"):
+        SamplingParams(max_tokens=0, prompt_logprobs_start=3)
 
 
 def test_the_defaults_are_valid() -> None:
@@ -291,6 +301,8 @@ def test_a_request_of_parameters_takes_all_of_them() -> None:
         stop_token_ids=(9,),
         n=2,
         logprobs=1,
+        prompt_logprobs=2,
+        prompt_logprobs_start=3,
         ignore_eos=True,
         schema={"type": "object"},
     )

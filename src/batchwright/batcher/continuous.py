@@ -252,6 +252,12 @@ class ContinuousBatcher(
                     f"logprobs={request.logprobs}: the model gives text only; leave it out, or use an engine",
                     param="logprobs",
                 )
+            if request.prompt_logprobs is not None:
+                raise InvalidRequest(
+                    f"prompt_logprobs={request.prompt_logprobs}: the model gives text only; leave it out, or use an "
+                    "engine",
+                    param="prompt_logprobs",
+                )
             if request.stop_token_ids:
                 raise InvalidRequest(
                     f"stop_token_ids={list(request.stop_token_ids)}: the model gives text, not token ids; use stop, or "

@@ -15,11 +15,13 @@ import torch
 
 from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
+from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.grammars import GrammarDrafter, Grammars, MaskMaker, Masks
 from batchwright.engine.sampling import Sampled, sample
-from batchwright.engine.step.batch import build_batch
+from batchwright.engine.scoring import PromptScores, score_rows, without_scored
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,
@@ -37,6 +39,8 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 
 _log = logging.getLogger(__name__)
+
+_NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
 class EngineCore:
@@ -82,13 +86,22 @@ class EngineCore:
         ]
         computed = sum(min(each.num_prompt, each.num_computed) - each.num_cached for each in sequences)
         left = sum(max(0, each.num_prompt - each.num_computed) for each in sequences)
-        answers = [(len(each.tokens) - each.num_prompt, each.max_total - each.num_prompt) for each in sequences]
+        # What is only scored counts as an answer of one token, which is about what it takes.
+        answers = [(len(each.tokens) - each.num_prompt, max(1, each.max_total - each.num_prompt)) for each in sequences]
         return UnfinishedWork(answers, max(0, computed), left)
 
-    def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
+    def add(
+        self,
+        request: InferenceRequest,
+        *,
+        stream: bool = False,
+        submitted_at: float | None = None,
+        scores: PromptScores | None = None,
+    ) -> None:
         """Queue a request. With `stream`, every step returns an event with its new text.
 
         `submitted_at` is the time of its submission by the engine's clock, earlier than now if a step was in between.
+        `scores` is where the scores of its prompt go, in place of what the request says of them.
         Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
         """
         if request.request_id in self._requests:
@@ -102,11 +115,16 @@ class EngineCore:
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline
+        state.scores = scores
+        if scores is None and request.prompt_logprobs is not None:
+            state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
+        computed = prompt[: _computed(len(prompt), request)]
         for index, matcher in enumerate(matchers):
             sequence = Sequence(
-                tokens=list(prompt),
-                num_prompt=len(prompt),
-                max_total=len(prompt) + request.max_tokens,
+                tokens=list(computed),
+                num_prompt=len(computed),
+                max_total=len(computed) + request.max_tokens,
+                scored=range(0) if state.scores is None or index else state.scores.rows,
                 priority=request.priority,
                 deadline=deadline,
                 arrived_at=since,
@@ -179,10 +197,11 @@ class EngineCore:
         self.scheduler.commit(plan)
         now = self.clock.now()
         try:
+            events += self._settle_all(plan, now)
             for chunk, chosen in zip(sampled, outcomes, strict=True):
                 events.extend(self._deliver_all(chunk, chosen, now))
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
-            for chunk in sampled:
+            for chunk in plan.chunks:  # of which the others have more to compute
                 self.scheduler.repeat_last(chunk.sequence)
             raise
         self._count(plan, model_seconds, self.clock.now() - began)
@@ -198,7 +217,8 @@ class EngineCore:
             raise
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
-        if len(prompt) + request.max_tokens > self.max_model_len:
+        computed = _computed(len(prompt), request)
+        if computed + request.max_tokens > self.max_model_len:
             raise ContextLengthExceeded(
                 f"{len(prompt)} prompt tokens and max_tokens={request.max_tokens} exceed the context of "
                 f"{self.max_model_len} tokens: shorten the prompt or lower max_tokens"
@@ -210,12 +230,15 @@ class EngineCore:
                     f"{self.body.vocab_size - 1}",
                     param="stop_token_ids" if token in request.stop_token_ids else "logit_bias",
                 )
-        if reason := self.scheduler.refusal(len(prompt), request.max_tokens):
+        if reason := self.scheduler.refusal(computed, request.max_tokens):
             raise ContextLengthExceeded(reason)
         return prompt
 
     def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[list[Sampled]], float]:
-        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took."""
+        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took.
+
+        Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
+        """
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
         began = self.clock.now()
         states = [
@@ -223,7 +246,10 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        output = self.body.output(batch, [state.takes_likeliest for state in states])
+        if plan.num_scored:
+            output = self._output_with_scores(plan, batch)
+        else:
+            output = self.body.output(batch, [state.takes_likeliest for state in states])
         # A GPU is still computing: what it takes to make masks is hidden by that.
         masks = self._masks_for(sampled)
         outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
@@ -244,6 +270,29 @@ class EngineCore:
         self.stats.mask_seconds += self.clock.now() - began
         self.stats.masks += len(masks)
         return masks
+
+    def _output_with_scores(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        """Compute a step, record the scores of its prompts, and return the output of the other rows."""
+        greedy: list[bool] = []
+        is_scored: list[bool] = []
+        for chunk in plan.chunks:
+            others = 1 + len(chunk.drafts) if chunk.samples else 0
+            likeliest = self._generations[chunk.sequence.ordinal].sampling.takes_likeliest
+            greedy += [False] * len(chunk.scored) + [likeliest] * others
+            is_scored += [True] * len(chunk.scored) + [False] * others
+        output = self.body.output(batch, greedy)
+        rows, rest = without_scored(output, is_scored)
+        owners = [
+            (scores, position, scores.wanted(position))
+            for chunk in plan.chunks
+            if (scores := self._generations[chunk.sequence.ordinal].owner.scores) is not None
+            for position in chunk.scored
+        ]
+        repeated = [row for row, (*_, wanted) in zip(rows, owners, strict=True) for _ in wanted]
+        found = iter(score_rows(output.logits, repeated, [each for *_, wanted in owners for each in wanted]))
+        for scores, position, wanted in owners:
+            scores.record(position, list(islice(found, len(wanted))))
+        return rest
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause.
@@ -266,6 +315,32 @@ class EngineCore:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
+
+    def _settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
+        return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
+
+    def _settle(self, chunk: Chunk, now: float) -> list[StreamEvent]:
+        """Fail a request whose prompt has scores that are not finite; end one of which nothing else was wanted."""
+        generation = self._generations.get(chunk.sequence.ordinal)
+        if generation is None:  # another completion of the same request has just failed it
+            return []
+        state = generation.owner
+        if state.scores is not None and not state.scores.is_finite:
+            self.scheduler.forget(generation.sequence)
+            return [self._fail(state, NonFiniteLogits(_NOT_FINITE))]
+        if not chunk.ends:
+            return []
+        generation.finish_reason = "length"
+        try:
+            response = state.response(now) if state.done else None
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
+            return [self._fail(state, _tokenizer_failed(error))]
+        self.scheduler.finish(generation.sequence)
+        if response is not None:
+            self._complete(state, response)
+        elif not state.streams:
+            return []
+        return [StreamEvent(state.request.request_id, generation.index, "", (), "length", response)]
 
     def _deliver_all(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
         """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
@@ -311,7 +386,7 @@ class EngineCore:
             return self._fail(state, failure)
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
-            return self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))
+            return self._fail(state, NonFiniteLogits(_NOT_FINITE))
         traffic = self.stats.traffic[state.request.traffic]
         if state.first_token_at is None:
             state.first_token_at = now
@@ -327,9 +402,7 @@ class EngineCore:
         except GenerationError as error:
             return self._fail(state, error)
         except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
-            failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return self._fail(state, failure)
+            return self._fail(state, _tokenizer_failed(error))
         if generation.first_token_at is None:
             generation.first_token_at = now
         if text:
@@ -342,15 +415,18 @@ class EngineCore:
                 traffic.tpot_ms.add(tpot)
                 traffic.recent_tpot_ms.add(tpot)
         if response is not None:
-            self._forget(state)
-            self.stats.latency_ms.add(response.latency_ms)
-            traffic.completed += 1
-            self._answer(state.request, response)
+            self._complete(state, response)
         elif not state.streams:
             return None
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
+
+    def _complete(self, state: RequestState, response: InferenceResponse) -> None:
+        self._forget(state)
+        self.stats.latency_ms.add(response.latency_ms)
+        self.stats.traffic[state.request.traffic].completed += 1
+        self._answer(state.request, response)
 
     def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
         state.error = error
@@ -385,7 +461,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._requests[state.request.request_id]
         for generation in state.generations:
-            self.stats.prompt_tokens += generation.sequence.num_prompt
+            self.stats.prompt_tokens += state.prompt_tokens
             self.stats.cached_tokens += generation.sequence.num_cached
             del self._generations[generation.sequence.ordinal]
 
@@ -421,3 +497,14 @@ class EngineCore:
         for name, traffic in stats.traffic.items():
             traffic.waiting = scheduler.waiting_of(name)
             traffic.running = scheduler.running_of(name)
+
+
+def _computed(length: int, request: InferenceRequest) -> int:
+    """Return how many tokens of a prompt of this length are computed: after the last one, nothing may be wanted."""
+    return max(1, length - (request.max_tokens == 0))
+
+
+def _tokenizer_failed(cause: Exception) -> GenerationError:
+    error = GenerationError(f"the tokenizer failed on the output: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

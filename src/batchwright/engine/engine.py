@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody, load_body
+from batchwright.engine.continuations import Continuation, TextOrTokens, continuation_of, score_of, shared
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
+from batchwright.engine.scoring import PromptScores, most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 from batchwright.scheduling import Scheduler, SloController
 
 BLOCK_SIZE = 16
@@ -136,10 +139,15 @@ class Engine:
         return self._events(as_requests(prompts, sampling_params), stream=True)
 
     def _events(
-        self, requests: Sequence[InferenceRequest | InferenceResponse], *, stream: bool
+        self,
+        requests: Sequence[InferenceRequest | InferenceResponse],
+        *,
+        stream: bool,
+        scores: Mapping[str, PromptScores] | None = None,
     ) -> Iterator[StreamEvent]:
         """Submit `requests` and step until all have ended, or cancel the rest when the iterator is left early.
 
+        `scores` are where those of their prompts go, by their ids, if they do not go into the responses alone.
         Responses to other requests, from `submit`, are kept for `step`.
         """
         core, waiting = self.core, set[str]()
@@ -149,7 +157,7 @@ class Engine:
                     yield StreamEvent(request.request_id, 0, "", (), "error", request)
                     continue
                 try:
-                    core.add(request, stream=stream)
+                    core.add(request, stream=stream, scores=(scores or {}).get(request.request_id))
                     waiting.add(request.request_id)
                 except InvalidRequest as error:
                     yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
@@ -164,6 +172,45 @@ class Engine:
         finally:
             for request_id in waiting:
                 core.cancel(request_id)
+
+    def score(
+        self,
+        contexts: TextOrTokens | Sequence[TextOrTokens],
+        continuations: Sequence[TextOrTokens],
+        *,
+        progress: bool = False,
+    ) -> list[Score]:
+        """Return the log-likelihood of each of `continuations` after its context, in the same order.
+
+        Both are texts, or both token ids; one text or one list of ids as `contexts` is the context of all. What prompts
+        have in common is computed once, whatever their order. If one cannot be computed, the `error` of its score is
+        set and the others are not affected. Raises ValueError if the numbers do not match.
+        """
+        given = cast("Sequence[TextOrTokens]", contexts)
+        if isinstance(contexts, str) or (given and isinstance(given[0], int)):
+            given = [cast("TextOrTokens", contexts)] * len(continuations)
+        if len(given) != len(continuations):
+            raise ValueError(
+                f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each"
+            )
+        found: dict[int, Score] = {}
+        wanted: dict[int, Continuation] = {}
+        tokenizer = self.core.tokenizer
+        for place, pair in enumerate(zip(given, continuations, strict=True)):
+            try:
+                wanted[place] = continuation_of(*pair, tokenizer)
+            except InvalidRequest as refusal:
+                found[place] = Score(math.nan, False, error=refusal)
+        asked = {(request := each.request()).request_id: (request, each) for each in shared(wanted)}
+        scores = {name: each.scores(tokenizer) for name, (_, each) in asked.items()}
+        with _bar(len(wanted), progress) as advance:
+            for event in self._events([request for request, _ in asked.values()], stream=False, scores=scores):
+                if event.response is not None:
+                    error, own = event.response.error, scores.pop(event.request_id)
+                    for place, ending in asked[event.request_id][1].places:
+                        found[place] = Score(math.nan, False, error=error) if error else score_of(own.ended(ending))
+                        advance()
+        return [found[place] for place in range(len(given))]
 
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""
@@ -190,7 +237,9 @@ def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> 
     layers = body.kv_shapes(1, BLOCK_SIZE, config.attention)
     num_blocks = num_kv_blocks(layers, config.kv_memory, most_blocks, body.free_memory())
     body.allocate(num_blocks, BLOCK_SIZE, config.attention)
-    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, num_seqs)) is not None:
+    max_scored = most_scored(body.vocab_size, batch_tokens)
+    logit_rows = num_seqs + max_scored
+    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, logit_rows)) is not None:
         raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
     scheduler = Scheduler(
         BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
@@ -199,6 +248,7 @@ def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> 
         promote_after=config.promote_after,
         batch_share=config.batch_share,
         draft_rows=body.free_rows if config.drafting else 0,
+        max_scored=max_scored,
         slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
     )
     tokenizer = Tokenizer(folder, body.vocab_size, context=length)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from batchwright.engine.grammars import Matcher
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from batchwright.errors import BatchwrightError
 from batchwright.request import Choice, FinishReason, InferenceRequest, InferenceResponse, TokenLogprob, Usage
@@ -139,6 +140,8 @@ class RequestState:
     first_step_at: float | None = None
     first_token_at: float | None = None
     error: BatchwrightError | None = None
+    scores: PromptScores | None = None
+    """Log-probabilities of the prompt, if they are wanted."""
 
     @property
     def done(self) -> bool:
@@ -163,4 +166,5 @@ class RequestState:
             ttft_ms=first,
             choices=choices,
             metadata=self.request.metadata,
+            prompt_logprobs=None if self.scores is None or self.error is not None else self.scores.named(),
         )

@@ -116,6 +116,12 @@ class StaticGenerator:
             if not isinstance(request, InferenceRequest):
                 request = InferenceRequest.of(prompt, request or SamplingParams())
             ids = self.tokenizer.encode(prompt)
+            if request.prompt_logprobs is not None:
+                raise InvalidRequest(
+                    f"prompt_logprobs={request.prompt_logprobs}: they are not computed here; leave it out, or use an "
+                    "Engine",
+                    param="prompt_logprobs",
+                )
             constraint = request.constraint
             matchers = [None if constraint is None else self._grammars.matcher(constraint) for _ in range(request.n)]
         except InvalidRequest as error:

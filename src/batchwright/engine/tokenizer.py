@@ -44,6 +44,9 @@ class Tokenizer:
         backend = getattr(self._inner, "backend_tokenizer", None)
         self._plain = None if backend is None else _plain(self._inner, backend)
         self._long_texts = None if backend is None else LongTexts(backend)
+        starts = (getattr(self._inner, f"{name}_token_id", None) for name in ("bos", "eos"))
+        self.first_token_id: int | None = next((each for each in starts if each is not None), None)
+        """Token that stands before a text whose first token is to have a probability; None if there is none."""
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
         has_template = getattr(self._inner, "chat_template", None) is not None
         self.chat_template = ChatTemplate(self._inner, folder.name) if has_template else None
@@ -54,6 +57,11 @@ class Tokenizer:
         special = _special_ids(self._inner) if self.markers else frozenset()
         self._unsaid = special.difference(self.markers.values()) if special & {*self.markers.values()} else None
         """Special tokens that are no part of texts. None: all."""
+
+    @property
+    def inner(self) -> Any:
+        """The tokenizer of transformers, for what needs more of it; None if the model has none."""
+        return self._inner
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of `prompt`.
@@ -75,6 +83,15 @@ class Tokenizer:
                 f"prompt holds token id {out_of_range}: the model has ids 0 to {self._vocab_size - 1}", param="prompt"
             )
         return ids
+
+    def encode_bare(self, text: str) -> list[int]:
+        """Return the token ids of `text` without those that the tokenizer adds to a text, such as a first token.
+
+        Raises `InvalidRequest` without a tokenizer.
+        """
+        if self._inner is None:
+            raise InvalidRequest("the model has no tokenizer: give the text as token ids", param="prompt")
+        return self._tokenized(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids` without special tokens, except those that mark calls and thoughts."""

@@ -24,7 +24,7 @@ from batchwright.request import (
 )
 from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, GenerationBody, read_generation
-from batchwright.wire.responses import Chunks, Head, completion_body
+from batchwright.wire.responses import Chunks, Echo, Head, completion_body
 from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
 from batchwright.wire.tool_calls.grammar import call_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
@@ -107,7 +107,8 @@ class EngineInference(Route):
                 responses = await all_of([self._computed(request) for request in requests])
             except InvalidRequest as error:
                 raise named_in_body(error, call.body) from error
-        return completion_body(replace(head, form=form), responses)
+        echoes = [self._echo(body, *pair) for pair in zip(body.prompts, requests, strict=True)] if body.echo else None
+        return completion_body(replace(head, form=form), responses, echoes=echoes, prompt_logprobs=body.prompt_logprobs)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         if call.endpoint == RESPONSES_URL:
@@ -172,6 +173,7 @@ class EngineInference(Route):
             await self._threads.run(call.traffic, self._encoded, prompt) if self._threads else self._encoded(prompt)
             for prompt in body.prompts
         ]
+        body.require_few_prompt_logprobs(sum(map(len, encoded)))
         return [
             InferenceRequest.of(
                 ids,
@@ -229,6 +231,12 @@ class EngineInference(Route):
             raise
         except Exception as error:  # a tokenizer is foreign code, and its errors concern this request alone
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+
+    def _echo(self, body: GenerationBody, prompt: Prompt, request: InferenceRequest) -> Echo:
+        """Return the prompt of a request as it is echoed; a prompt of token ids is decoded."""
+        tokenizer, ids = self.engine.tokenizer, cast("Sequence[int]", request.prompt)
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+        return Echo(text, tokenizer.token_text(ids[0]), body.echoed_logprobs)
 
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))

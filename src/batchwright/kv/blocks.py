@@ -71,30 +71,32 @@ class BlockManager:
         """Return how many blocks `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def can_open(self, tokens: Sequence[int], spare: int = 0, *, without: Sequence[BlockTable] = ()) -> bool:
+    def can_open(
+        self, tokens: Sequence[int], spare: int = 0, *, without: Sequence[BlockTable] = (), most: int | None = None
+    ) -> bool:
         """Return whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free.
 
-        `without` are open tables: the answer is for the time after they were closed.
+        `without` are open tables: the answer is for the time after they were closed. `most` as in `open`.
         """
         missing = self.blocks_for(len(tokens)) + spare
-        if missing - self._most_matches(tokens) > len(self._free) + sum(len(table) for table in without):
+        if missing - self._most_matches(tokens, most) > len(self._free) + sum(len(table) for table in without):
             return False
         named = Counter(block for table in without for block in table.blocks)
         freed = {block for block, count in named.items() if self._references[block] == count}
         free = len(self._free) + len(freed)
         if missing <= free:
             return True
-        matched = self._match(tokens)
+        matched = self._match(tokens, most)
         matched_free = sum(not self._references[block] or block in freed for block, _ in matched)
         return missing - len(matched) <= free - matched_free
 
-    def open(self, tokens: Sequence[int]) -> tuple[BlockTable, int]:
-        """Return a table that holds the cached prefix of `tokens`, and how many tokens that is.
+    def open(self, tokens: Sequence[int], *, most: int | None = None) -> tuple[BlockTable, int]:
+        """Return a table that holds the cached prefix of `tokens`, and how many tokens that is: `most`, or fewer.
 
         At least the last token is always left to compute, since its logits are wanted.
         """
         table = BlockTable()
-        for block, prefix in self._match(tokens):
+        for block, prefix in self._match(tokens, most):
             self._hold(block)
             table.blocks.append(block)
             table.prefixes.append(prefix)
@@ -173,11 +175,11 @@ class BlockManager:
         if any(len(tokens) != self.block_size for _, tokens in self._published):
             raise RuntimeError("a block that is not full is in the prefix cache")
 
-    def _match(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    def _match(self, tokens: Sequence[int], most: int | None) -> list[tuple[int, int]]:
         if not self.prefix_caching or not self._published:
             return []
         size, prefix, matched = self.block_size, _NOTHING, []
-        for index in range(self._most_matches(tokens)):
+        for index in range(self._most_matches(tokens, most)):
             hit = self._published.get((prefix, tuple(tokens[index * size : (index + 1) * size])))
             if hit is None:
                 break
@@ -185,8 +187,9 @@ class BlockManager:
             prefix = hit[1]
         return matched
 
-    def _most_matches(self, tokens: Sequence[int]) -> int:
-        return max(0, len(tokens) - 1) // self.block_size if self.prefix_caching else 0
+    def _most_matches(self, tokens: Sequence[int], most: int | None) -> int:
+        known = max(0, len(tokens) - 1)
+        return (known if most is None else min(known, most)) // self.block_size if self.prefix_caching else 0
 
     def _hold(self, block: int) -> None:
         if self._references[block] == 0:

@@ -68,7 +68,8 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint in ENCODER_URLS:
         return prompts
-    longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), _ANSWER)
+    unstated = 1 if body.get("max_tokens") == 0 else _ANSWER  # 0: the prompt is scored, and not answered
+    longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), unstated)
     return prompts + sequences_of_request(endpoint, body) * longest
 
 

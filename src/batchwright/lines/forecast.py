@@ -149,6 +149,8 @@ class AnswerTally:
 def answer_limit(body: Mapping[str, Any], default: int) -> int:
     """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
     given = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
+    if not given and body.get("max_tokens") == 0:
+        return 1  # of a prompt that is only scored, no answer is the longest one
     return min(given if type(given) is int and given > 0 else default, LONGEST_COUNTED)
 
 

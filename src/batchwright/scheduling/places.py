@@ -107,7 +107,7 @@ class Places:
 
     def place(self, sequence: Sequence) -> None:
         """Move a sequence to the running ones, with its cached prefix and blocks for its tokens: it must fit."""
-        sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens)
+        sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens, most=sequence.reusable)
         if not self.blocks.grow(sequence.table, len(sequence.tokens)):
             raise RuntimeError("a sequence was admitted without room for its tokens")
         if not sequence.admitted:
@@ -122,7 +122,9 @@ class Places:
 
     def place_alone(self, sequence: Sequence, plan: StepPlan) -> None:
         """Admit a sequence at the cost of any others. Once nothing else runs it fits, or it was never let in."""
-        while self.running and not (len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens)):
+        while self.running and not (
+            len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens, most=sequence.reusable)
+        ):
             self.preempt(self.running[-1], plan)
         self.place(sequence)
 
@@ -161,7 +163,7 @@ class Places:
         if len(self.running) >= self._slots:
             return False
         # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
-        return self.blocks.can_open(sequence.tokens, spare=len(self.running))
+        return self.blocks.can_open(sequence.tokens, spare=len(self.running), most=sequence.reusable)
 
     def clear_of_batches(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Preempt as many sequences of batches as an online one needs. False when all would not be enough."""
@@ -198,8 +200,9 @@ class Places:
         others = len(self.running) - len(lower)
         if not lower or others >= self._slots:
             return False
-        if not self.blocks.can_open(urgent.tokens, spare=len(self.running)) and not self.blocks.can_open(
-            urgent.tokens, spare=others, without=[each.table for each in lower]
+        most = urgent.reusable
+        if not self.blocks.can_open(urgent.tokens, spare=len(self.running), most=most) and not self.blocks.can_open(
+            urgent.tokens, spare=others, without=[each.table for each in lower], most=most
         ):
             return False
         while not self.fits(urgent):

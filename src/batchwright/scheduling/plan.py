@@ -23,6 +23,11 @@ class Chunk:
 
     is_decode: bool = False
     """Whether it is the last chosen token, with those that were appended together with it."""
+    scored: range = range(0)
+    """Positions in it whose logits are wanted for a known token, the one that follows."""
+
+    ends: bool = False
+    """Whether it reaches the last token that its sequence will ever have, so that no token is chosen."""
 
     drafts: list[int] = field(default_factory=list)
     """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
@@ -44,6 +49,11 @@ class StepPlan:
     def num_rows(self) -> int:
         """Number of tokens and drafts."""
         return self.num_tokens + sum(len(chunk.drafts) for chunk in self.chunks)
+
+    @property
+    def num_scored(self) -> int:
+        """Number of tokens whose logits are wanted for the known token that follows."""
+        return sum(len(chunk.scored) for chunk in self.chunks)
 
     @property
     def num_batch_tokens(self) -> int:

@@ -53,7 +53,8 @@ class Scheduler:
 
     `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
     batches get whatever online traffic there is, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up
-    to it with drafts. `slo` bounds the steps; without it, nothing does. Raises ValueError for a setting out of range.
+    to it with drafts. `slo` bounds the steps; without it, nothing does. `max_scored` is the most tokens of a step whose
+    logits are wanted for the known tokens that follow them. Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -66,15 +67,18 @@ class Scheduler:
         batch_share: float = 0.0,
         draft_rows: int = 0,
         slo: SloController | None = None,
+        max_scored: int = 512,
     ) -> None:
-        if max_batch_tokens < 1 or max_num_seqs < 1:
+        if max_batch_tokens < 1 or max_num_seqs < 1 or max_scored < 1:
             raise ValueError(
-                f"max_batch_tokens={max_batch_tokens}, max_num_seqs={max_num_seqs}: both must be at least 1"
+                f"max_batch_tokens={max_batch_tokens}, max_num_seqs={max_num_seqs}, max_scored={max_scored}: each must "
+                "be at least 1"
             )
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
         self.draft_rows = draft_rows
+        self.max_scored = max_scored
         self.slo = slo or SloController()
         self.token_budget = max_batch_tokens
         """Tokens that a step may have now: `max_batch_tokens`, or less after `shrink`."""
@@ -172,6 +176,8 @@ class Scheduler:
                 self._turns += 1
                 sequence.last_turn = self._turns
                 sequence.num_computed = chunk.start + chunk.count
+                if chunk.scored:
+                    sequence.scored = range(chunk.scored.stop, sequence.scored.stop)
                 self._publish_decoded(sequence)
         if self._share.share:
             self._share.settle(plan.num_tokens, plan.num_batch_tokens, wanted=self._places.wants_batch)
@@ -251,7 +257,7 @@ class Scheduler:
     def _plan_alone(self, sequence: Sequence, plan: StepPlan) -> None:
         if sequence.status is Status.WAITING:
             self._places.place_alone(sequence, plan)
-        count = min(sequence.remaining, self.token_budget)
+        count = self._scorable(sequence, min(sequence.remaining, self.token_budget), plan)
         self._places.make_room_alone(sequence, count, plan)
         self._plan(sequence, count, plan)
 
@@ -334,6 +340,7 @@ class Scheduler:
     def _plan_part(self, sequence: Sequence, plan: StepPlan, room: StepRoom, first: Precedence | None) -> int:
         """Plan as many tokens of a prompt as there is room for beside newcomers, and return how many."""
         count = room.most_prompt(sequence.num_computed, sequence.remaining)
+        count = self._scorable(sequence, count, plan)
         if first is not None and first.must_defer(sequence):
             count = first.room.most_prompt(sequence.num_computed, count)
             if count:
@@ -378,8 +385,9 @@ class Scheduler:
             if not sequence.is_decode:
                 if not (count := room.most_prompt(sequence.num_computed, sequence.remaining)):
                     break
-                room.take_prompt(sequence.num_computed, count)
-                self._plan(sequence, count, plan)
+                if count := self._scorable(sequence, count, plan):
+                    room.take_prompt(sequence.num_computed, count)
+                    self._plan(sequence, count, plan)
         queue = self._places.waiting["batch"]
         # Where it will begin is not known before it has its place: not after its last token.
         while (waiting := queue.peek()) is not None and room.most_prompt(len(waiting.tokens), 1):
@@ -387,6 +395,8 @@ class Scheduler:
                 return
             self._places.place(waiting)
             count = room.most_prompt(waiting.num_computed, waiting.remaining)
+            if not (count := self._scorable(waiting, count, plan)):
+                return
             room.take_prompt(waiting.num_computed, count)
             self._plan(waiting, count, plan)
 
@@ -409,15 +419,32 @@ class Scheduler:
                 self._plan(sequence, count, plan)
                 planned.add(sequence.ordinal)
 
+    def _scorable(self, sequence: Sequence, count: int, plan: StepPlan) -> int:
+        """Return how many of the next `count` tokens keep the plan within `max_scored`."""
+        if not sequence.scored:
+            return count
+        first = max(sequence.num_computed, sequence.scored.start)
+        most = first + self.max_scored - plan.num_scored
+        if most >= sequence.scored.stop:
+            return count
+        return min(count, max(0, most - sequence.num_computed))
+
     def _plan(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         start = sequence.num_computed
-        samples = start + count == len(sequence.tokens)
-        plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples, sequence.is_decode))
+        end = start + count
+        # Nothing follows the last token of a prompt of which only log-probabilities are wanted.
+        samples = end == len(sequence.tokens) < sequence.max_total
+        chunk = Chunk(
+            sequence, start, count, not sequence.started, samples, sequence.is_decode, ends=end == sequence.max_total
+        )
+        if wanted := sequence.scored:
+            chunk.scored = range(max(start, wanted.start), max(start, wanted.start, min(end, wanted.stop)))
+        plan.chunks.append(chunk)
         shares = self._places.shares[sequence.traffic]
         if shares.contended:
             shares.serve(sequence, count)
         if count > 1:
-            self.blocks.publish(sequence.table, sequence.tokens, start + count)
+            self.blocks.publish(sequence.table, sequence.tokens, end)
 
     def _publish_decoded(self, sequence: Sequence) -> None:
         if sequence.num_computed % self.blocks.block_size == 0:

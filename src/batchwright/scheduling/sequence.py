@@ -52,6 +52,11 @@ class Sequence:
     """Flow whose share of the engine it uses."""
     drafter: Drafter | None = None
     """Maker of drafts, where the caller can tell from all their logits at once which are right; else None."""
+    scored: range = range(0)
+    """Positions of the prompt whose logits are still wanted, besides those of the last known token.
+
+    Set by the caller before `Scheduler.add`; what a step has computed is taken off its beginning.
+    """
     ordinal: int = 0
     """Order of arrival, set by `Scheduler.add`."""
     status: Status = Status.WAITING
@@ -94,6 +99,11 @@ class Sequence:
     def is_decode(self) -> bool:
         """Whether it lacks no more than the last chosen token, with those that were appended together with it."""
         return self.remaining <= 1 + self.forced
+
+    @property
+    def reusable(self) -> int | None:
+        """Number of its first tokens that may come from the prefix cache, where there are no logits; None: all."""
+        return self.scored.start if self.scored else None
 
     @property
     def num_generated(self) -> int:

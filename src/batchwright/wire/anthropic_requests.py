@@ -38,6 +38,7 @@ _NO_COUNTERPART: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "n": (1,),
     "presence_penalty": (0,),
+    "prompt_logprobs": (False,),
     "repetition_penalty": (1,),
     "seed": (),
     "stop_token_ids": ([],),

@@ -17,7 +17,7 @@ _AS_THEY_ARE = frozenset({
 })  # fmt: skip
 _TRANSLATED = frozenset({
     "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
-    "priority", "deadline", "deadline_ms", *FORM_NAMES,
+    "prompt_logprobs", "priority", "deadline", "deadline_ms", *FORM_NAMES,
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
@@ -52,7 +52,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True, False),
-    "prompt_logprobs": (False,),
     "reasoning_effort": ("none",),
     "stream": (False,),
     "suffix": ("",),
@@ -75,7 +74,7 @@ MAX_TOKENS = 2**31 - 1
 RANGES: Mapping[str, tuple[int, int]] = {
     "best_of": (1, MAX_COMPLETIONS),
     "max_completion_tokens": (1, MAX_TOKENS),
-    "max_tokens": (1, MAX_TOKENS),
+    "max_tokens": (0, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),
     "n": (1, MAX_COMPLETIONS),
     "priority": (-(2**31), 2**31 - 1),
@@ -184,6 +183,8 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
         overrides["logit_bias"] = _logit_bias(given["logit_bias"])
     if "logprobs" in given or "top_logprobs" in given:
         overrides["logprobs"] = _logprobs(given, chat=chat)
+    if given.get("prompt_logprobs", False) is not False:
+        overrides["prompt_logprobs"] = given["prompt_logprobs"]
     return overrides | form_overrides(given)
 
 

@@ -59,7 +59,7 @@ _FIELDS_OF = {
 }
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"}) | CHAT_NAMES
-_COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
+_COMPLETION_NAMES = frozenset({"prompt", "echo", "stream", "stream_options"})
 _EMBEDDING_NAMES = frozenset({
     "dimensions", "encoding_format", "input", "truncate_prompt_tokens", "priority", "deadline", "deadline_ms",
 })  # fmt: skip
@@ -82,6 +82,10 @@ class GenerationBody:
     stream: bool
     include_usage: bool
     """Whether a stream ends with its token counts."""
+    echo: bool
+    """Whether each choice begins with its prompt."""
+    prompt_logprobs: int | None
+    """Number of alternatives to each prompt token in vLLM's form of log-probabilities. None: they are not wanted."""
     _params: SamplingParams
     tools: ChatTools | None = None
     """Tools of a chat. None: it has none."""
@@ -90,6 +94,21 @@ class GenerationBody:
     def n(self) -> int:
         """Number of completions of each prompt."""
         return self._params.n
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Number of alternatives to each token of a prompt that is echoed. None: no log-probabilities are wanted."""
+        return self._params.logprobs if self.echo else None
+
+    def require_few_prompt_logprobs(self, prompt_tokens: int) -> None:
+        """Raise `InvalidRequest` if so many tokens of all prompts together would have too many log-probabilities."""
+        named = 1 + max(self.prompt_logprobs or 0, self.echoed_logprobs or 0)
+        if self._params.prompt_logprobs is not None and prompt_tokens * named * self.n > MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"{prompt_tokens:,} tokens of prompts with {named} log-probabilities each and n={self.n} are more than "
+                f"{MAX_LOGPROBS:,} in all: ask for fewer",
+                param="logprobs" if self.prompt_logprobs is None else "prompt_logprobs",
+            )
 
     def params(self, room: int) -> SamplingParams:
         """Return the sampling parameters. `room`, the tokens left in the context, limits a body without `max_tokens`.
@@ -131,10 +150,17 @@ def read_generation(
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
         given = required("messages" if chat else "prompt", body)
         overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
+        stream, echo = wants_stream(body), not chat and flag("echo", body.get("echo"))
+        wanted = overrides.get("prompt_logprobs", defaults.prompt_logprobs)
+        if echo:
+            overrides |= _scores_to_echo(overrides, defaults)
         try:
             params = replace(defaults, **overrides) if overrides else defaults
         except InvalidRequest as error:
             raise named_in_body(error, body) from error
+        if stream and (echo or wanted is not None):
+            name = "echo" if echo else "prompt_logprobs"
+            raise InvalidRequest(f"{name} cannot be streamed: leave out stream, or {name}", param=name)
         tools = read_tools(body) if chat else None
         if tools is not None and tools.choice == "required" and params.is_constrained:
             raise InvalidRequest(
@@ -151,8 +177,10 @@ def read_generation(
             prompts=prompts,
             priority=priority_of(body),
             deadline=deadline_seconds(body),
-            stream=wants_stream(body),
+            stream=stream,
             include_usage=_include_usage(body.get("stream_options")),
+            echo=echo,
+            prompt_logprobs=wanted,
             _params=params,
             tools=tools,
         )
@@ -301,6 +329,15 @@ def _require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, c
             f"{MAX_LOGPROBS:,} in all: ask for fewer",
             param="top_logprobs" if chat else "logprobs",
         )
+
+
+def _scores_to_echo(overrides: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that change because the prompt is echoed, with log-probabilities if the answer has any."""
+    given = [overrides.get(name, getattr(defaults, name)) for name in ("logprobs", "prompt_logprobs")]
+    numbers = [number for number in given if isinstance(number, int)]
+    # Nothing else is computed if there is no answer.
+    needed = numbers or overrides.get("max_tokens") == 0
+    return {"prompt_logprobs": max(numbers, default=0)} if needed else {}
 
 
 def _require_few(prompts: int, n: int) -> int:

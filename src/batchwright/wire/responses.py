@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchwright.request import FinishReason, InferenceResponse, TokenLogprob, Usage
+from batchwright.request import Choice, FinishReason, InferenceResponse, TokenLogprob, Usage
 from batchwright.wire.requests import EncodingFormat
 from batchwright.wire.tool_calls.parser import AnswerForm, AnswerParser
 from batchwright.wire.tool_calls.pieces import Arguments, CallBegin, Content, Piece, Thought
@@ -67,19 +67,45 @@ class Head:
         }
 
 
-def completion_body(head: Head, responses: Sequence[InferenceResponse]) -> Body:
-    """Return the whole answer, given the response to each prompt, in order."""
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt with which each choice of a text completion begins."""
+
+    text: str
+    first_token: str
+    """Text of its first token, which has no log-probability."""
+    logprobs: int | None
+    """Number of alternatives to each of its tokens. None: no log-probabilities are given."""
+
+
+def completion_body(
+    head: Head,
+    responses: Sequence[InferenceResponse],
+    *,
+    echoes: Sequence[Echo] | None = None,
+    prompt_logprobs: int | None = None,
+) -> Body:
+    """Return the whole answer, given the response to each prompt, in order, and the prompts to echo.
+
+    With `prompt_logprobs`, it has those of the prompt in vLLM's form, with as many alternatives.
+    """
     choices: list[Body] = []
+    of_prompt: Body = {}
     for position, response in enumerate(responses):
+        if prompt_logprobs is not None:
+            of_prompt = {"prompt_logprobs": _prompt_logprobs(response.prompt_logprobs or (), prompt_logprobs)}
         for choice in response.choices:
             index, reason = position * head.n + choice.index, choice.finish_reason
             if head.chat:
                 message, ended = _message(head, index, choice.text, reason)
                 logprobs = _chat_logprobs(choice.logprobs)
                 choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": ended})
+            elif echoes is not None:
+                choices.append(_echoing_choice(index, echoes[position], response, choice) | of_prompt)
             else:
-                choices.append(_text_choice(index, choice.text, choice.logprobs, reason))
-    return head.body(choices) | {"usage": _usage([response.usage for response in responses])}
+                choices.append(_text_choice(index, choice.text, choice.logprobs, reason) | of_prompt)
+    body = head.body(choices) | {"usage": _usage([response.usage for response in responses])}
+    return body | of_prompt if head.chat else body
 
 
 def _message(head: Head, index: int, text: str, reason: str) -> tuple[Body, str]:
@@ -259,6 +285,38 @@ def _chat_token(token: str, logprob: float) -> Body:
     # A token that is only a part of a character has no text of its own, so its bytes are unknown.
     known = None if "�" in token else list(token.encode())
     return {"token": token, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": known}
+
+
+def _prompt_logprobs(entries: Sequence[TokenLogprob | None], count: int) -> list[Body | None]:
+    """Return vLLM's form: for each token an object of token ids, the prompt's own and then the `count` likeliest."""
+    found: list[Body | None] = []
+    for entry in entries:
+        if entry is None:
+            found.append(None)
+            continue
+        own = (entry.token_id, entry.token, entry.logprob)
+        ranked = [(entry.rank, own), *((place, each) for place, each in enumerate(entry.top[:count], 1))]
+        named: Body = {}
+        for rank, (token_id, token, logprob) in ranked:
+            value = {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": token}
+            named.setdefault(str(token_id), value)
+        found.append(named)
+    return found
+
+
+def _echoing_choice(index: int, echo: Echo, response: InferenceResponse, choice: Choice) -> Body:
+    text, reason = echo.text + choice.text, choice.finish_reason
+    if echo.logprobs is None:
+        return _text_choice(index, text, None, reason)
+    prompt = [entry for entry in response.prompt_logprobs or () if entry is not None]
+    cut = [replace(entry, top=entry.top[: echo.logprobs]) for entry in prompt]
+    body = _text_choice(index, text, [*cut, *(choice.logprobs or ())], reason, len(echo.first_token))
+    logprobs = body["logprobs"]
+    logprobs["tokens"].insert(0, echo.first_token)
+    logprobs["token_logprobs"].insert(0, None)
+    logprobs["top_logprobs"].insert(0, None)
+    logprobs["text_offset"].insert(0, 0)
+    return body
 
 
 def _text_choice(

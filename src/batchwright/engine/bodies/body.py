@@ -88,10 +88,10 @@ class ModelBody(ABC):
     def close(self) -> None:
         """Free what is not memory of this process."""
 
-    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+    def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
         """Return why the bits of a sequence's results may depend on the rest of a step, and what to do about it.
 
-        None if they do not in steps of at most `rows` tokens and `sequences` sequences. Call `allocate` first.
+        None if they do not in steps of at most `rows` tokens, of which `logit_rows` have logits. Call `allocate` first.
         """
         return (
             f"the {self.name} body leaves products to torch, which may round a row differently in other company; "

@@ -85,7 +85,7 @@ class ComposedStack:
     def rows_for(self, tokens: int) -> int:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
 
-    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+    def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
         """Answer as `ModelBody` does, for native attention on the CPU. Layers are alike, so one layer is tried."""
         if not isinstance(self._ops, NativeOps):
             return (
@@ -100,7 +100,7 @@ class ComposedStack:
             (first.output, queries, rows),
             (first.gate_up, hidden, rows),
             (first.down, self._intermediate, rows),
-            (self._head, hidden, sequences),
+            (self._head, hidden, logit_rows),
         ):
             if (found := rounds_by_company(product, inputs, self._norm.dtype, most)) is not None:
                 return (

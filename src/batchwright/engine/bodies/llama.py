@@ -131,7 +131,7 @@ class LlamaBody(ModelBody):
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
 
-    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+    def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
         if self.device.type != "cpu":
             return f"products and attention on {self.device} may round a row differently in other company; use the CPU"
         if not isinstance(self.attention, NativeAttention):
@@ -141,7 +141,7 @@ class LlamaBody(ModelBody):
                 f"does not, and needs a C++ compiler, float32 or bfloat16, and a head size divisible by {LANES}"
             )
         # Compiled products sum each output in one order.
-        return self.stack.why_not_deterministic(rows, sequences) if isinstance(self.stack, ComposedStack) else None
+        return self.stack.why_not_deterministic(rows, logit_rows) if isinstance(self.stack, ComposedStack) else None
 
 
 def compiles_here(config: Any) -> bool:

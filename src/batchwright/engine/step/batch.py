@@ -28,7 +28,8 @@ class StepBatch:
     block_tables: Tensor
     """Blocks of each sequence, 0 past its end: [S, most blocks] int32."""
     logit_rows: Tensor
-    """Rows whose logits are wanted, those of drafts and of the token before them included: [R] int64."""
+    """Rows whose logits are wanted, ascending; those of drafts, of the token before them, and of scored positions
+    included: [R] int64."""
     query_lens: list[int]
     contexts: list[int]
     tables: np.ndarray
@@ -52,7 +53,9 @@ def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> S
     starts = np.array([chunk.start for chunk in chunks], np.int32)
     sampled = np.array([chunk.samples for chunk in chunks], np.bool_)
     logit_rows = np.cumsum(counts, dtype=np.int64)[sampled] - 1
-    if drafted.any():
+    if any(chunk.scored for chunk in chunks):
+        logit_rows = _with_scored(chunks, np.cumsum(counts) - counts)
+    elif drafted.any():
         logit_rows = _with_drafts(logit_rows, drafted[sampled])
     return batch_of(_token_ids(chunks), counts, starts, _block_tables(chunks), logit_rows, block_size, device)
 
@@ -112,6 +115,16 @@ def _token_ids(chunks: list[Chunk]) -> np.ndarray:
             tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
         tokens += chunk.drafts
     return np.array(tokens, np.int64)
+
+
+def _with_scored(chunks: list[Chunk], firsts: np.ndarray) -> np.ndarray:
+    """Return the rows of the scored positions of `chunks`, which begin at the rows `firsts`, and all other ones."""
+    parts = []
+    for chunk, first in zip(chunks, firsts, strict=True):
+        parts.append(np.arange(chunk.scored.start, chunk.scored.stop) - chunk.start + first)
+        if chunk.samples:
+            parts.append(np.arange(chunk.count - 1, chunk.count + len(chunk.drafts)) + first)
+    return np.concatenate(parts).astype(np.int64)
 
 
 def _with_drafts(last_rows: np.ndarray, drafted: np.ndarray) -> np.ndarray:

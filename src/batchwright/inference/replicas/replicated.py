@@ -292,8 +292,8 @@ class ReplicatedInference(Route):
             given = defaults or {}
             limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
         names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-        named = next((call.body[name] for name in names if call.body.get(name)), None)
-        limit = named if isinstance(named, int) and named > 0 else limit
+        named = next((call.body[name] for name in names if call.body.get(name) is not None), None)
+        limit = max(1, named) if isinstance(named, int) and named >= 0 else limit
         sequences = sequences_of_request(call.endpoint, call.body)
         if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:
             sequences *= completions

@@ -132,7 +132,9 @@ _GENERATION: dict[str, _Schema] = {
     **_COMMON,
     **_ANSWER_FORM,
     "max_tokens": _whole(
-        *RANGES["max_tokens"], description="Most tokens of an answer; left out: as many as the model's context holds."
+        *RANGES["max_tokens"],
+        description="Most tokens of an answer; left out: as many as the model's context holds. 0: none, only what is "
+        "asked of the prompt.",
     ),
     "max_completion_tokens": _whole(*RANGES["max_completion_tokens"], description="Goes before `max_tokens`."),
     "min_tokens": _whole(*RANGES["min_tokens"], description="At most `max_tokens`. Not OpenAI's."),
@@ -164,6 +166,11 @@ _GENERATION: dict[str, _Schema] = {
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "description": "Values added to the logits of these token ids.",
     },
+    "prompt_logprobs": _either(
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+        {"const": False},
+        description="Give the log-probability of each token of the prompt, and those of the likeliest. Not OpenAI's.",
+    ),
     "stream": {**_FLAG, "default": False, "description": "Answer with server-sent events, as the text is generated."},
     "stream_options": {
         "type": ["object", "null"],
@@ -236,6 +243,11 @@ _MESSAGE: _Schema = {
         {"required": ["function_call"], "properties": {"function_call": {"type": "object", "minProperties": 1}}},
     ],
 }
+_NOT_EMPTY = [
+    {"properties": {"max_tokens": {"not": {"const": 0}}}},
+    {"properties": {"prompt_logprobs": {"type": "integer"}}, "required": ["prompt_logprobs"]},
+]
+"""What a body without an answer has to ask for."""
 _ONE_DEADLINE: _Schema = {"anyOf": [{"properties": {name: _NULL}} for name in ("deadline", "deadline_ms")]}
 _TOP_LOGPROBS_NEED_LOGPROBS = [
     {"properties": {"top_logprobs": {"enum": [None, 0]}}},
@@ -289,6 +301,7 @@ ChatBody = Annotated[
                 "description": "Variables of the model's chat template. Not OpenAI's.",
             },
         },
+        allOf=[_ONE_DEADLINE, {"anyOf": _NOT_EMPTY}],
         anyOf=_TOP_LOGPROBS_NEED_LOGPROBS,
     ),
 ]
@@ -304,7 +317,12 @@ CompletionBody = Annotated[
                 **_whole(0, MAX_TOP_LOGPROBS, description="Give log-probabilities, and those of the likeliest."),
                 "type": ["integer", "boolean", "null"],
             },
+            "echo": {**_FLAG, "description": "Begin each answer with its prompt, and `logprobs` with the prompt's."},
         },
+        allOf=[
+            _ONE_DEADLINE,
+            {"anyOf": [*_NOT_EMPTY, {"properties": {"echo": {"const": True}}, "required": ["echo"]}]},
+        ],
     ),
 ]
 _RESPONSE_PART: _Schema = {

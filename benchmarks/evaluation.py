@@ -1,0 +1,19 @@
+"""Tasks of lm-evaluation-harness against its own `hf` model: `python benchmarks/evaluation.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command."""
+    # Run by its path, Python looks for modules in this file's folder, not in the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.harness.cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness, by its own `hf` model and through the engine."""

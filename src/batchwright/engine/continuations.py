@@ -1,0 +1,102 @@
+"""Log-likelihoods of continuations: what is asked of the engine for each, and what its answer says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from batchwright.engine.scoring import PromptScores
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.errors import InvalidRequest
+from batchwright.request import InferenceRequest, Score, TokenLogprob
+
+TextOrTokens: TypeAlias = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The tokens of a context and of its continuation, neither of them empty."""
+
+    context: list[int]
+    tokens: list[int]
+
+
+class SharedScoring:
+    """One request for all continuations of a context that differ in their last token only."""
+
+    def __init__(self, first: Continuation) -> None:
+        self.first = first
+        self.places: list[tuple[int, int]] = []
+        """Where each answer belongs, and the number of its ending."""
+        self._endings: dict[int, int] = {}
+
+    def add(self, place: int, continuation: Continuation) -> None:
+        """Add a continuation that has the same tokens but for the last one, whose answer belongs to `place`."""
+        number = self._endings.setdefault(continuation.tokens[-1], len(self._endings))
+        self.places.append((place, number))
+
+    def request(self) -> InferenceRequest:
+        """Return what is asked of the engine: the first one."""
+        return InferenceRequest(
+            [*self.first.context, *self.first.tokens], max_tokens=0, temperature=0.0, prompt_logprobs=0, traffic="batch"
+        )
+
+    def scores(self, tokenizer: Tokenizer) -> PromptScores:
+        """Return where the engine puts its answer."""
+        _, *others = self._endings
+        return PromptScores(
+            [*self.first.context, *self.first.tokens], 0, len(self.first.context), tokenizer, endings=others
+        )
+
+
+def shared(continuations: Mapping[int, Continuation]) -> list[SharedScoring]:
+    """Return the requests for continuations by their places, so that prompts that begin alike follow each other."""
+    found: dict[tuple[int, tuple[int, ...]], SharedScoring] = {}
+    for place, each in continuations.items():
+        key = len(each.context), (*each.context, *each.tokens[:-1])
+        found.setdefault(key, SharedScoring(each)).add(place, each)
+    return [found[key] for key in sorted(found, key=lambda key: key[1])]
+
+
+def continuation_of(context: TextOrTokens, continuation: TextOrTokens, tokenizer: Tokenizer) -> Continuation:
+    """Return the tokens of both. Texts are tokenized together; the continuation has what the context alone has not.
+
+    Blanks at the end of a text are taken to belong to the continuation, as most tokens begin with theirs. An empty text
+    as context stands for the token that begins a text. Raises `InvalidRequest`.
+    """
+    if isinstance(context, str) != isinstance(continuation, str):
+        raise InvalidRequest(
+            "a context and its continuation: give two texts, or two lists of token ids", param="context"
+        )
+    if isinstance(context, str) and isinstance(continuation, str):
+        return _of_texts(context, continuation, tokenizer)
+    if not context or not continuation:
+        raise InvalidRequest("a context and its continuation need at least one token each", param="context")
+    return Continuation(tokenizer.encode(context), tokenizer.encode(continuation))
+
+
+def score_of(tokens: tuple[TokenLogprob, ...]) -> Score:
+    """Return the score of a continuation with these tokens."""
+    return Score(math.fsum(each.logprob for each in tokens), all(each.rank == 1 for each in tokens), tokens)
+
+
+def _of_texts(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
+    stripped = context.rstrip()
+    continuation = context[len(stripped) :] + continuation
+    if not continuation:
+        raise InvalidRequest("continuation is empty: give at least one character", param="continuation")
+    if not stripped:
+        if tokenizer.first_token_id is None:
+            raise InvalidRequest("context is empty, and the model has no token that begins a text", param="context")
+        tokens = tokenizer.encode_bare(continuation)
+        if tokens[0] != tokenizer.first_token_id:
+            return Continuation([tokenizer.first_token_id], tokens)
+        before, after = tokens[:1], tokens[1:]
+    else:
+        before, whole = tokenizer.encode(stripped), tokenizer.encode(stripped + continuation)
+        after = whole[len(before) :]
+    if not after:
+        raise InvalidRequest("continuation has no tokens of its own after its context", param="continuation")
+    return Continuation(before, after)
