@@ -426,6 +426,11 @@ class InferenceResponse:
     altogether where they were not asked for, or the request failed.
     """
 
+    @property
+    def parsed(self) -> Any:
+        """Value of the first choice's text, as `Choice.parsed`."""
+        return self.choices[0].parsed if self.choices else None
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -438,11 +443,6 @@ class Score:
     tokens: tuple[TokenLogprob, ...] = ()
     """The tokens of the continuation."""
     error: BatchwrightError | None = None
-
-    @property
-    def parsed(self) -> Any:
-        """Value of the first choice's text, as `Choice.parsed`."""
-        return self.choices[0].parsed if self.choices else None
 
 
 @dataclass(frozen=True, slots=True)
