@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +67,8 @@ class AsyncEngine:
         """Tokenizer of the model. Any thread may encode, which does not change it."""
         self._clock = self._engine.core.clock
         self._grammars = self._engine.core.grammars
+        # Of its own: what takes seconds to compile is to hold up nothing else.
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="batchwright-grammars")
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -132,6 +135,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""
         self._closing = True
+        self._compiling.shutdown(wait=False)
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
@@ -144,9 +148,12 @@ class AsyncEngine:
     async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
         reader = _Reader()
         now = self._clock.now()
-        if (constraint := request.constraint) is not None:
-            # Compiled here, it delays nobody: the engine's thread finds it ready.
-            await asyncio.to_thread(self._grammars.matcher, constraint)
+        if self._closing:
+            raise EngineClosed("the engine is closed") from self._failure
+        if (constraint := request.constraint) is not None and not self._grammars.knows(constraint):
+            # The engine's thread finds it ready, and has not had to wait for it.
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._compiling, self._grammars.matcher, constraint)
         self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now))
         ended = False
         try:

@@ -7,10 +7,13 @@ interpreter's lock. A constraint is compiled once for all requests that share it
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +50,13 @@ _NESTED = {
 }
 """Keywords with schemas below them: by name, directly, and in a list."""
 _REASON_SHOWN = 500
+_MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
+_MOST_REMAINDERS = 50_000
+"""Greatest common multiple of the values of `multipleOf`: it takes a second to compile."""
+_DIGITS = 30
+"""Digits of a value that are looked at: as many are too many in any case."""
+_MOST_LOOKED_AT = 64
+"""Parts of a schema that are compiled by themselves to find the one that is refused."""
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
 
@@ -71,6 +81,12 @@ class Grammars:
                 self._compiled.popitem(last=False)
         # Others may go on while this one is compiled, which takes a second at worst.
         return Matcher(compiled.begin(constraint, vocabulary), vocabulary.ends)
+
+    def knows(self, constraint: Constraint) -> bool:
+        """Whether a matcher can be had without waiting for anything to be compiled."""
+        with self._lock:
+            compiled = self._compiled.get(constraint)
+        return compiled is not None and compiled.is_done
 
     def _ready(self, constraint: Constraint) -> _Vocabulary:
         with self._lock:
@@ -162,10 +178,15 @@ class _Compiled:
     start: LLMatcher | None = None
     refusal: str | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it is compiled or refused."""
+        return self.start is not None or self.refusal is not None
+
     def begin(self, constraint: Constraint, vocabulary: _Vocabulary) -> LLMatcher:
         """Return a matcher of its own for the caller. Raises `InvalidRequest`."""
         with self.lock:
-            if self.start is None and self.refusal is None:
+            if not self.is_done:
                 self.start, self.refusal = _compile(constraint, vocabulary)
             if self.start is None:
                 raise InvalidRequest(f"{constraint.kind}: {self.refusal}", param=constraint.kind)
@@ -205,6 +226,8 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     """Return the matcher of a constraint, or why there is none."""
     from llguidance import LLMatcher
 
+    if (too_much := _too_much(constraint)) is not None:
+        return None, too_much
     try:
         source = _source(constraint)
     except ValueError as error:
@@ -245,17 +268,50 @@ def _limits() -> Any:
     return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
 
 
+def _too_much(constraint: Constraint) -> str | None:
+    """Return why a constraint would take minutes to compile, None if it does not.
+
+    A number is a multiple of another by its remainder, for which a state is kept, and so for their common multiples.
+    """
+    if constraint.kind not in ("schema", "grammar"):
+        return None
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), constraint.text)
+    common = 1
+    for found in _MULTIPLE_OF.finditer(text):
+        try:
+            digits = Decimal(found[1]).normalize().as_tuple().digits[:_DIGITS]
+        except InvalidOperation:
+            continue  # it is refused as no number
+        common = math.lcm(common, int("".join(map(str, digits))) or 1)
+        if common > _MOST_REMAINDERS:
+            return f"multipleOf: values with a common multiple above {_MOST_REMAINDERS:,} (without zeros at its end)"
+    return None
+
+
 def _place(schema: Mapping[str, Any], reason: str) -> str:
-    """Return where in `schema` the innermost part is that is refused for the same reason, as a JSON pointer."""
+    """Return where in `schema` the innermost part is that is refused for this reason, as a JSON pointer."""
+    if reason.startswith(_KEYWORDS):
+        keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
+        return next((where for where, part in _all_parts("#", schema) if keywords <= part.keys()), "#")
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
-    where, part = "#", schema
+    where, part, left = "#", schema, _MOST_LOOKED_AT
     while True:
         for step, inner in _parts(part):
+            left -= 1
+            if left < 0:
+                return where
             if _refusal({**shared, **inner}) == reason:
                 where, part = f"{where}/{step}", inner
                 break
         else:
             return where
+
+
+def _all_parts(where: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield `schema`, which is at `where`, and all schemas below it, with their places."""
+    yield where, schema
+    for step, inner in _parts(schema):
+        yield from _all_parts(f"{where}/{step}", inner)
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
