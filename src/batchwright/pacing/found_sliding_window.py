@@ -129,17 +129,18 @@ class FoundSlidingWindow:
             self._step, self._tried_at = 0, sent_at
         elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
             self._mistrust(sent_at)
-        elif self._early and sent_at - self._early[-1] < MINUTE:
+        elif self._is_mistaken(sent_at):
             self.limit, self._tried_at = max(1, self.limit - 1), sent_at
             self._early.clear()
-        else:
-            # It may have come a moment too soon.
-            self._early.append(sent_at)
 
     def _mistrust(self, sent_at: float) -> None:
-        self._early.append(sent_at)
-        if len(self._early) == _LOST and sent_at - self._early[0] < MINUTE:
+        if self._is_mistaken(sent_at):
             self.forget()
+
+    def _is_mistaken(self, sent_at: float) -> bool:
+        """Return whether one refusal more that was not foretold is too many: it may have come a moment too soon."""
+        self._early.append(sent_at)
+        return len(self._early) == _LOST and sent_at - self._early[0] < MINUTE
 
     def _try_more(self, now: float) -> None:
         """Allow more after some minutes in which nothing was refused; what was accepted is the limit from then on."""

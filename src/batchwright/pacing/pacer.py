@@ -57,7 +57,7 @@ _FIRST_SURGE = 16.0
 """Requests a second that may be sent before any was answered."""
 _MOST_SURGE = 2.0
 """Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
-_WINDOW_SURGE = 3.0
+_WINDOW_SURGE = 2.0
 """Times the most that were answered in a second at which what a window admits is sent."""
 _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0

@@ -206,7 +206,7 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent, now)
-        is_of_answer = self.is_window and self._end.is_of_answer
+        is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
         if is_of_answer:
