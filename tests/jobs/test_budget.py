@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import signal
@@ -12,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
@@ -22,6 +24,7 @@ from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.pricing.rates import DOLLAR
+from batchwright.request import SamplingParams
 
 LINES = 60
 FAULTS = {"429": 0.05, "500": 0.05, "reset": 0.04, "half": 0.04, "504": 0.03, "unread": 0.03}
@@ -62,6 +65,29 @@ def test_the_spend_is_that_of_the_ledger(tmp_path: Path) -> None:
     assert 0 < spending.cached_share < 1
     assert shown[-1].cost == spending.cost
     assert json.loads((tmp_path / "out.jsonl.spend").read_text())["totals"]["answers"] == LINES
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    if table.suffix == ".csv":
+        with table.open(newline="") as file:
+            return [*csv.DictReader(file)]
+    if table.suffix == ".parquet":
+        return list(pq.read_table(table).to_pylist())
+    return [json.loads(line) for line in table.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.jsonl"])
+def test_the_cost_of_each_row_is_a_column_of_a_table(tmp_path: Path, name: str) -> None:
+    rows = [{"city": city} for city in ("Oslo", "Rome", "Lima")]
+    output = tmp_path / name
+    with serving(PaidEndpoint()) as endpoint:
+        defaults = SamplingParams(max_tokens=50)
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "defaults": defaults}
+        report = run(rows, output, prompt_template="Where is {city}?", chat=True, cost=True, **options)
+    assert report.succeeded == 3
+    costs = [Decimal(str(row["cost"])) for row in rows_of(output)]
+    assert min(costs) > 0
+    assert sum(costs) == endpoint.ledger
 
 
 def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:

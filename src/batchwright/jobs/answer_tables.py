@@ -23,6 +23,7 @@ from batchwright.jobs.sources import ChainedSource, Source
 from batchwright.jobs.table_sources import JsonRowSource
 
 FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error", "prompt_tokens", "completion_tokens"
+COST = "cost"
 _ROWS_IN_A_GROUP = 8192
 """Rows of a table that are in memory at a time, which is one row group of Parquet."""
 _encode = msgspec.json.Encoder().encode
@@ -41,19 +42,22 @@ class TableColumns:
 
     properties: tuple[PropertyColumn, ...] = ()
     """Columns for the properties of answers that are objects."""
+    cost: bool = False
+    """Whether there is a column for what each answer cost, in dollars."""
 
     @property
     def added(self) -> tuple[str, ...]:
         """Names of the columns that are added."""
         names = (column.name for column in self.properties)
-        return (self.answer, *names, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS)
+        last = (COST,) if self.cost else ()
+        return (self.answer, *names, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS, *last)
 
     def values(self, answer: Answer, *, typed: bool = False) -> tuple[object, ...]:
         """Values of the columns that are added; `typed`: those of properties as the types of their columns are."""
         found: list[object] = values_of(self.properties, answer.answer)
         if typed:
             found = [column.typed(value) for column, value in zip(self.properties, found, strict=True)]
-        return (answer.answer, *found, *answer[1:])
+        return (answer.answer, *found, *(answer[1:] if self.cost else answer[1:-1]))
 
     def kept(self, available: Sequence[str]) -> tuple[str, ...]:
         """The columns of the input that are kept. Raises `InputError` for one that is not there, or in the way."""
@@ -178,6 +182,7 @@ def _write_groups(
     of_kind = {"text": pa.string(), "texts": pa.list_(pa.string()), "vector": pa.list_(pa.float32())}
     of_properties = [_property_type(pa, column) for column in columns.properties]
     types = [of_kind.get(kind, pa.string()), *of_properties, pa.string(), pa.string(), pa.int64(), pa.int64()]
+    types += [pa.float64()] if columns.cost else []
     files = _parquet_files(source)
     schema = _inferred_schema(pa, source, kept) if files is None else _schema_of(files, kept)
     for name, data_type in zip(columns.added, types, strict=True):

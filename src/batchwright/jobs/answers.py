@@ -22,6 +22,8 @@ class Answer(NamedTuple):
     """Code and message of the error; None after an answer."""
     prompt_tokens: int | None
     completion_tokens: int | None
+    cost: float | None = None
+    """Dollars that it cost, where results say so."""
 
 
 class _Message(msgspec.Struct):
@@ -38,6 +40,7 @@ class _Choice(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cost: float | None = None
 
 
 class _Body(msgspec.Struct):
@@ -82,6 +85,7 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
         None,
         _count(counts.get("prompt_tokens", counts.get("input_tokens"))),
         _count(counts.get("completion_tokens", counts.get("output_tokens"))),
+        cost if isinstance(cost := counts.get("cost"), float) else None,
     )
 
 
@@ -139,6 +143,7 @@ def read_answer(result: bytes) -> tuple[AnswerKind | None, Answer]:
         choice, usage = body.choices[0], body.usage
         text = choice.text if choice.message is None else choice.message.content
         if text is not None and not (choice.message is not None and choice.message.tool_calls):
-            return "text", Answer(text, choice.finish_reason, None, usage.prompt_tokens, usage.completion_tokens)
+            counts = usage.prompt_tokens, usage.completion_tokens
+            return "text", Answer(text, choice.finish_reason, None, *counts, usage.cost)
     line = _decode(result)
     return answer_of(line.response, line.error)

@@ -139,7 +139,7 @@ def run(
     - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
       `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By
       default those of the provider whose address `backend` is. `prices`: a file with such prices by model (TOML, JSON).
-    - `cost`: says in the `usage` of each answer what it cost, in dollars.
+    - `cost`: says in the `usage` of each answer what it cost, in dollars, or in a column `cost` of a table.
     - `via`: `"batch"` has the provider compute the lines in its own batches, at its price for these. `"auto"` does so
       as far as they will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and has the
       rest computed as requests; with `"batch"`, lines that are not done by `deadline` fail. `batch_window`: the
@@ -253,7 +253,7 @@ def run(
         report_path = None if report is None else Path(report)
         _check_report(report_path, spec)
         if cost and spec.writes_rows:
-            raise InputError("cost is for result lines, which have a usage: the output is a table; leave it out")
+            spec = replace(spec, columns=replace(spec.columns, cost=True))
         show = progress or (lambda _: None)
         job_run = JobRun(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, terms, dedupe)
         return job_run.plan() if dry_run else job_run.carry_out()
