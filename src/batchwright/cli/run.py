@@ -180,7 +180,10 @@ def run_command(
     price: Annotated[str | None, _model_option(metavar="PRICES", help=_PRICE)] = None,
     prices: Annotated[str | None, _model_option(metavar="FILE", help=_PRICES)] = None,
     cost: Annotated[
-        bool, _model_option("--cost", help="With --backend: add its cost in dollars to the usage of each answer, or as a column.")
+        bool,
+        _model_option(
+            "--cost", help="With --backend: add its cost in dollars to the usage of each answer, or as a column."
+        ),
     ] = False,
     via: Annotated[str, _model_option(metavar="live|batch|auto", help=_VIA)] = "live",
     deadline: Annotated[str | None, _model_option(metavar="DURATION", help=_DEADLINE)] = None,
