@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.sampling import row_maxima
-from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
 from batchwright.scheduling import Chunk
 from batchwright.scheduling import Sequence as Tokens
 
@@ -70,23 +72,38 @@ def step(rows: int) -> StepBatch:
     return build_batch(chunks, 16, CPU)
 
 
-def assert_same_tokens(head: Tensor, norm: Tensor, x: Tensor, greedy: Sequence[bool]) -> Tensor:
+def assert_same_tokens(
+    head: Tensor, norm: Tensor, x: Tensor, greedy: Sequence[bool], allowed: Sequence[Tensor | None] = ()
+) -> Tensor:
     """The screen finds for the greedy rows of `x` [rows, hidden] what all logits say, and gives the others' logits.
 
-    Returns the logits of all rows.
+    `allowed` [rows]: the tokens that each row may have, [vocab] bool, or None for any. Returns the logits of all rows.
     """
     stack = head_alone(head, norm)
     assert stack.screens
     with torch.inference_mode():
         expected = stack.logits(x.clone(), step(len(x)))
-        output = stack.output(x.clone(), step(len(x)), greedy)
-    best, likeliest = row_maxima(expected)
+        batch = step(len(x))
+        if having := [each for each in allowed if each is not None]:
+            batch.masks = RowMasks.of([each is not None for each in allowed], bits_of(torch.stack(having)))
+        output = stack.output(x.clone(), batch, greedy)
+    masked = expected.clone()
+    for row, each in enumerate(allowed):
+        if each is not None:
+            masked[row, ~each] = -torch.inf
+    best, likeliest = row_maxima(masked)
     assert list(output.likeliest) == [row for row, wanted in enumerate(greedy) if wanted]
     for row, token in output.likeliest.items():
         assert token == (int(likeliest[row]) if math.isfinite(best[row]) else None)
     others = [row for row, wanted in enumerate(greedy) if not wanted]
     assert torch.equal(output.logits, expected[others])
     return expected
+
+
+def bits_of(allowed: Tensor) -> npt.NDArray[np.int32]:
+    """Return masks [rows, words] of `allowed` [rows, vocab] bool."""
+    padded = np.pad(allowed.numpy(), ((0, 0), (0, -allowed.shape[1] % 32)))
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
 
 
 def scaled_rows(kind: str, rows: int, hidden: int, generator: torch.Generator) -> Tensor:

@@ -48,6 +48,28 @@ def test_as_from_all_logits(
 
 
 @needs_decoder
+@settings(max_examples=120, deadline=None)
+@given(
+    units=st.integers(1, 5),
+    vocab=st.integers(1, 700),
+    heads=KINDS,
+    rows=KINDS,
+    shares=st.lists(st.none() | st.sampled_from([0.0, 0.005, 0.1, 0.9, 1.0]), min_size=1, max_size=40),
+    seed=st.integers(0, 99),
+)
+def test_of_rows_with_masks_only_what_they_allow(
+    units: int, vocab: int, heads: str, rows: str, shares: list[float | None], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = 32 * units
+    head = scaled_rows(heads, vocab, hidden, generator)
+    x = scaled_rows(rows, len(shares), hidden, generator)
+    x[:, 0] += 1
+    allowed = [None if share is None else torch.rand(vocab, generator=generator) < share for share in shares]
+    assert_same_tokens(head, torch.ones(hidden, dtype=BF16), x, [True] * len(shares), allowed)
+
+
+@needs_decoder
 @pytest.mark.parametrize(("heads", "rows"), [("half", "beside"), ("single", "single"), ("few", "beside")])
 @pytest.mark.parametrize("hidden", [32, 96, 256])
 def test_where_rounding_decides(heads: str, rows: str, hidden: int) -> None:
@@ -70,6 +92,8 @@ def test_rows_that_are_not_finite_and_rows_of_zeros(
     x[0, 5] = torch.nan
     x[rows // 2, 7] = torch.inf
     assert_same_tokens(head, torch.ones(96, dtype=BF16), x, [True] * rows)
+    some = [torch.rand(333, generator=generator) < 0.2 for _ in range(rows)]
+    assert_same_tokens(head, torch.ones(96, dtype=BF16), x, [True] * rows, some)
     assert_same_tokens(head, torch.zeros(96, dtype=BF16), scaled_rows("plain", rows, 96, generator), [True] * rows)
 
 

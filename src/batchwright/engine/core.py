@@ -19,9 +19,9 @@ from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.grammars import GrammarDrafter, Grammars, MaskMaker, Masks
-from batchwright.engine.sampling import Sampled, sample
+from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sample
 from batchwright.engine.scoring import PromptScores, score_rows, without_scored
-from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,
@@ -246,12 +246,16 @@ class EngineCore:
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
+        on_gpu, masks = self.body.device.type == "cuda", None
+        if not on_gpu and (masks := self._masks_for(sampled, states)) is not None and not plan.num_scored:
+            batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
         if plan.num_scored:
             output = self._output_with_scores(plan, batch)
         else:
             output = self.body.output(batch, [state.takes_likeliest for state in states])
-        # A GPU is still computing: what it takes to make masks is hidden by that.
-        masks = self._masks_for(sampled)
+        if on_gpu:
+            # It is still computing: what it takes to make masks is hidden by that.
+            masks = self._masks_for(sampled, states)
         outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
         if not sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
@@ -259,7 +263,7 @@ class EngineCore:
         seconds = self.clock.now() - began
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
 
-    def _masks_for(self, sampled: list[Chunk]) -> Masks | None:
+    def _masks_for(self, sampled: list[Chunk], states: list[SamplingState]) -> Masks | None:
         """Return the masks of the rows whose sequences have a grammar, None if there are none."""
         rows = [(self._generations[chunk.sequence.ordinal].matcher, chunk.drafts) for chunk in sampled]
         constrained = [(matcher, drafts) for matcher, drafts in rows if matcher is not None]
@@ -267,6 +271,7 @@ class EngineCore:
             return None
         began = self.clock.now()
         masks = self._masks.masks(constrained)
+        hold_ends(states, masks)
         self.stats.mask_seconds += self.clock.now() - began
         self.stats.masks += len(masks)
         return masks
@@ -277,7 +282,8 @@ class EngineCore:
         is_scored: list[bool] = []
         for chunk in plan.chunks:
             others = 1 + len(chunk.drafts) if chunk.samples else 0
-            likeliest = self._generations[chunk.sequence.ordinal].sampling.takes_likeliest
+            sampling = self._generations[chunk.sequence.ordinal].sampling
+            likeliest = sampling.takes_likeliest and sampling.matcher is None
             greedy += [False] * len(chunk.scored) + [likeliest] * others
             is_scored += [True] * len(chunk.scored) + [False] * others
         output = self.body.output(batch, greedy)

@@ -216,7 +216,7 @@ class SamplingState:
     @property
     def takes_likeliest(self) -> bool:
         """Whether the next token is the one with the greatest logit, and the logits are needed for nothing else."""
-        return self.params.greedy and self.matcher is None and self.untouched
+        return self.params.greedy and self.untouched
 
     @property
     def follows_from_logits(self) -> bool:
@@ -296,22 +296,28 @@ def sample(
     `logits` then has rows for the other states only. `masks` has a row for each state with a grammar, in their order;
     logits may be overwritten where they forbid a token.
     """
-    others = states if not likeliest else [each for place, each in enumerate(states) if place not in likeliest]
-    chosen = _sample_rows(logits, others, _rows_of_masks(others, masks))
+    places = [place for place in range(len(states)) if not likeliest or place not in likeliest]
+    others = states if not likeliest else [states[place] for place in places]
+    chosen = _sample_rows(logits, others, _rows_of_masks(states, places, masks))
     if not likeliest:
         return chosen
     rest = iter(chosen)
     return [Sampled(likeliest[place]) if place in likeliest else next(rest) for place in range(len(states))]
 
 
-def _rows_of_masks(states: Sequence[SamplingState], masks: Masks | None) -> dict[int, Masks]:
-    """Return the masks [words] by the places of their states."""
+def hold_ends(states: Sequence[SamplingState], masks: Masks) -> None:
+    """Take ends that are not wanted yet out of `masks`, in place: one for each state with a grammar, in their order."""
+    for state, mask in zip((each for each in states if each.matcher is not None), masks, strict=True):
+        state.hold_ends(mask)
+
+
+def _rows_of_masks(states: Sequence[SamplingState], places: Sequence[int], masks: Masks | None) -> dict[int, Masks]:
+    """Return the masks [words] of the states at `places`, by their rows: the first of these places is row 0."""
     if masks is None:
         return {}
-    places = [place for place, state in enumerate(states) if state.matcher is not None]
-    for place, mask in zip(places, masks, strict=True):
-        states[place].hold_ends(mask)
-    return dict(zip(places, masks, strict=True))
+    constrained = (place for place, state in enumerate(states) if state.matcher is not None)
+    of_place = dict(zip(constrained, masks, strict=True))
+    return {row: of_place[place] for row, place in enumerate(places) if place in of_place}
 
 
 def _sample_rows(logits: Tensor, states: Sequence[SamplingState], masks: Mapping[int, Masks]) -> list[Sampled]:

@@ -21,7 +21,7 @@ from batchwright.engine.bodies.load import choose_device, choose_dtype
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.grammars import Grammars, MaskMaker
 from batchwright.engine.pretrained import load_pretrained
-from batchwright.engine.sampling import sample
+from batchwright.engine.sampling import hold_ends, sample
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,
@@ -171,6 +171,8 @@ class _Chooser:
         states = [self._rows[at].sampling for at in live]
         matchers = [state.matcher for state in states if state.matcher is not None]
         masks = self._masks.masks([(matcher, ()) for matcher in matchers]) if matchers else None
+        if masks is not None:
+            hold_ends(states, masks)
         # Masks are applied in place, and these scores are the library's own.
         outcomes = sample(scores[live] if len(live) < len(self._rows) or matchers else scores, states, masks=masks)
         tokens = np.zeros(len(self._rows), np.int64)

@@ -65,7 +65,10 @@ class ModelBody(ABC):
         """Return the logits of `batch.logit_rows` -> [R, vocab]; keys and values of all rows go to the caches."""
 
     def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
-        """Compute as `forward` does; only the likeliest tokens are needed of the logit rows that are `greedy`."""
+        """Compute as `forward` does; only the likeliest tokens are needed of the logit rows that are `greedy`.
+
+        If they are found here, it is among those that the batch's masks allow. Logits are never masked here.
+        """
         return StepOutput(self.forward(batch))
 
     def rows_for(self, tokens: int) -> int:

@@ -96,7 +96,7 @@ class Decoder {
     const AttentionPlan plan = attention_plan(all, threads);
     AttentionPlan last_plan;
     const bf16* greedy_rows = reinterpret_cast<bf16*>(scratch_.input) + num_plain_ * m_.hidden;
-    Screening screening(m_.screen, greedy_rows, num_greedy_, threads);
+    Screening screening(m_.screen, greedy_rows, num_greedy_, greedy_masks(), s_.mask_words, threads);
 #pragma omp parallel num_threads(threads)
     {
       lap(kRest);
@@ -196,6 +196,16 @@ class Decoder {
     num_plain_ = count - num_greedy_;
     int64_t next_plain = 0, next_greedy = num_plain_;
     for (int64_t r = 0; r < count; ++r) places_.push_back(greedy(first_logit_ + r) ? next_greedy++ : next_plain++);
+  }
+
+  std::vector<const uint32_t*> greedy_masks() const {
+    std::vector<const uint32_t*> masks(num_greedy_, nullptr);
+    if (s_.mask_of == nullptr) return masks;
+    for (size_t r = 0; r < logit_rows_.size(); ++r) {
+      const int64_t row = places_[r] - num_plain_, mask = s_.mask_of[first_logit_ + r];
+      if (row >= 0 && mask >= 0) masks[row] = s_.masks + mask * s_.mask_words;
+    }
+    return masks;
   }
 
   void logits(Screening& screening, int threads) {

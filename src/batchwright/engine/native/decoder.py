@@ -129,9 +129,10 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("residual", "positions", "slots", "tables", "starts", "contexts")),
-        *((name, c_void_p) for name in ("logit_rows", "greedy", "greatest", "likeliest")),
+        *((name, c_void_p) for name in ("logit_rows", "greedy", "mask_of", "masks", "greatest", "likeliest")),
         *((name, c_void_p) for name in ("logits", "scratch", "seconds")),
         *((name, c_int64) for name in ("rows", "sequences", "table_stride", "num_logit_rows", "logits_stride")),
+        ("mask_words", c_int64),
     ]
 
 
@@ -159,12 +160,13 @@ class NativeDecoder:
     ) -> tuple[Tensor, dict[int, int | None]]:
         """Return logits [rows, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16 (overwritten).
 
-        For logit rows that are `greedy`, which need a screen, only the likeliest token is returned, by the place of the
-        row: None if its logits are not finite. The time that this takes is added to `seconds`.
+        For logit rows that are `greedy`, which need a screen, only the likeliest token is returned, of those that the
+        batch's masks allow, by the place of the row: None if its logits are not finite. The time that this takes is
+        added to `seconds`.
         """
         rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
         outputs = self._kept.head.outputs
-        chosen = None if greedy is None else _Chosen(greedy)
+        chosen, masks = None if greedy is None else _Chosen(greedy), batch.masks
         logits = residual.new_empty(wanted - sum(greedy or ()), -(-outputs // PANEL) * PANEL)
         spent = (c_double * 3)()
         step = _Step(
@@ -176,6 +178,8 @@ class NativeDecoder:
             contexts=batch.context_lens.data_ptr(),
             logit_rows=batch.logit_rows.data_ptr(),
             greedy=None if chosen is None else chosen.greedy.data_ptr(),
+            mask_of=None if masks is None else masks.places.ctypes.data,
+            masks=None if masks is None else masks.bits.ctypes.data,
             greatest=None if chosen is None else chosen.greatest.data_ptr(),
             likeliest=None if chosen is None else chosen.likeliest.data_ptr(),
             logits=logits.data_ptr(),
@@ -186,6 +190,7 @@ class NativeDecoder:
             table_stride=batch.block_tables.stride(0),
             num_logit_rows=wanted,
             logits_stride=logits.stride(0),
+            mask_words=0 if masks is None else masks.bits.shape[1],
         )
         self._decode(byref(self._model), byref(step))
         if seconds is not None:

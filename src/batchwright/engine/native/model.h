@@ -37,12 +37,14 @@ struct Step {
   const int32_t* contexts;
   const int64_t* logit_rows;
   const uint8_t* greedy;  // [logit rows] whether only the likeliest token is wanted; null: of none. Needs a screen
+  const int32_t* mask_of;  // [logit rows] place in `masks` of each row's mask, -1 for none; null: no row has one
+  const uint32_t* masks;   // [masks][mask_words] tokens that a greedy row may have, one bit for each
   float* greatest;        // [logit rows] the greatest logit of each greedy row
   int64_t* likeliest;     // [logit rows] and its token
   bf16* logits;           // [logit rows that are not greedy][logits_stride]
   char* scratch;
   double* seconds;  // of products, attention and the rest; null: not wanted
-  int64_t rows, sequences, table_stride, num_logit_rows, logits_stride;
+  int64_t rows, sequences, table_stride, num_logit_rows, logits_stride, mask_words;
 };
 
 }  // namespace bw

@@ -6,11 +6,14 @@
 // So only the columns whose upper bound reaches the best lower bound can be the likeliest: a dozen of 49,152. They are
 // multiplied as they are, each sum in the order of product.h: the outcome is bitwise that of the whole product.
 //
+// Where a row has a mask, its columns without a bit are none: neither a bound nor a candidate.
+//
 // Both sides are turned first by an orthogonal matrix, a Hadamard matrix on each `mixed` vectors. That changes no product,
 // and spreads outliers, which would take the 8 bits to themselves.
 #pragma once
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "product.h"
@@ -49,9 +52,10 @@ struct alignas(64) Candidates {
 // Rows of which only the likeliest token is wanted. Their methods are called in their order, with a barrier in between.
 class Screening {
  public:
-  // `rows` [count][inputs], which are read later.
-  Screening(const Screen* screen, const bf16* rows, int64_t count, int threads)
-      : screen_(screen), rows_(rows), count_(count), threads_(threads) {
+  // `rows` [count][inputs], which are read later; `masks` [count] has those of rows, of `words`, or null for a row.
+  Screening(const Screen* screen, const bf16* rows, int64_t count, std::vector<const uint32_t*> masks, int64_t words,
+            int threads)
+      : screen_(screen), rows_(rows), count_(count), threads_(threads), masks_(std::move(masks)), words_(words) {
     if (count == 0) return;
     values_.resize(count * screen->rough.inputs);
     scales_.resize(count);
@@ -104,8 +108,8 @@ class Screening {
           if (column.upper >= least) numbers.push_back(column.number);
       std::sort(numbers.begin(), numbers.end());
     } else {
-      numbers.resize(screen_->rough.outputs);
-      for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i);
+      for (int64_t column = 0; column < screen_->rough.outputs; ++column)
+        if (allowed(row, column) & 1) numbers.push_back(static_cast<int32_t>(column));
     }
     for (size_t first = 0; first < numbers.size(); first += kLanes)
       take_greatest(row, &numbers[first], std::min<int64_t>(kLanes, numbers.size() - first), greatest, likeliest);
@@ -115,19 +119,34 @@ class Screening {
   // Not with NaN or infinity, nor where squares are too small or too large for a float.
   bool has_bounds(int64_t row) const { return lengths_[row] > kLeastLength && lengths_[row] < kMostLength; }
 
+  // The bits of a row's mask from a column on, for a vector of columns.
+  uint32_t allowed(int64_t row, int64_t column) const {
+    if (masks_[row] == nullptr) return ~0u;
+    return column / 32 < words_ ? masks_[row][column / 32] >> column % 32 : 0;
+  }
+
   static constexpr float kRoundedUp = 1.0f + 1e-4f;
   static constexpr float kLeastLength = 1e-12f, kMostLength = 1e15f;
   // Two numbers that become one in bfloat16 differ by less than this part of either.
   static constexpr float kBf16Step = 0.0079f;
   // What is smaller may be taken for 0; many times over, for the products of a sum.
   static constexpr float kTiny = 1e-30f;
+  static constexpr uint32_t kAllLanes = (uint64_t{1} << kLanes) - 1;
 
   void consider(int64_t row, int64_t column, const VecF& product, Candidates& found) {
+    const uint32_t bits = allowed(row, column) & kAllLanes;
+    if (bits == 0) return;
     const VecF slack = multiply_add(load(screen_->errors + column) * lengths_[row], load(screen_->lengths + column),
                                     broadcast(errors_[row]));
-    const VecF upper = product + slack;
+    VecF upper = product + slack, lower_bounds = product - slack;
+    if (bits != kAllLanes) {
+      const VecI is_allowed = ((VecI{} + static_cast<int32_t>(bits)) >> lane_numbers() & 1) != 0;
+      const VecF none = broadcast(-std::numeric_limits<float>::infinity());
+      upper = select(is_allowed, upper, none);
+      lower_bounds = select(is_allowed, lower_bounds, none);
+    }
     if (!reaches(upper, found.least)) return;
-    const float lower = max(product - slack);
+    const float lower = max(lower_bounds);
     found.least = std::max(found.least, lower - std::abs(lower) * kBf16Step - kTiny);
     for (int64_t lane = 0; lane < kLanes; ++lane)
       if (upper[lane] >= found.least) found.columns.push_back({static_cast<int32_t>(column + lane), upper[lane]});
@@ -165,6 +184,8 @@ class Screening {
   const bf16* const rows_;
   const int64_t count_;
   const int threads_;
+  const std::vector<const uint32_t*> masks_;
+  const int64_t words_;
   std::vector<u8> values_;
   std::vector<float> scales_, lengths_, errors_;  // of each row: of 8 bits; |x|; |x - x̂|
   std::vector<Candidates> found_;                 // [threads][rows]

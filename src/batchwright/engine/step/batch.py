@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from batchwright.scheduling import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """Tokens that some of the logit rows may choose."""
+
+    places: npt.NDArray[np.int32]
+    """Place of each logit row's mask among `bits`, -1 where it has none: [R]."""
+    bits: npt.NDArray[np.int32]
+    """Masks, one bit for each token: [masks, words]."""
+
+    @classmethod
+    def of(cls, has_mask: Sequence[bool], bits: npt.NDArray[np.int32]) -> RowMasks:
+        """Return the masks of the logit rows that have one, in their order."""
+        having = np.array(has_mask, np.bool_)
+        return cls(np.where(having, np.cumsum(having) - 1, -1).astype(np.int32), np.ascontiguousarray(bits))
 
 
 @dataclass(slots=True)
@@ -34,6 +52,8 @@ class StepBatch:
     contexts: list[int]
     tables: np.ndarray
     """Copy of `block_tables` that the host can read."""
+    masks: RowMasks | None = None
+    """What the logit rows may choose, for bodies that find the likeliest tokens themselves; None: anything."""
     attention_plan: object = None
     """Whatever the attention backend computed once for all layers."""
 
