@@ -231,7 +231,7 @@ class StatedBudget:
     def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
         if not self.limit:
-            self._doubted_at = now
+            self._doubted_at = self._refused_at = now
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             if self._left >= _USED_UP * self._capacity:
