@@ -210,6 +210,12 @@ def test_values_of_another_type_are_left_out() -> None:
     assert PropertyColumn("a", "json").typed({"é": [1]}) == '{"é": [1]}'
 
 
+def test_half_a_character_in_an_answer_can_be_written() -> None:
+    columns = (PropertyColumn("a", "string"), PropertyColumn("b", "json"))
+    text = r'{"a": "x\ud800y \uD83D\uDE00", "b": ["\udfff"]}'
+    assert values_of(columns, text) == ["x?y \N{GRINNING FACE}", ["?"]]
+
+
 def test_lines_without_a_form_are_never_asked_again() -> None:
     cut = {"choices": [{"text": "{", "finish_reason": "length"}]}
     plain, forms = InvalidAnswers(1, SamplingParams()), InvalidAnswers(1, {"schema": SCHEMA})

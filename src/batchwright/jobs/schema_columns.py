@@ -57,11 +57,16 @@ def values_of(columns: Sequence[PropertyColumn], answer: object) -> list[object]
     found: object = None
     if columns and isinstance(text, str):
         try:
-            found = json.loads(text)
+            found = _plain(json.loads(text)) if "\\ud" in text.lower() else json.loads(text)
         except (ValueError, RecursionError):
             found = None  # it was cut
     values = found if isinstance(found, dict) else {}
     return [values.get(column.name) for column in columns]
+
+
+def _plain(value: object) -> object:
+    """Return a JSON value in which halves of characters, which no file can hold, are question marks."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _column(name: str, schema: object, root: Mapping[str, Any]) -> PropertyColumn:
