@@ -207,7 +207,8 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
 def test_types_of_columns(schema: Any, kind: Any, is_list: bool) -> None:
     defs = {"colour": {"enum": ["red"]}, "loop": {"$ref": "#/$defs/loop"}, "root": {"properties": {"a/b": schema}}}
     either = {"anyOf": [{"$ref": "#/$defs/either"}, {"type": "string"}]}
-    assert columns_of({"$defs": {**defs, "either": either}, "$ref": "#/$defs/root"}) == (PropertyColumn("a/b", kind, is_list),)
+    schema = {"$defs": {**defs, "either": either}, "$ref": "#/$defs/root"}
+    assert columns_of(schema) == (PropertyColumn("a/b", kind, is_list),)
     assert columns_of({"type": "array"}) == columns_of(None) == ()
 
 
