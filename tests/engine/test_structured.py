@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse, SamplingParams
+from batchwright.constraints import Constraint
 from batchwright.engine.grammars import Grammars, MaskMaker
 from batchwright.engine.sampling import mask_rows
 from batchwright.engine.tokenizer import Tokenizer as ModelTokenizer
@@ -362,6 +364,42 @@ def test_a_model_without_a_tokenizer_refuses_forms(tmp_path: Path) -> None:
         (response,) = engine.generate([[1, 2, 3]], SamplingParams(regex="a", max_tokens=5))
         assert isinstance(response.error, InvalidRequest)
         assert "tokenizer.json" in str(response.error)
+
+
+def test_who_asks_what_is_compiled_does_not_wait_for_the_tokenizer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = ModelTokenizer(tiny, 311)
+    grammars, form = Grammars(tokenizer, 311), Constraint("regex", "a")
+    asked: list[bool] = []
+
+    def read() -> None:
+        other = threading.Thread(target=grammars.knows, args=(form,), daemon=True)
+        other.start()
+        other.join(10)
+        asked.append(other.is_alive())
+
+    monkeypatch.setattr(tokenizer, "as_json", read)
+    for _ in range(2):  # nor is it read again if there is none
+        with pytest.raises(InvalidRequest, match=r"regex: .*tokenizer\.json"):
+            grammars.matcher(form)
+    assert asked == [False]
+
+
+@pytest.mark.parametrize("kept", [64, 3])
+def test_the_part_that_is_refused_is_looked_for_within_bounds(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    from batchwright.engine import grammars
+
+    tried: list[object] = []
+    refusal = grammars._refusal
+    monkeypatch.setattr(grammars, "_refusal", lambda schema: tried.append(schema) or refusal(schema))
+    many = {f"p{number}": {"$ref": "#/$defs/s"} for number in range(90)}
+    bad = {"oneOf": [{"type": "string"}, {"minLength": 1}]}
+    shared = {"s": {"enum": ["x" * (65_000 if kept == 3 else 5)]}}
+    schema = {"$defs": shared, "type": "object", "properties": {**many, "z": bad}}
+    with pytest.raises(InvalidRequest, match="schema: # is not supported"):
+        Grammars(ModelTokenizer(tiny, 311), 311).matcher(Constraint("schema", json.dumps(schema)))
+    assert len(tried) <= kept
 
 
 def test_asynchronous_callers(tiny: Path) -> None:

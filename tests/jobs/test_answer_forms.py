@@ -111,6 +111,16 @@ def test_a_column_of_the_input_is_not_overwritten_by_a_property(tmp_path: Path) 
     assert run(source, tmp_path / "out.csv", keep=["text"], **given).succeeded == 1
 
 
+@pytest.mark.parametrize(("name", "told"), [("answer", "--output-column NAME"), ("error", "'error'.*in the schema")])
+def test_a_property_with_the_name_of_another_column_is_refused(tmp_path: Path, name: str, told: str) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    schema = {"type": "object", "properties": {name: {"type": "string"}}}
+    given: Any = {"model": FakeEngine(), "prompt_template": "{text}", "defaults": SamplingParams(schema=schema)}
+    with pytest.raises(InputError, match=told):
+        run(source, tmp_path / "out.csv", **given)
+
+
 def test_a_cut_answer_is_asked_again_with_more_tokens_and_another_seed(tmp_path: Path) -> None:
     engine = CuttingEngine(length=20)
     source = lines(tmp_path / "in.jsonl", {"max_tokens": 6, "seed": 3}, {"max_tokens": 30}, {"guided_regex": "a"})
@@ -186,6 +196,7 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
         ({"const": True}, "boolean", False),
         ({"$ref": "#/$defs/colour"}, "string", False),
         ({"$ref": "#/$defs/loop"}, "json", False),
+        ({"$ref": "#/$defs/either"}, "json", False),
         ({"type": "array", "items": {"$ref": "#/$defs/colour"}}, "string", True),
         ({"type": "array", "items": {"type": "object"}}, "json", False),
         ({"type": "array"}, "json", False),
@@ -195,7 +206,9 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
 )
 def test_types_of_columns(schema: Any, kind: Any, is_list: bool) -> None:
     defs = {"colour": {"enum": ["red"]}, "loop": {"$ref": "#/$defs/loop"}, "root": {"properties": {"a/b": schema}}}
-    assert columns_of({"$defs": defs, "$ref": "#/$defs/root"}) == (PropertyColumn("a/b", kind, is_list),)
+    either = {"anyOf": [{"$ref": "#/$defs/either"}, {"type": "string"}]}
+    schema = {"$defs": {**defs, "either": either}, "$ref": "#/$defs/root"}
+    assert columns_of(schema) == (PropertyColumn("a/b", kind, is_list),)
     assert columns_of({"type": "array"}) == columns_of(None) == ()
 
 
@@ -207,7 +220,14 @@ def test_values_of_another_type_are_left_out() -> None:
     assert [PropertyColumn("a", "integer").typed(value) for value in (3.0, 3.5, 2**63, True, "3")] == [3] + [None] * 4
     assert PropertyColumn("a", "number").typed(10**400) is None
     assert PropertyColumn("a", "string", is_list=True).typed(["a", 1]) is None
+    assert PropertyColumn("a", "string", is_list=True).typed(["a", None]) == ["a", None]
     assert PropertyColumn("a", "json").typed({"é": [1]}) == '{"é": [1]}'
+
+
+def test_half_a_character_in_an_answer_can_be_written() -> None:
+    columns = (PropertyColumn("a", "string"), PropertyColumn("b", "json"))
+    text = r'{"a": "x\ud800y \uD83D\uDE00", "b": ["\udfff"]}'
+    assert values_of(columns, text) == ["x?y \N{GRINNING FACE}", ["?"]]
 
 
 def test_lines_without_a_form_are_never_asked_again() -> None:

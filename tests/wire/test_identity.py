@@ -27,6 +27,10 @@ OTHERS: list[dict[str, Any]] = [
     {**BODY, "parallel_tool_calls": False},
     {**BODY, "model": "m"},
     {**BODY, "temperature": 0.5, "seed": 1},
+    {**BODY, "guided_json": {"properties": {"a": {}, "b": {}}}},
+    {**BODY, "guided_json": {"properties": {"b": {}, "a": {}}}},
+    {**BODY, "tools": [{"parameters": {"properties": {"a": {}, "b": {}}}}]},
+    {**BODY, "tools": [{"parameters": {"properties": {"b": {}, "a": {}}}}]},
 ]
 NEVER: list[dict[str, Any]] = [
     {"prompt": "a"},

@@ -57,8 +57,12 @@ _DIGITS = 30
 """Digits of a value that are looked at: as many are too many in any case."""
 _MOST_LOOKED_AT = 64
 """Parts of a schema that are compiled by themselves to find the one that is refused."""
+_CHARACTERS_LOOKED_AT = 200_000
+"""Characters of all of these, which take seconds to compile."""
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
+_TOO_LARGE = "schema too large"
+"""What it says where the work was too much, which it would be again and again for parts."""
 
 
 class Grammars:
@@ -68,7 +72,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._width = width
         self._lock = threading.Lock()
-        self._vocabulary: _Vocabulary | None = None
+        self._reading = threading.Lock()
+        self._vocabulary: _Vocabulary | str | None = None
+        """The tokens of the model, or why they cannot be had; None: not read yet."""
         self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
 
     def matcher(self, constraint: Constraint) -> Matcher:
@@ -89,10 +95,13 @@ class Grammars:
         return compiled is not None and compiled.is_done
 
     def _ready(self, constraint: Constraint) -> _Vocabulary:
-        with self._lock:
+        # It takes a second, which whoever asks what is compiled does not wait.
+        with self._reading:
             if self._vocabulary is None:
-                self._vocabulary = _Vocabulary.of(self._tokenizer, self._width, constraint.kind)
-            return self._vocabulary
+                self._vocabulary = _Vocabulary.of(self._tokenizer, self._width)
+        if isinstance(self._vocabulary, str):
+            raise InvalidRequest(f"{constraint.kind}: {self._vocabulary}", param=constraint.kind)
+        return self._vocabulary
 
 
 class Matcher:
@@ -201,24 +210,19 @@ class _Vocabulary:
     ends: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, width: int, param: str) -> _Vocabulary:
-        """Raises `InvalidRequest`, naming `param`, for a model without a tokenizer of the usual kind."""
+    def of(cls, tokenizer: Tokenizer, width: int) -> _Vocabulary | str:
+        """Return the tokens of `tokenizer`, or why they cannot be had: it is not of the usual kind."""
         try:
             from llguidance import LLTokenizer
         except ModuleNotFoundError as error:
             raise MissingExtra.of_engine("an answer of a given form", error) from error
         written = tokenizer.as_json()
         if written is None:
-            raise InvalidRequest(
-                f"{param}: answers of a given form need a tokenizer with a tokenizer.json, which the model has not",
-                param=param,
-            )
+            return "answers of a given form need a tokenizer with a tokenizer.json, which the model has not"
         try:
             found = LLTokenizer(written, n_vocab=width, eos_token=sorted(tokenizer.eos_token_ids) or None)
         except Exception as error:  # a tokenizer of a kind that it does not know
-            raise InvalidRequest(
-                f"{param}: answers of a given form are not possible with the model's tokenizer: {error}", param=param
-            ) from error
+            return f"answers of a given form are not possible with the model's tokenizer: {error}"
         return cls(found, tokenizer.eos_token_ids | frozenset(found.eos_tokens))
 
 
@@ -293,8 +297,12 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     if reason.startswith(_KEYWORDS):
         keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
         return next((where for where, part in _all_parts("#", schema) if keywords <= part.keys()), "#")
+    if reason.startswith(_TOO_LARGE):
+        return "#"
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
-    where, part, left = "#", schema, _MOST_LOOKED_AT
+    where, part = "#", schema
+    # Each part may refer to all of them.
+    left = min(_MOST_LOOKED_AT, _CHARACTERS_LOOKED_AT // len(json.dumps(schema)))
     while True:
         for step, inner in _parts(part):
             left -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
@@ -77,8 +77,18 @@ class TableColumns:
                 f"the input has columns that the output adds: {', '.join(map(repr, clash))}; say with --keep which "
                 "columns of the input to keep"
             )
-        if len(set(self.added)) < len(self.added):
-            raise InputError(f"output column {self.answer!r}: another column of the output has this name")
+        names = {column.name for column in self.properties}
+        others = replace(self, properties=()).added
+        if self.answer in names or others.count(self.answer) > 1:
+            raise InputError(
+                f"output column {self.answer!r}: another column of the output has this name, name that of the answers "
+                "with --output-column NAME"
+            )
+        if clash := [name for name in others if name in names]:
+            raise InputError(
+                f"the schema has properties {', '.join(map(repr, clash))}, of which the output has columns of its own: "
+                "name them otherwise in the schema"
+            )
         return kept
 
     def row(self, kept: Sequence[str], row: object, answer: Answer) -> dict[str, object]:

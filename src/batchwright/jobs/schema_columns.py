@@ -17,6 +17,8 @@ _KINDS: Mapping[str, ValueKind] = {
 _OF_VALUES: Mapping[type, ValueKind] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _MOST_REFERENCES = 16
 """References that follow each other: one of them may lead back to the first."""
+_MOST_ANY_OF = 4
+"""Levels of `anyOf` that are looked into, for the same reason."""
 _MOST_OF_FLOATS = 1e308
 
 
@@ -36,8 +38,11 @@ class PropertyColumn:
             return None if value is None else json.dumps(value, ensure_ascii=False)
         if not self.is_list:
             return _typed(self.kind, value)
-        items = [_typed(self.kind, item) for item in value] if isinstance(value, list) else [None]
-        return None if None in items else items
+        if not isinstance(value, list):
+            return None
+        items = [_typed(self.kind, item) for item in value]
+        lost = any(item is None and given is not None for item, given in zip(items, value, strict=True))
+        return None if lost else items
 
 
 def columns_of(schema: object) -> tuple[PropertyColumn, ...]:
@@ -57,11 +62,16 @@ def values_of(columns: Sequence[PropertyColumn], answer: object) -> list[object]
     found: object = None
     if columns and isinstance(text, str):
         try:
-            found = json.loads(text)
+            found = _plain(json.loads(text)) if "\\ud" in text.lower() else json.loads(text)
         except (ValueError, RecursionError):
             found = None  # it was cut
     values = found if isinstance(found, dict) else {}
     return [values.get(column.name) for column in columns]
+
+
+def _plain(value: object) -> object:
+    """Return a JSON value in which halves of characters, which no file can hold, are question marks."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _column(name: str, schema: object, root: Mapping[str, Any]) -> PropertyColumn:
@@ -72,13 +82,13 @@ def _column(name: str, schema: object, root: Mapping[str, Any]) -> PropertyColum
     return PropertyColumn(name, _kind(resolved, root))
 
 
-def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> ValueKind:
+def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], left: int = _MOST_ANY_OF) -> ValueKind:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         kinds = {_OF_VALUES.get(type(value), "json") for value in values if value is not None}
         return kinds.pop() if len(kinds) == 1 else "number" if kinds == {"integer", "number"} else "json"
-    if isinstance(options := schema.get("anyOf"), list):
-        kinds = {_kind(_resolved(each, root), root) for each in options if each != {"type": "null"}}
+    if isinstance(options := schema.get("anyOf"), list) and left:
+        kinds = {_kind(_resolved(each, root), root, left - 1) for each in options if each != {"type": "null"}}
         return kinds.pop() if len(kinds) == 1 else "json"
     return _KINDS.get(str(_type_of(schema)), "json")
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from batchwright.request import SamplingParams
+from batchwright.wire.answer_forms import FORM_NAMES
 from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
 
 _WITHOUT_EFFECT = frozenset({
@@ -18,7 +19,10 @@ _WITHOUT_EFFECT = frozenset({
 """Fields on which no answer depends."""
 _BEFORE_PROMPT = ("tools", "functions", "response_format", "instructions")
 """Fields that a provider puts before the messages of a chat."""
+_IN_THEIR_ORDER = frozenset({*FORM_NAMES, "functions", "text", "tools"})
+"""Fields with JSON Schemas: properties are answered, and shown to the model, in the order in which they are given."""
 _encode = msgspec.json.Encoder(order="sorted").encode
+_encode_in_order = msgspec.json.Encoder().encode
 
 
 def identity_of(
@@ -48,7 +52,9 @@ def identity_of(
         fields.setdefault("model", model)
     try:
         # Defaults may have keys that are no text, which only JSON makes so.
-        return blake2b(_encode([endpoint, msgspec.to_builtins(fields, str_keys=True)]), digest_size=16).digest()
+        told: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
+        ordered = [[name, told.pop(name)] for name in sorted(_IN_THEIR_ORDER & told.keys())]
+        return blake2b(_encode([endpoint, told]) + _encode_in_order(ordered), digest_size=16).digest()
     except (ValueError, OverflowError, TypeError, RecursionError):
         return None  # it has no form as JSON, for which it is refused when it is sent
 
