@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 from openai.types.chat import ChatCompletion
 
-from batchwright import AsyncEngine
+from batchwright import AsyncEngine, constraints
 from batchwright.errors import InvalidRequest
 from batchwright.inference.engine_inference import EngineInference
 from batchwright.inference.inference import Call
@@ -75,14 +75,17 @@ async def test_a_model_thinks_before_it_calls(inferences: dict[str, EngineInfere
 
 
 @in_real_time
-async def test_what_cannot_be_required(inferences: dict[str, EngineInference]) -> None:
+async def test_what_cannot_be_required(inferences: dict[str, EngineInference], monkeypatch: pytest.MonkeyPatch) -> None:
     bad = {
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "propertyNames": {"not": {}}}},
     }
     with pytest.raises(InvalidRequest) as caught:
-        await inferences["hermes"].answer(chat(tools=[bad], tool_choice="required"))
+        await inferences["hermes"].answer(chat(tools=[bad], tool_choice="required", response_format={"type": "text"}))
     assert caught.value.param == "tools"
     with pytest.raises(InvalidRequest) as caught:
         await inferences["hermes"].answer(chat(tool_choice="required", response_format={"type": "json_object"}))
     assert caught.value.param == "tool_choice"
+    monkeypatch.setattr(constraints, "MAX_CHARACTERS", 100)
+    with pytest.raises(InvalidRequest, match=r"^tools: has \d+ characters"):
+        await inferences["hermes"].answer(chat(tool_choice="required"))

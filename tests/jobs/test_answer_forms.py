@@ -17,7 +17,8 @@ from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest
 from batchwright.jobs.invalid_answers import INVALID_JSON, InvalidAnswers
 from batchwright.jobs.run import run
 from batchwright.jobs.schema_columns import PropertyColumn, columns_of, values_of
-from batchwright.request import Choice, InferenceRequest, SamplingParams
+from batchwright.jobs.spec import JobSpec
+from batchwright.request import FORM_FIELDS, Choice, InferenceRequest, SamplingParams
 
 from .fakes import FakeEngine, read
 
@@ -242,6 +243,16 @@ def test_lines_without_a_form_are_never_asked_again() -> None:
     )
     assert forms.again(2, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": "["}}]}) == {}
     assert forms.settled(1, cut) is cut
+    assert forms.again(3, TEXT, {"echo": True}, {"choices": [{"text": "Give JSON: {}"}]}) is None
+
+
+def test_jobs_of_earlier_versions_go_on() -> None:
+    given: Any = {"inputs": ("in.jsonl",), "output": "out.jsonl", "model": None}
+    told = JobSpec(**given, defaults=SamplingParams()).parameters()
+    assert not {*FORM_FIELDS, "prompt_logprobs_start"} & told.keys()
+    assert told.get("prompt_logprobs") is told.get("classifiers") is None
+    asked = JobSpec(**given, defaults=SamplingParams(prompt_logprobs=0, prompt_logprobs_start=3)).parameters()
+    assert (asked["prompt_logprobs"], asked["prompt_logprobs_start"]) == (0, 3)
 
 
 def test_a_bad_form_of_the_job_is_refused_at_once(tmp_path: Path) -> None:

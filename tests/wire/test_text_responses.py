@@ -39,8 +39,9 @@ SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_tex
         ),
         (
             {"input": "a", "text": {"format": {"type": "text"}}, "tools": [], "metadata": {"a": "b"}, "model": "m"},
-            {"messages": [{"role": "user", "content": "a"}], "model": "m"},
+            {"messages": [{"role": "user", "content": "a"}], "model": "m", "response_format": {"type": "text"}},
         ),
+        ({"input": "a", "text": {"format": None}}, {"messages": [{"role": "user", "content": "a"}]}),
     ],
 )
 def test_a_request_as_a_chat(body: dict[str, Any], chat: dict[str, Any]) -> None:

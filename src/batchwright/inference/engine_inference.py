@@ -202,7 +202,10 @@ class EngineInference(Route):
             thought=tokenizer.chat_template.thought_marks,
             in_thought=tokenizer.opens_thought(prompt),
         )
-        return replace(params, grammar=grammar)
+        try:
+            return replace(params, grammar=grammar)
+        except InvalidRequest as error:
+            raise named_in_body(error, {"tools": tools.tools}) from error
 
     def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
         """Return what the answers to a chat may consist of; None if it is content only."""

@@ -11,7 +11,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import form_overrides
 from batchwright.wire.fields import MAX_TOKENS
-from batchwright.wire.requests import EMBEDDINGS_URL
+from batchwright.wire.requests import ENCODER_URLS
 
 INVALID_JSON = "invalid_json"
 """Finish reason of an answer that is no JSON, although each try was to be."""
@@ -44,8 +44,10 @@ class InvalidAnswers:
         self, number: int, endpoint: str, body: Mapping[str, Any], answer: dict[str, Any]
     ) -> Mapping[str, Any] | None:
         """Return the body to ask line `number` with once more; None if its `answer` is what it gets."""
-        if endpoint == EMBEDDINGS_URL or not self._wants_json(body) or not invalid_choices(answer):
+        if endpoint in ENCODER_URLS or not self._wants_json(body) or not invalid_choices(answer):
             return None
+        if body.get("echo"):
+            return None  # its texts begin with the prompt
         line = self._lines.setdefault(number, _Line(0, body, answer))
         if line.tries == self._most:
             return None

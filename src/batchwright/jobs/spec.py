@@ -24,6 +24,8 @@ from batchwright.request import FORM_FIELDS, SamplingParams, portable
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
 TABLES = ("csv", "tsv", "parquet", "arrow")
+_NEWER = frozenset({*FORM_FIELDS, "prompt_logprobs_start"})
+"""Sampling parameters that are not among those of a job unless they are set, as they are no part of older jobs."""
 
 RetryFailed: TypeAlias = Literal["passing", "all"]
 """Failed lines that are tried again: those whose error may pass, or all."""
@@ -253,9 +255,9 @@ def require_local(role: str, name: str) -> None:
 
 
 def _told(defaults: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters as JSON values by name; those for the form of answers only if they are set."""
+    """Sampling parameters as JSON values by name; those that jobs of earlier versions lack only if they are set."""
     told: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
-    return {name: value for name, value in told.items() if name not in FORM_FIELDS or value not in (None, False, [])}
+    return {name: value for name, value in told.items() if name not in _NEWER or value not in (None, False, 0, [])}
 
 
 def _is_stream(name: str) -> bool:

@@ -13,6 +13,9 @@ FORM_NAMES = (
 )  # fmt: skip
 """Fields of a body that ask for a form, of which one may be set."""
 
+_GRAMMARS = ("structured_outputs", "guided_grammar", "tools")
+"""Fields that a grammar may come of."""
+
 _Found: TypeAlias = tuple[str, str, Any]
 """Place in the body that asks for a form, and the field of `SamplingParams` with its value."""
 
@@ -48,8 +51,9 @@ def form_overrides(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_in_body(error: InvalidRequest, body: Mapping[str, Any]) -> InvalidRequest:
     """Return `error` with the field of `body` for the form that it is about, if it is about one that `body` has."""
-    # A call that is required is constrained to the schemas of the tools.
-    names = [name for name in (*FORM_NAMES, "tools") if body.get(name) is not None]
+    # A call that is required is constrained to the schemas of the tools, by a grammar.
+    able = _GRAMMARS if error.param == "grammar" else FORM_NAMES
+    names = [name for name in able if body.get(name) is not None]
     if error.param in FORM_FIELDS and names:
         text = str(error).removeprefix(f"{error.param}: ").removeprefix(f"{error.param} ")
         return InvalidRequest(f"{names[0]}: {text}", param=names[0], code=error.code)

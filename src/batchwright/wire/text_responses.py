@@ -71,6 +71,8 @@ def chat_of_response(body: Mapping[str, Any]) -> Body:
             param="max_output_tokens",
         )
     chat = {name: value for name, value in body.items() if name in _SAME and value is not None}
+    if (body.get("text") or {}).get("format") is not None:
+        chat["response_format"] = {"type": "text"}  # and not the form of a job
     return {**chat, "messages": messages, **({} if most is None else {"max_tokens": most})}
 
 

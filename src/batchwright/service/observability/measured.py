@@ -21,6 +21,9 @@ from batchwright.service.observability.traces import Tracing
 from batchwright.wire.fields import deadline_seconds, priority_or_default
 from batchwright.wire.requests import RESPONSES_URL
 
+_GENERATED = ("content", "reasoning_content", "tool_calls")
+"""Fields of the deltas of a chat that a model has generated."""
+
 
 class MeasuredInference:
     """`Inference` that hands calls on to `inner`, and counts them.
@@ -167,11 +170,14 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
 
 
 def _has_text(body: Mapping[str, Any]) -> bool:
-    """Return whether a chunk of a stream has text; the first one of a chat only names the role."""
+    """Return whether a chunk of a stream has generated text: of an answer, a thought or a call of a tool.
+
+    The first one of a chat only names the role.
+    """
     if body.get("type") == "response.output_text.delta":
         return True
     choices = body.get("choices") or ()
-    return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
+    return any(choice.get("text") or any(map((choice.get("delta") or {}).get, _GENERATED)) for choice in choices)
 
 
 def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
