@@ -77,8 +77,15 @@ class TableColumns:
                 f"the input has columns that the output adds: {', '.join(map(repr, clash))}; say with --keep which "
                 "columns of the input to keep"
             )
-        if len(set(self.added)) < len(self.added):
-            raise InputError(f"output column {self.answer!r}: another column of the output has this name")
+        if twice := sorted({name for name in self.added if self.added.count(name) > 1}):
+            raise InputError(
+                f"the output would have two columns {', '.join(map(repr, twice))}: "
+                + (
+                    "name that of the answers otherwise with --output-column NAME"
+                    if twice == [self.answer]
+                    else "give these properties other names in the schema"
+                )
+            )
         return kept
 
     def row(self, kept: Sequence[str], row: object, answer: Answer) -> dict[str, object]:
