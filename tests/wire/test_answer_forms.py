@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-import json
 import pytest
 
 from batchwright.errors import InvalidRequest
