@@ -146,7 +146,8 @@ class SamplingParams:
             )
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise InvalidRequest(
-                "max_tokens=0: must be ≥ 1, unless prompt_logprobs asks for those of the prompt", param="max_tokens"
+                "max_tokens=0: must be ≥ 1, unless prompt_logprobs, or echo of a completion, asks for the prompt",
+                param="max_tokens",
             )
         if self.stop or self.stop_token_ids or self.logit_bias:
             self._check_stops()
@@ -470,7 +471,10 @@ def _as_tuple(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
 def _choices(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         raise InvalidRequest(f"choices={shown(value)}: must be a list of texts", param="choices")
-    return _as_tuple("choices", value)
+    given = _as_tuple("choices", value)
+    if not given:  # a list that came out empty must not mean any text, as the default does
+        raise InvalidRequest("choices=[]: must be a list of at least one text", param="choices")
+    return given
 
 
 def _require_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:

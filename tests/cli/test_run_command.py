@@ -95,10 +95,30 @@ def test_forms_of_answers(source: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert constraints() == {"[0-9]+"}
     assert status("--choices", "a", "--regex", "b") == status("--choices", "a,,b") == 2
     schema.write_text("[1]")
-    for bad in (schema, tmp_path / "missing"):
+    for bad in (schema, tmp_path / "missing", tmp_path):
         result = CliRunner().invoke(app, ["run", str(source), "-o", str(output), "--json-schema", str(bad)])
         assert isinstance(result.exception, InputError)
         assert str(bad) in str(result.exception)
+
+
+def test_a_form_that_cannot_be_kept_ends_the_run_before_any_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    engine, output = Echo(), tmp_path / "out.csv"
+    use(monkeypatch, engine)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"properties": {"tags": {"uniqueItems": true}}}')
+    for flags, said in (
+        (["--json-schema", str(schema)], "--json-schema: #/properties/tags has keywords that are not supported"),
+        (["--regex", "("], "--regex: '(' is no pattern: unclosed group"),
+    ):
+        for more in ([], ["--dry-run"]):
+            result = CliRunner().invoke(app, ["run", str(source), "-o", str(output), *flags, *more])
+            assert isinstance(result.exception, InputError)
+            assert str(result.exception).startswith(said)
+    assert not engine.submitted
+    assert sorted(tmp_path.iterdir()) == sorted([source, schema])
 
 
 def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

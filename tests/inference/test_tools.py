@@ -153,7 +153,7 @@ async def test_markers_that_are_special_tokens_are_found_and_ids_are_as_the_temp
 @in_real_time
 async def test_a_template_without_tools_refuses_them_by_name(plain: Model) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"the chat template of the model plain0 takes no tools: .*Qwen3"
+        InvalidRequest, match=r"the model's chat template takes no tools: .*Qwen3"
     ) as caught:
         await plain.answer(tools=[WEATHER])
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
@@ -190,7 +190,7 @@ def test_how_much_to_think_is_said_to_the_template(thinking: Model, plain: Model
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs.thinking"),
     ):
-        with pytest.raises(InvalidRequest, match="no effect on the chat template of the model plain0") as caught:
+        with pytest.raises(InvalidRequest, match="no effect on the model's chat template") as caught:
             plain.prompt(**body)
         assert caught.value.param == param
 

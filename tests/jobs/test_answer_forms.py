@@ -112,14 +112,14 @@ def test_a_column_of_the_input_is_not_overwritten_by_a_property(tmp_path: Path) 
     assert run(source, tmp_path / "out.csv", keep=["text"], **given).succeeded == 1
 
 
-@pytest.mark.parametrize(("name", "told"), [("answer", "--output-column NAME"), ("error", "'error'.*in the schema")])
-def test_a_property_with_the_name_of_another_column_is_refused(tmp_path: Path, name: str, told: str) -> None:
+@pytest.mark.parametrize(("name", "remedy"), [("error", "in the schema"), ("answer", "--output-column")])
+def test_a_property_with_the_name_of_another_column_is_named(tmp_path: Path, name: str, remedy: str) -> None:
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
-    schema = {"type": "object", "properties": {name: {"type": "string"}}}
-    given: Any = {"model": FakeEngine(), "prompt_template": "{text}", "defaults": SamplingParams(schema=schema)}
-    with pytest.raises(InputError, match=told):
-        run(source, tmp_path / "out.csv", **given)
+    given: Any = {"model": FakeEngine(), "prompt_template": "{text}"}
+    defaults = SamplingParams(schema={"type": "object", "properties": {name: {"type": "string"}, "x": {}}})
+    with pytest.raises(InputError, match=f"two columns '{name}': .*{remedy}"):
+        run(source, tmp_path / "out.csv", defaults=defaults, **given)
 
 
 def test_a_cut_answer_is_asked_again_with_more_tokens_and_another_seed(tmp_path: Path) -> None:
@@ -130,6 +130,7 @@ def test_a_cut_answer_is_asked_again_with_more_tokens_and_another_seed(tmp_path:
     assert sorted(endings(tmp_path / "out.jsonl")) == ["length", "stop", "stop"]
     assert [each for each in engine.seeds if each[1]] == [(6, 3), (12, 4), (24, 5)]
     assert (report.succeeded, report.asked_again) == (3, 2)
+    assert (report.cut_answers, report.invalid_answers) == (1, 0)
 
 
 @pytest.mark.parametrize("context", [1000, 9])
@@ -140,6 +141,7 @@ def test_an_answer_that_cannot_be_mended_says_so(tmp_path: Path, context: int) -
     assert endings(tmp_path / "out.jsonl") == [INVALID_JSON]
     assert (report.succeeded, report.failed) == (1, 0)
     assert report.asked_again == (3 if context == 1000 else 1)
+    assert (report.cut_answers, report.invalid_answers) == (0, 1)
 
 
 def test_without_being_told_nothing_is_asked_again(tmp_path: Path) -> None:

@@ -148,3 +148,17 @@ def test_lists_are_read_from_texts() -> None:
     settings = Settings.model_validate({"cors_origins": "https://A.example, *", "model_alias": "a=org/m, b = org/m"})
     assert settings.cors_origins == ("https://a.example", "*")
     assert settings.aliases == {"a": "org/m", "b": "org/m"}
+
+
+def test_a_flag_of_a_list_may_be_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from batchwright.cli.main import app
+    from batchwright.server import process
+
+    served: list[Settings] = []
+    monkeypatch.setattr(process, "serve", served.append)
+    for flags in (["--classifier", "./a", "--classifier", "./b"], ["--classifier", "./a, ./b"], []):
+        result = CliRunner().invoke(app, ["serve", "--data", str(tmp_path), *flags])
+        assert result.exit_code == 0, result.output
+    assert [settings.classifier for settings in served] == [("./a", "./b"), ("./a", "./b"), ()]

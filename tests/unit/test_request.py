@@ -80,7 +80,7 @@ _REFUSED: dict[str, list[Any]] = {
     "schema": [True, False, 5, "x", [], b"x", {"a": math.nan}, {"a": {1, 2}}, {"a": "x" * 300_000}, open],
     "json_object": [0, 1, None, "true"],
     "regex": ["", 5, True, b"x", "a" * 300_000],
-    "choices": ["ab", ("",), (5,), (None,), 5, {"a": 1}, ("a",) * 10_001, ("a" * 300_000,)],
+    "choices": ["ab", [], ("",), (5,), (None,), 5, {"a": 1}, ("a",) * 10_001, ("a" * 300_000,)],
     "grammar": ["", 5, "a" * 300_000],
     "request_id": ["", None, 5, b"x"],
     "priority": [1.0, True, None, "5", math.nan],

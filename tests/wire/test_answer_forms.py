@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ def read(defaults: Any = None, **fields: Any) -> SamplingParams:
         ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
         ({"structured_outputs": {"json_object": False}}, {}),
         ({"guided_json": SCHEMA}, {"schema": SCHEMA}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"schema": SCHEMA}),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"schema": SCHEMA}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),
         ({"guided_choice": ["a"]}, {"choices": ("a",)}),
         ({"guided_grammar": 'start: "a"', "guided_json": None}, {"grammar": 'start: "a"'}),
@@ -57,6 +60,10 @@ def test_each_way_to_say_it(fields: dict[str, Any], form: dict[str, Any]) -> Non
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"guided_json": "x"}, "guided_json"),
+        ({"guided_json": "[1]"}, "guided_json"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": None}}, "structured_outputs"),
+        ({"response_format": {**NAMED, "json_schema": {"schema": "{}"}}}, "response_format.json_schema.schema"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"guided_json": {"a": "x" * 300_000}}, "guided_json"),
     ],

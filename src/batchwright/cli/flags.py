@@ -79,18 +79,24 @@ _SAMPLING: dict[str, tuple[Any, str, str]] = {
     "n": (int, "Number of answers to each prompt.", "1"),
     "logprobs": (int, "Log-probabilities of the tokens, and of so many alternatives to each.", ""),
     "ignore_eos": (bool, "Whether to go on after the end of the text.", "false"),
-    "choices": (str, "Texts, separated by commas, one of which the answer is.", "any text"),
+    "choices": (str, "Texts, separated by commas, one of which is the answer.", ""),
     "regex": (str, "Regular expression that the whole answer matches.", ""),
     "json_schema": (Path, "File with the JSON Schema that the answer satisfies.", ""),
     "seed": (int, "Same seed, same tokens, on one machine and dtype.", ""),
 }
 
 
+_METAVARS = {"choices": "A,B,...", "regex": "PATTERN", "json_schema": "FILE"}
+
+
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with flags for sampling in place of its parameter `sampling`, a dict of those that are given."""
     # With an endpoint, what is left out has the endpoint's own default.
     group = "Sampling, where lines do not say"
-    flags = [flag(name, kind, text, group, default) for name, (kind, text, default) in _SAMPLING.items()]
+    flags = [
+        flag(name, kind, text, group, default, metavar=_METAVARS.get(name))
+        for name, (kind, text, default) in _SAMPLING.items()
+    ]
     return with_flags(command, "sampling", flags, _sampling_of)
 
 
@@ -102,8 +108,10 @@ def _sampling_of(given: dict[str, Any]) -> dict[str, Any]:
     if (path := chosen.pop("json_schema", None)) is not None:
         try:
             chosen["schema"] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"--json-schema {path} cannot be read as JSON: {error}") from error
+        except OSError as error:
+            raise InputError(f"--json-schema {path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise InputError(f"--json-schema {path} is not JSON: {error}") from error
         if not isinstance(chosen["schema"], dict):
             raise InputError(f"--json-schema {path}: must hold a JSON Schema, an object")
     return chosen

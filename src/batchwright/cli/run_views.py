@@ -321,10 +321,15 @@ def counted(number: int, noun: str) -> str:
 def _token_rows(report: RunReport) -> list[tuple[str, str]]:
     if not report.prompt_tokens + report.generated_tokens:
         return []
-    return [
+    rows = [
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("generated", f"{report.generated_tokens_per_second:,.0f} tokens/s over {report.loop_seconds:.1f} s"),
     ]
+    if report.cut_answers:
+        rows.append(("cut", f"{counted(report.cut_answers, 'answer')} ended at max_tokens"))
+    if report.invalid_answers:
+        rows.append(("invalid", f"{counted(report.invalid_answers, 'answer')} no JSON: see finish_reason"))
+    return rows
 
 
 def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
@@ -421,7 +426,7 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
     guessed = f"{report.accepted_tokens:,} of {report.drafted_tokens:,} guessed tokens were right"
     drafting = [("drafting", guessed)] if report.drafted_tokens else []
     if report.forced_tokens:
-        drafting.append(("forms", f"{report.forced_tokens:,} tokens could only be what they are"))
+        drafting.append(("forced", f"{counted(report.forced_tokens, 'token')} followed from the form of the answer"))
     occupancy = f"{report.occupancy_mean:.1f} sequences in a step, peak {report.occupancy_peak} of"
     return [
         ("engine", report.implementation),

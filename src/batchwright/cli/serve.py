@@ -149,7 +149,8 @@ def _run_with_settings(
 
     def command(config: Path | None = None, **given: Any) -> None:
         own = {each.name: given.pop(each.name) for each in flags}
-        run(load_settings(given, config=config), **own)
+        values = {name: _joined(value) for name, value in given.items()}
+        run(load_settings(values, config=config), **own)
 
     refuse_key_flag(context.args, prefix="backend-")
     settings = [
@@ -164,6 +165,11 @@ def _run_with_settings(
     app(context.args, prog_name=context.command_path)
 
 
+def _joined(given: object) -> object:
+    """Return the values of a flag that may be repeated as one text separated by commas, None if it is not given."""
+    return (",".join(given) if given else None) if isinstance(given, list) else given
+
+
 def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
     from batchwright.service.settings import group_of, shown_default, type_name
 
@@ -171,4 +177,6 @@ def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
     if field.annotation is bool:
         return flag(name, bool, told, group, default)
     kind = type_name(field)
+    if kind == "list":
+        return flag(name, list[str], told, group, default, metavar="LIST")
     return flag(name, str, told, group, default, metavar=kind if "|" in kind else kind.upper())

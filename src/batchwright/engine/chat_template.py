@@ -18,10 +18,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 class ChatTemplate:
     """The chat template of a tokenizer of transformers, which has one."""
 
-    def __init__(self, tokenizer: Any, model: str) -> None:
-        """`model` is the name of the model in errors."""
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._model = model
 
     @cached_property
     def tool_format(self) -> ToolFormat:
@@ -85,7 +83,7 @@ class ChatTemplate:
         if chat.tools:
             if self.tools_name is None:
                 raise InvalidRequest(
-                    f"the chat template of the model {self._model} takes no tools: leave tools out, or serve a model "
+                    "the model's chat template takes no tools: leave tools out, or serve a model "
                     "whose template has them, such as Qwen3, Llama 3, Mistral or SmolLM3",
                     param="tools",
                     code="unsupported_parameter",
@@ -115,7 +113,7 @@ class ChatTemplate:
 
     def _unknown(self, name: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{name} has no effect on the chat template of the model {self._model}: leave it out",
+            f"{name} has no effect on the model's chat template: leave it out",
             param=name,
             code="unsupported_parameter",
         )

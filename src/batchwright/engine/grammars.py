@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.constraints import Constraint
-from batchwright.errors import GenerationError, InvalidRequest, MissingExtra
+from batchwright.errors import GenerationError, InvalidRequest, MissingExtra, shown
 from batchwright.scheduling import Drafter
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
 _TOO_LARGE = "schema too large"
 """What it says where the work was too much, which it would be again and again for parts."""
+
+_OF_PATTERN = re.compile(r"regex parse error:.*\nerror: ([^\n]+)", re.DOTALL)
+_PICTURE = re.compile(r"\n *\d+ \| [^\n]*\n *\^ *$", re.MULTILINE)
+"""The line of a grammar that a reason is about, and below it a mark."""
 
 
 class Grammars:
@@ -237,14 +241,34 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     except ValueError as error:
         return None, f"cannot be read: {error}"
     matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
-    if not matcher.is_error():
-        return matcher, None
-    reason = matcher.get_error()
+    return (None, _told(constraint, matcher.get_error())) if matcher.is_error() else (matcher, None)
+
+
+def refusal_of(constraint: Constraint) -> str | None:
+    """Return why no model can keep to a constraint, None if one may. It needs neither a model nor torch."""
+    from llguidance import LLMatcher
+
+    if (too_much := _too_much(constraint)) is not None:
+        return too_much
+    try:
+        source = _source(constraint)
+    except ValueError as error:
+        return f"cannot be read: {error}"
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
+    return _told(constraint, messages[0]) if failed else None
+
+
+def _told(constraint: Constraint, reason: str) -> str:
+    """Return what is said of a constraint that llguidance refuses for this reason."""
+    if constraint.kind == "regex" and (found := _OF_PATTERN.search(reason)):
+        return f"{shown(constraint.text)} is no pattern: {found[1]}"
+    if constraint.kind == "grammar" and "::=" in constraint.text:
+        return f"rules are written as in Lark, `start: …`, not with ::= ({_shown(reason)})"
     if constraint.kind != "schema":
-        return None, _shown(reason)
+        return _shown(reason)
     place = _place(json.loads(constraint.text), reason)
     what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
-    return None, f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
+    return f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 
 
 def _source(constraint: Constraint) -> str:
@@ -356,6 +380,7 @@ def _first_line(text: str) -> str:
 
 
 def _shown(reason: str) -> str:
-    """Return a reason of llguidance in one line."""
+    """Return a reason of llguidance in one line, without its picture of the place."""
+    reason = _PICTURE.sub("", reason)
     text = " ".join(reason.replace("<non-verbose/>", "").split())
     return text if len(text) <= _REASON_SHOWN else f"{text[:_REASON_SHOWN]}…"

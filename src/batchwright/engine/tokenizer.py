@@ -49,7 +49,7 @@ class Tokenizer:
         """Token that stands before a text whose first token is to have a probability; None if there is none."""
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
         has_template = getattr(self._inner, "chat_template", None) is not None
-        self.chat_template = ChatTemplate(self._inner, folder.name) if has_template else None
+        self.chat_template = ChatTemplate(self._inner) if has_template else None
         added: Mapping[str, int] = {} if self.chat_template is None else self._inner.get_added_vocab()
         markers = frozenset() if self.chat_template is None else self.chat_template.markers
         self.markers = {text: added[text] for text in sorted(markers) if text in added}

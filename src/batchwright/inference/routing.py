@@ -147,11 +147,10 @@ class RoutedInference(_Renaming):
         for route in serving:
             if meant is None or not route.models or meant in route.models:
                 return route
-        if model in self.models:
-            raise ModelNotFound(f"model={shown(model)} does not serve {call.endpoint}: GET /v1/models lists all models")
         served = [name for route in serving for name in route.models]
         names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
-        raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
+        problem = f"does not serve {call.endpoint}" if model in self.models else "is not served here"
+        raise ModelNotFound(f"model={shown(model)} {problem}: choose from {names}")
 
 
 def _flag_for(endpoint: str) -> str:

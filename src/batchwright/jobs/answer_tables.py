@@ -77,17 +77,14 @@ class TableColumns:
                 f"the input has columns that the output adds: {', '.join(map(repr, clash))}; say with --keep which "
                 "columns of the input to keep"
             )
-        names = {column.name for column in self.properties}
-        others = replace(self, properties=()).added
-        if self.answer in names or others.count(self.answer) > 1:
+        if twice := sorted({name for name in self.added if self.added.count(name) > 1}):
             raise InputError(
-                f"output column {self.answer!r}: another column of the output has this name, name that of the answers "
-                "with --output-column NAME"
-            )
-        if clash := [name for name in others if name in names]:
-            raise InputError(
-                f"the schema has properties {', '.join(map(repr, clash))}, of which the output has columns of its own: "
-                "name them otherwise in the schema"
+                f"the output would have two columns {', '.join(map(repr, twice))}: "
+                + (
+                    "name that of the answers otherwise with --output-column NAME"
+                    if twice == [self.answer]
+                    else "give these properties other names in the schema"
+                )
             )
         return kept
 

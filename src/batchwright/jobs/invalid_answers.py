@@ -101,6 +101,15 @@ def invalid_choices(answer: Mapping[str, Any]) -> set[int]:
     }
 
 
+def marked_invalid(answer: Mapping[str, Any]) -> int:
+    """Return how many texts of a settled answer say that they are no JSON."""
+    choices = answer.get("choices")
+    return sum(
+        isinstance(choice, Mapping) and choice.get("finish_reason") == INVALID_JSON
+        for choice in (choices if isinstance(choices, list) else ())
+    )
+
+
 def _text(choice: object) -> object:
     if not isinstance(choice, Mapping):
         return None

@@ -17,7 +17,7 @@ from batchwright.inference.inference import Call, Inference, pacing_of, send_no_
 from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines
-from batchwright.jobs.invalid_answers import InvalidAnswers
+from batchwright.jobs.invalid_answers import InvalidAnswers, marked_invalid
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
@@ -77,6 +77,8 @@ class Tally:
     saved_generated_tokens: int = 0
     asked_again: int = 0
     """Number of times that a line was asked again because its answer was no JSON."""
+    invalid_answers: int = 0
+    """Answers that were still no JSON then."""
 
     def deduplicate(self, answer: Mapping[str, Any]) -> None:
         """Count a line that got the answer to an identical one."""
@@ -444,6 +446,7 @@ class JobLoop:
     def _write_answer(self, line: _Line, answer: dict[str, Any]) -> None:
         if self._invalid is not None:
             answer = self._invalid.settled(line.number, answer)
+            self.tally.invalid_answers += marked_invalid(answer)
         if self._cost_of is not None:
             answer = _with_cost(answer, self._cost_of(request_id(self._job.key, line.number)))
         result = encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n"

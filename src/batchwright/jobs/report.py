@@ -84,6 +84,10 @@ class RunReport:
     saved_generated_tokens: int = 0
     asked_again: int = 0
     """Number of times that a line was asked again because its answer was no JSON."""
+    invalid_answers: int = 0
+    """Answers of this run that were still no JSON then: their `finish_reason` is `"invalid_json"`."""
+    cut_answers: int = 0
+    """Answers of this run that ended by their limit of tokens: their `finish_reason` is `"length"`."""
     generated_tokens_per_second: float = 0.0
     """Rate over `loop_seconds`."""
     prefill_tokens_per_second: float = 0.0
@@ -136,6 +140,8 @@ class RunReport:
             "saved_prompt_tokens": tally.saved_prompt_tokens,
             "saved_generated_tokens": tally.saved_generated_tokens,
             "asked_again": tally.asked_again,
+            "invalid_answers": tally.invalid_answers,
+            "cut_answers": sum(tally.answers.cut[1:]),  # a prompt that is only scored has an answer of no tokens
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),

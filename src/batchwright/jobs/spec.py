@@ -30,6 +30,8 @@ _NEWER = frozenset({*FORM_FIELDS, "prompt_logprobs_start"})
 RetryFailed: TypeAlias = Literal["passing", "all"]
 """Failed lines that are tried again: those whose error may pass, or all."""
 
+_FORM_FLAGS = {"schema": "--json-schema", "regex": "--regex", "choices": "--choices"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
@@ -200,6 +202,21 @@ class JobSpec:
         for name, number in {**numbers, "retry_invalid": self.retry_invalid}.items():
             if number is not None and number < (least := name != "retry_invalid"):
                 raise InputError(f"{name}={number}: must be ≥ {least:d}")
+        self._check_form()
+
+    def _check_form(self) -> None:
+        """Check that the form of answers that the job asks for is one, before each of its lines fails by it."""
+        form = self.defaults.constraint if isinstance(self.defaults, SamplingParams) else None
+        if form is None or self.backend is not None:
+            return  # an endpoint has its own notion of what it can keep to
+        from batchwright.engine.grammars import refusal_of
+
+        try:
+            refusal = refusal_of(form)
+        except ModuleNotFoundError:
+            return  # what computes is elsewhere, or will ask for the extra
+        if refusal is not None:
+            raise InputError(f"{_FORM_FLAGS.get(form.kind, form.kind)}: {refusal}")
 
     def _check_input(self) -> None:
         if not self.inputs:

@@ -208,7 +208,7 @@ class Settings(_EngineSettings):
         "Model",
         (),
         "Models for /v1/rerank and /v1/score, which are cross-encoders, and for /classify: folders or hub ids, "
-        "separated by commas. A request that names none gets the first that can.",
+        "separated by commas, or in further flags. A request that names none gets the first that can.",
     )
     replicas: Replicas | None = _setting(
         "Model",

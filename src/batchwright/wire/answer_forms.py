@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -122,10 +123,17 @@ def _of_structured_outputs(value: object) -> list[_Found]:
                 param=name,
                 code="unsupported_parameter",
             )
+    if all(given is None for given in value.values()):
+        raise InvalidRequest(
+            f"{name} asks for nothing: give {', '.join(_STRUCTURED)} and json_object, or leave it out",
+            param=name,
+        )
     return found
 
 
 def _checked(where: str, field: str, value: Any) -> _Found:
+    if field == "schema" and isinstance(value, str) and not where.startswith("response_format"):
+        value = _read_schema(where, value)  # as vLLM takes it, too
     if field == "schema" and not isinstance(value, Mapping):
         raise InvalidRequest(f"{where}={shown(value)}: must be a JSON Schema as an object", param=where)
     if field == "choices":
@@ -137,3 +145,10 @@ def _checked(where: str, field: str, value: Any) -> _Found:
     if field in ("regex", "grammar") and (not isinstance(value, str) or not value):
         raise InvalidRequest(f"{where}={shown(value)}: must be a text that is not empty", param=where)
     return where, field, value
+
+
+def _read_schema(where: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where}={shown(text)}: is not JSON ({error})", param=where) from error
