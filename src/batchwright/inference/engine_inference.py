@@ -24,8 +24,9 @@ from batchwright.request import (
 )
 from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, GenerationBody, read_generation
+from batchwright.wire.response_answers import ResponseEvents, response_of_chat
 from batchwright.wire.responses import Chunks, Echo, Head, completion_body
-from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
+from batchwright.wire.text_responses import chat_of_response, named_in_response
 from batchwright.wire.tool_calls.grammar import call_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
@@ -98,7 +99,8 @@ class EngineInference(Route):
     async def answer(self, call: Call) -> dict[str, Any]:
         if call.endpoint == RESPONSES_URL:
             chat = replace(call, endpoint=CHAT_URL, body=chat_of_response(call.body))
-            return response_of_chat(call.body, await self.answer(chat))
+            with named_in_response():
+                return response_of_chat(call.body, await self.answer(chat))
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
@@ -136,10 +138,11 @@ class EngineInference(Route):
     async def _response_events(self, call: Call) -> AsyncGenerator[dict[str, Any]]:
         body = chat_of_response(call.body) | {"stream_options": {"include_usage": True}}
         events = ResponseEvents(call.body)
-        async with closing(self.stream(replace(call, endpoint=CHAT_URL, body=body))) as chunks:
-            async for chunk in chunks:
-                for event in events.of_chunk(chunk):
-                    yield event
+        with named_in_response():
+            async with closing(self.stream(replace(call, endpoint=CHAT_URL, body=body))) as chunks:
+                async for chunk in chunks:
+                    for event in events.of_chunk(chunk):
+                        yield event
 
     async def work_of(self, prefix: str) -> WorkUnderWay:
         unfinished = await self.engine.unfinished_work(prefix)

@@ -166,12 +166,18 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
     recent.add(value)
 
 
+_TEXTS = ("content", "reasoning_content", "tool_calls")
+"""Fields of a chunk's delta that have text of the model."""
+
+
 def _has_text(body: Mapping[str, Any]) -> bool:
     """Return whether a chunk of a stream has text; the first one of a chat only names the role."""
-    if body.get("type") == "response.output_text.delta":
+    if "delta" in body:  # of a response: its text, a thought, or the arguments of a call
         return True
     choices = body.get("choices") or ()
-    return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
+    return any(
+        choice.get("text") or any((choice.get("delta") or {}).get(name) for name in _TEXTS) for choice in choices
+    )
 
 
 def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
