@@ -27,7 +27,8 @@ from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, G
 from batchwright.wire.response_answers import ResponseEvents, response_of_chat
 from batchwright.wire.responses import Chunks, Echo, Head, completion_body
 from batchwright.wire.text_responses import chat_of_response, named_in_response
-from batchwright.wire.tool_calls.grammar import call_grammar
+from batchwright.wire.tool_calls.formats import ThoughtMarks
+from batchwright.wire.tool_calls.grammar import call_grammar, thought_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
@@ -177,18 +178,20 @@ class EngineInference(Route):
             for prompt in body.prompts
         ]
         body.require_few_prompt_logprobs(sum(map(len, encoded)))
-        return [
-            InferenceRequest.of(
-                ids,
-                self._params(body, ids),
-                request_id=f"{call.request_id}-{next(self._serial)}",
-                priority=body.priority,
-                deadline=left,
-                traffic=call.traffic,
-                flow=call.flow,
-            )
-            for ids in encoded
-        ]
+        return [self._request(call, body, ids, left) for ids in encoded]
+
+    def _request(self, call: Call, body: GenerationBody, ids: list[int], left: float | None) -> InferenceRequest:
+        params = self._params(body, ids)
+        return InferenceRequest.of(
+            ids,
+            params,
+            around_form=self._around_form(params, ids) if body.chat and params.is_constrained else "",
+            request_id=f"{call.request_id}-{next(self._serial)}",
+            priority=body.priority,
+            deadline=left,
+            traffic=call.traffic,
+            flow=call.flow,
+        )
 
     def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
         """Return the sampling parameters, which constrain an answer that must call a tool to calls."""
@@ -202,10 +205,28 @@ class EngineInference(Route):
             named=tools.named,
             parallel=tools.parallel,
             tokens=tokenizer.markers,
-            thought=tokenizer.chat_template.thought_marks,
+            thought=self._marks(prompt),
             in_thought=tokenizer.opens_thought(prompt),
         )
         return replace(params, grammar=grammar)
+
+    def _around_form(self, params: SamplingParams, prompt: Sequence[int]) -> str:
+        """Return the grammar of a chat's answer that may think before it has its form; empty if it may not.
+
+        A grammar of the request describes all of the answer.
+        """
+        marks = None if params.grammar is not None else self._marks(prompt)
+        if marks is None:
+            return ""
+        tokenizer = self.engine.tokenizer
+        return thought_grammar(marks, tokenizer.markers, in_thought=tokenizer.opens_thought(prompt))
+
+    def _marks(self, prompt: Sequence[int]) -> ThoughtMarks | None:
+        """Return the marks of a thought that an answer may begin with; None if it has none."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer.chat_template is None or tokenizer.closes_thought(prompt):
+            return None
+        return tokenizer.chat_template.thought_marks
 
     def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
         """Return what the answers to a chat may consist of; None if it is content only."""
@@ -214,9 +235,9 @@ class EngineInference(Route):
         if not body.chat or template is None:
             return None
         tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
-        # An answer of a given form has no room for a thought, but for that before a call.
+        # The form of an answer has no room for a thought, unless it was made around it or calls a tool.
         has_form = requests[0].is_constrained and (tools is None or tools.choice != "required")
-        marks = None if has_form else template.thought_marks
+        marks = None if has_form and not requests[0].around_form else template.thought_marks
         if tools is None and marks is None:
             return None
         return AnswerForm(
