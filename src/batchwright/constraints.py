@@ -27,11 +27,13 @@ _REASON_SHOWN = 150
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text of an answer must match as a whole."""
+    """What the text of an answer must match."""
 
     kind: ConstraintKind
     text: str
     """The schema or the choices as JSON, the regular expression, or the grammar; empty for any JSON object."""
+    around: str = ""
+    """Lark grammar of the whole text, in which `@answer` is what must match; empty if that is the whole text."""
 
     @property
     def is_json(self) -> bool:

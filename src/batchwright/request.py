@@ -247,6 +247,8 @@ class InferenceRequest(SamplingParams):
 
     What computes token by token, an engine for instance, holds nothing back.
     """
+    around_form: str = field(default="", kw_only=True)
+    """Lark grammar of an answer of which only a part must have the form, which it names `@answer`; empty: all of it."""
     created_at: float = field(default_factory=time.time, kw_only=True)
     """Unix time in seconds."""
     callback: Callable[[InferenceResponse], object] | None = field(default=None, kw_only=True, compare=False)
@@ -256,6 +258,11 @@ class InferenceRequest(SamplingParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check()
+
+    @property
+    def constraint(self) -> Constraint | None:
+        found = super().constraint
+        return found if found is None or not self.around_form else replace(found, around=self.around_form)
 
     def __hash__(self) -> int:
         # Some fields cannot be hashed; requests with the same id are seldom different ones.

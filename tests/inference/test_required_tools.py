@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -70,8 +71,66 @@ async def test_a_model_thinks_before_it_calls(inferences: dict[str, EngineInfere
     assert body["choices"][0]["message"]["tool_calls"]
     body = await inferences["thinking"].answer(chat(tool_choice="required", max_tokens=20, seed=1))
     assert body["choices"][0]["message"]["reasoning_content"]
-    body = await inferences["thinking"].answer(chat(tools=None, response_format={"type": "json_object"}, max_tokens=9))
-    assert body["choices"][0]["message"]["content"].startswith("{")
+
+
+FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+            "type": "object", "properties": {"loud": {"type": "boolean"}}, "required": ["loud"],
+            "additionalProperties": False}}}},
+        lambda text: json.loads(text)["loud"] in (True, False),
+    ),
+    "object": ({"response_format": {"type": "json_object"}}, lambda text: text.startswith("{")),
+    "regex": ({"guided_regex": "[a-c]{3}/[^/]"}, lambda text: re.fullmatch("[a-c]{3}/[^/]", text) is not None),
+    "choices": ({"guided_choice": ["<yes>", "no"]}, lambda text: text in ("<yes>", "no")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@in_real_time
+async def test_a_model_thinks_before_it_answers_in_a_form(inferences: dict[str, EngineInference], form: str) -> None:
+    fields, fits = FORMS[form]
+    # The closing mark is a token that a random model writes soon enough.
+    bias = {str(inferences["thinking"].engine.tokenizer.markers["</think>"]): 2}
+    thoughts: list[str] = []
+    for seed in range(2):
+        call = chat(tools=None, logit_bias=bias, seed=seed, max_tokens=500, **fields)
+        (choice,) = (await inferences["thinking"].answer(call))["choices"]
+        thoughts.append(choice["message"].get("reasoning_content", ""))
+        assert fits(choice["message"]["content"])
+        chunks = [chunk async for chunk in inferences["thinking"].stream(call)]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(delta.get("content") or "" for delta in deltas) == choice["message"]["content"]
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == thoughts[-1]
+    assert any(thoughts)
+    for more in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+        (choice,) = (await inferences["thinking"].answer(chat(tools=None, max_tokens=200, **fields, **more)))["choices"]
+        assert "reasoning_content" not in choice["message"]
+        assert fits(choice["message"]["content"])
+    (choice,) = (await inferences["thinking"].answer(chat(tools=None, **fields | {"max_tokens": 1})))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+
+
+@in_real_time
+async def test_a_grammar_describes_all_of_the_answer(inferences: dict[str, EngineInference]) -> None:
+    body = await inferences["thinking"].answer(chat(tools=None, guided_grammar='start: "yes" | "no"'))
+    assert body["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+@in_real_time
+async def test_what_is_wrong_with_a_form_is_said_also_where_a_model_thinks(
+    inferences: dict[str, EngineInference],
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"propertyNames": {"not": {}}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    told: list[str] = []
+    for model in ("hermes", "thinking"):
+        with pytest.raises(InvalidRequest) as caught:
+            await inferences[model].answer(chat(tools=None, response_format=form))
+        assert caught.value.param == "response_format"
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert "#/properties/a" in told[0]
 
 
 @in_real_time

@@ -51,6 +51,13 @@ class Vocabulary:
         assert llguidance.LLMatcher.validate_grammar(grammar, self.guide) == ""
         return llguidance.LLMatcher(self.guide, grammar)
 
+    def letters(self, text: str) -> list[int]:
+        """The text in single letters, also of the markers."""
+        return [token for letter in text for token in self.encode(letter)]
+
+    def accepted(self, ids: list[int], name: str, **more: Any) -> int:
+        return int(self.matcher(name, **more).validate_tokens(ids))
+
     def accepts(self, name: str, text: str, **more: Any) -> bool:
         matcher, ids = self.matcher(name, **more), self.encode(text)
         passes = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
@@ -122,6 +129,8 @@ def test_a_model_may_think_before_it_calls(vocabularies: dict[str, Vocabulary], 
     assert given.accepts("hermes", f"Hm.</think>{call}", thought=THINK, in_thought=True)
     assert not given.accepts("hermes", call, thought=THINK, in_thought=True)
     assert not given.accepts("hermes", "<think>Hm.</think>Yes.", thought=THINK)
+    letters = given.letters(f"Hm.</think>Yes.</think>{call}") if vocabulary == "hermes" else []
+    assert given.accepted(letters, "hermes", thought=THINK, in_thought=True) < len("Hm.</think>Y")
 
 
 @pytest.mark.parametrize(("vocabulary", "name"), [case[:2] for case in CASES])

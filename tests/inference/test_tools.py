@@ -152,9 +152,7 @@ async def test_markers_that_are_special_tokens_are_found_and_ids_are_as_the_temp
 
 @in_real_time
 async def test_a_template_without_tools_refuses_them_by_name(plain: Model) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"the model's chat template takes no tools: .*Qwen3"
-    ) as caught:
+    with pytest.raises(InvalidRequest, match=r"the model's chat template takes no tools: .*Qwen3") as caught:
         await plain.answer(tools=[WEATHER])
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
     plain.say("<think>Hm.</think>Yes.")

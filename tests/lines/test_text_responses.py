@@ -93,6 +93,6 @@ def test_online_and_in_lines(tmp_path: Path) -> None:
     results = {each["custom_id"]: each for each in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     body = results["0"]["response"]["body"]
     assert body["output"][0]["content"][0]["text"] == text
-    assert (results["1"]["error"]["code"], results["1"]["error"]["param"]) == ("unsupported_parameter", "tools")
+    assert (results["1"]["error"]["code"], results["1"]["error"]["param"]) == ("unsupported_parameter", "tools[0]")
     run(source, tmp_path / "out.csv", **MODELS)
     assert ",length," in (tmp_path / "out.csv").read_text()

@@ -21,7 +21,8 @@ from batchwright.wire.requests import (
     read_embeddings,
     read_generation,
 )
-from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
+from batchwright.wire.response_answers import ResponseEvents, response_of_chat
+from batchwright.wire.text_responses import chat_of_response
 
 MODEL = "stub"
 

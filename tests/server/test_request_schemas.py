@@ -33,6 +33,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
+FUNCTION = {"type": "function", "name": "f"}
+
+
 class Form:
     """A kind of body: its description, its reader and what it must have."""
 
@@ -63,6 +66,11 @@ FORMS = {
     "classify": Form(ClassifyBody, {"input": "a"}, read_classify),
 }
 
+FUNCTION_FIELDS: list[dict[str, Any]] = [
+    {}, {"type": "web_search"}, {"name": None}, {"name": "f" * 65}, {"parameters": []}, {"parameters": None},
+    {"description": "d", "parameters": {"type": "object"}, "strict": True}, {"strict": 1}, {"x": 1},
+    {"defer_loading": False, "y": None},
+]  # fmt: skip
 EDGES: list[Any] = [
     None, True, False, -101, -100, -2, -1, 0, 1, 2, 3, 10, 11, 20, 21, 100, 101, 128, 129, 0.001, 0.5, 1.5, -0.5, 2.5,
     2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 1e12 + 0.5, 1e15 + 0.5,
@@ -79,6 +87,13 @@ EDGES: list[Any] = [
         ("function", "", {}), ("function", "f" * 64, {}), ("function", "f" * 65, {}), ("function", "f\n", {}),
         ("custom", "f", {}), ("function", "f", {"parameters": []}), ("function", "f", {"description": 1}),
         ("function", "f", {"strict": True, "x": 1}), ("function", "f", {"strict": 1}), ("function", 5, {}))),
+    FUNCTION, {"effort": "low"}, {"effort": "x"}, {"effort": None, "summary": None}, {"summary": "auto"},
+    *({"format": form} for form in (
+        None, {}, {"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}, {"type": "xml"}, "text",
+        {"type": "json_schema", "schema": []}, {"type": "json_schema", "name": "a", "schema": {"type": "object"}})),
+    {"format": {"type": "text"}, "verbosity": "low"}, {"verbosity": None},
+    *([{**FUNCTION, **more}] for more in FUNCTION_FIELDS),
+    [FUNCTION] * 129,
 ]  # fmt: skip
 ARGUMENTS: list[Any] = ["{", {}, None, 5]
 MESSAGES: list[Any] = [
@@ -97,6 +112,28 @@ MESSAGES: list[Any] = [
     {**HELLO, **dict.fromkeys(map(str, range(30)))}, {**HELLO, **dict.fromkeys(map(str, range(31)))},
 ]  # fmt: skip
 
+TEXT = {"type": "input_text", "text": "a"}
+_ITEMS: list[tuple[Any, tuple[str, ...], list[tuple[Any, ...]]]] = [
+    ("function_call", ("call_id", "name", "arguments"), [
+        ("c", "f", "{}"), ("c", "f", ""), ("c", "f", {}), ("c", None, "{}"), (None, "f", "{}"), ("", "f", "{}"),
+        ("c" * 512, "", "{"), ("c" * 513, "f", "{}"),
+    ]),
+    ("function_call_output", ("call_id", "output"), [
+        ("c", "5"), ("c", ""), ("c", [TEXT]), ("c", []), ("c", [{"type": "input_image"}]), ("c", None), ("c", 5),
+        (5, "5"), ("c" * 513, "5"),
+    ]),
+    ("reasoning", ("content", "summary", "encrypted_content"), [
+        (None, [], None), ([{"type": "reasoning_text", "text": "a"}], [], None), ([], [{"text": "a"}], None),
+        (None, [{"type": "summary_text", "text": "a"}], None), ([TEXT], [], None), ([], [], "gAAA"), (5, [], None),
+        ("a", [], None),
+    ]),
+    ("message", ("role", "content"), [("user", [TEXT]), ("tool", "a"), ("assistant", None)]),
+    ("item_reference", (), [()]),
+    (None, (), [()]),
+]  # fmt: skip
+ITEMS = [{"type": kind, **dict(zip(names, values, strict=True))} for kind, names, some in _ITEMS for values in some]
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(-1e6, 1e6).filter(lambda x: not x.is_integer()) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -108,12 +145,13 @@ json_values = st.recursive(
 def test_of_each_field_at_its_edges(form: str) -> None:
     kind = FORMS[form]
     longest = "max_output_tokens" if form == "responses" else "max_tokens"
+    tools: dict[str, dict[str, Any]] = {"chat": {"tools": [TOOL]}, "responses": {"tools": [FUNCTION]}}
     for name in kind.names:
         # Fields without which this one is refused for another's sake.
         besides: dict[str, dict[str, Any]] = {
             "min_tokens": {longest: 2**31 - 1},
             "top_logprobs": {"logprobs": True} if form == "chat" else {},
-            "tool_choice": {"tools": [TOOL]} if form == "chat" else {},
+            "tool_choice": tools.get(form, {}),
         }
         beside = besides.get(name, {})
         for value in EDGES:
@@ -131,6 +169,11 @@ def test_of_each_field_at_its_edges(form: str) -> None:
 @pytest.mark.parametrize("message", MESSAGES)
 def test_of_messages(message: Any) -> None:
     FORMS["chat"].assert_agrees({"messages": [HELLO, message]})
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_of_items(item: Any) -> None:
+    FORMS["responses"].assert_agrees({"input": [HELLO, item]})
 
 
 @settings(max_examples=300)

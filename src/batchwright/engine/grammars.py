@@ -12,7 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -241,7 +241,11 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     except ValueError as error:
         return None, f"cannot be read: {error}"
     matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
-    return (None, _told(constraint, matcher.get_error())) if matcher.is_error() else (matcher, None)
+    if not matcher.is_error():
+        return matcher, None
+    if constraint.around and (own := _compile(replace(constraint, around=""), vocabulary)[1]) is not None:
+        return None, own
+    return None, _told(constraint, matcher.get_error())
 
 
 def refusal_of(constraint: Constraint) -> str | None:
@@ -273,6 +277,15 @@ def _told(constraint: Constraint, reason: str) -> str:
 
 def _source(constraint: Constraint) -> str:
     """Return the constraint as a grammar of llguidance. Raises ValueError for a schema that is nested too deep."""
+    own = _own_source(constraint)
+    if not constraint.around:
+        return own
+    inner = {"lark_grammar": own} if constraint.kind in ("choices", "grammar") else json.loads(own)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": constraint.around}, {**inner, "name": "answer"}]})
+
+
+def _own_source(constraint: Constraint) -> str:
+    """Return the same without what is around it."""
     from llguidance import LLMatcher
 
     match constraint.kind:

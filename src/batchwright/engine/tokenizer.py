@@ -12,7 +12,7 @@ from batchwright.engine.chat_template import ChatTemplate
 from batchwright.engine.long_texts import LongTexts
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from batchwright.request import Prompt
-from batchwright.wire.tool_calls.formats import opens_thought
+from batchwright.wire.tool_calls.formats import closes_thought, opens_thought
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -110,7 +110,15 @@ class Tokenizer:
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Return whether the prompt ends within a thought, which the answer goes on with."""
         marks = None if self.chat_template is None else self.chat_template.thought_marks
-        return marks is not None and opens_thought(str(self._inner.decode(prompt[-_END_TOKENS:])), marks)
+        return marks is not None and opens_thought(self._end(prompt), marks)
+
+    def closes_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether the prompt ends behind the thought of the answer, which has none then."""
+        marks = None if self.chat_template is None else self.chat_template.thought_marks
+        return marks is not None and closes_thought(self._end(prompt), marks)
+
+    def _end(self, prompt: Sequence[int]) -> str:
+        return str(self._inner.decode(prompt[-_END_TOKENS:]))
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token, for a special token its name."""
@@ -212,7 +220,7 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
 
 
 _END_TOKENS = 16
-"""Last tokens of a prompt in which the opening mark of a thought may be."""
+"""Last tokens of a prompt in which a mark of a thought may be."""
 _REASON_SHOWN = 200
 """Characters of a library's reason that are shown."""
 _INCOMPLETE = "\ufffd"

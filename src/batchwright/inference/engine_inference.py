@@ -24,9 +24,11 @@ from batchwright.request import (
 )
 from batchwright.wire.answer_forms import named_in_body
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, RESPONSES_URL, GenerationBody, read_generation
+from batchwright.wire.response_answers import ResponseEvents, response_of_chat
 from batchwright.wire.responses import Chunks, Echo, Head, completion_body
-from batchwright.wire.text_responses import ResponseEvents, chat_of_response, response_of_chat
-from batchwright.wire.tool_calls.grammar import call_grammar
+from batchwright.wire.text_responses import chat_of_response, named_in_response
+from batchwright.wire.tool_calls.formats import ThoughtMarks
+from batchwright.wire.tool_calls.grammar import call_grammar, thought_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
@@ -98,7 +100,8 @@ class EngineInference(Route):
     async def answer(self, call: Call) -> dict[str, Any]:
         if call.endpoint == RESPONSES_URL:
             chat = replace(call, endpoint=CHAT_URL, body=chat_of_response(call.body))
-            return response_of_chat(call.body, await self.answer(chat))
+            with named_in_response():
+                return response_of_chat(call.body, await self.answer(chat))
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
@@ -136,10 +139,11 @@ class EngineInference(Route):
     async def _response_events(self, call: Call) -> AsyncGenerator[dict[str, Any]]:
         body = chat_of_response(call.body) | {"stream_options": {"include_usage": True}}
         events = ResponseEvents(call.body)
-        async with closing(self.stream(replace(call, endpoint=CHAT_URL, body=body))) as chunks:
-            async for chunk in chunks:
-                for event in events.of_chunk(chunk):
-                    yield event
+        with named_in_response():
+            async with closing(self.stream(replace(call, endpoint=CHAT_URL, body=body))) as chunks:
+                async for chunk in chunks:
+                    for event in events.of_chunk(chunk):
+                        yield event
 
     async def work_of(self, prefix: str) -> WorkUnderWay:
         unfinished = await self.engine.unfinished_work(prefix)
@@ -174,18 +178,20 @@ class EngineInference(Route):
             for prompt in body.prompts
         ]
         body.require_few_prompt_logprobs(sum(map(len, encoded)))
-        return [
-            InferenceRequest.of(
-                ids,
-                self._params(body, ids),
-                request_id=f"{call.request_id}-{next(self._serial)}",
-                priority=body.priority,
-                deadline=left,
-                traffic=call.traffic,
-                flow=call.flow,
-            )
-            for ids in encoded
-        ]
+        return [self._request(call, body, ids, left) for ids in encoded]
+
+    def _request(self, call: Call, body: GenerationBody, ids: list[int], left: float | None) -> InferenceRequest:
+        params = self._params(body, ids)
+        return InferenceRequest.of(
+            ids,
+            params,
+            around_form=self._around_form(params, ids) if body.chat and params.is_constrained else "",
+            request_id=f"{call.request_id}-{next(self._serial)}",
+            priority=body.priority,
+            deadline=left,
+            traffic=call.traffic,
+            flow=call.flow,
+        )
 
     def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
         """Return the sampling parameters, which constrain an answer that must call a tool to calls."""
@@ -199,13 +205,31 @@ class EngineInference(Route):
             named=tools.named,
             parallel=tools.parallel,
             tokens=tokenizer.markers,
-            thought=tokenizer.chat_template.thought_marks,
+            thought=self._marks(prompt),
             in_thought=tokenizer.opens_thought(prompt),
         )
         try:
             return replace(params, grammar=grammar)
         except InvalidRequest as error:
             raise named_in_body(error, {"tools": tools.tools}) from error
+
+    def _around_form(self, params: SamplingParams, prompt: Sequence[int]) -> str:
+        """Return the grammar of a chat's answer that may think before it has its form; empty if it may not.
+
+        A grammar of the request describes all of the answer.
+        """
+        marks = None if params.grammar is not None else self._marks(prompt)
+        if marks is None:
+            return ""
+        tokenizer = self.engine.tokenizer
+        return thought_grammar(marks, tokenizer.markers, in_thought=tokenizer.opens_thought(prompt))
+
+    def _marks(self, prompt: Sequence[int]) -> ThoughtMarks | None:
+        """Return the marks of a thought that an answer may begin with; None if it has none."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer.chat_template is None or tokenizer.closes_thought(prompt):
+            return None
+        return tokenizer.chat_template.thought_marks
 
     def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
         """Return what the answers to a chat may consist of; None if it is content only."""
@@ -214,9 +238,9 @@ class EngineInference(Route):
         if not body.chat or template is None:
             return None
         tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
-        # An answer of a given form has no room for a thought, but for that before a call.
+        # The form of an answer has no room for a thought, unless it was made around it or calls a tool.
         has_form = requests[0].is_constrained and (tools is None or tools.choice != "required")
-        marks = None if has_form else template.thought_marks
+        marks = None if has_form and not requests[0].around_form else template.thought_marks
         if tools is None and marks is None:
             return None
         return AnswerForm(

@@ -113,12 +113,15 @@ def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
 
 
 def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, object, str | None]:
-    """What an answer of `/v1/responses` says: the texts of its messages as one."""
+    """What an answer of `/v1/responses` says: the texts of its messages as one, or its calls if it has any."""
+    calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     parts = [part for item in items if isinstance(item, dict) for part in item.get("content") or ()]
     texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
     details = body.get("incomplete_details")
     why = details.get("reason") if isinstance(details, dict) else body.get("status")
     reason = {"completed": "stop", "max_output_tokens": "length"}.get(str(why), why)
+    if calls:
+        return "other", calls, "tool_calls" if reason == "stop" else reason if isinstance(reason, str) else None
     kind: AnswerKind = "text" if texts and all(isinstance(text, str) for text in texts) else "other"
     return kind, "".join(texts) if kind == "text" else items, reason if isinstance(reason, str) else None
 

@@ -31,7 +31,7 @@ from batchwright.wire.requests import (
     read_generation,
     texts_of_response,
 )
-from batchwright.wire.text_responses import chat_of_response
+from batchwright.wire.text_responses import chat_of_response, named_in_response
 
 
 class _Url(msgspec.Struct):
@@ -67,7 +67,9 @@ def check_body(
     Raises `InvalidRequest`.
     """
     if endpoint == RESPONSES_URL:
-        return read_generation(chat_of_response(body), chat=True, defaults=defaults).prompts
+        chat = chat_of_response(body)
+        with named_in_response():
+            return read_generation(chat, chat=True, defaults=defaults).prompts
     if endpoint == EMBEDDINGS_URL:
         return read_embeddings(body).inputs
     if endpoint in CLASSIFIER_URLS:

@@ -1,17 +1,17 @@
-"""`/v1/responses` in its text form: its requests as chats, and the answers to those chats as responses.
+"""`/v1/responses` in its text form: its requests as chats, whose answers `response_answers` makes responses again.
 
-What has no counterpart in a chat, such as earlier responses, tools, reasoning and files, is refused by name.
+What has no counterpart in a chat, such as earlier responses, tools of a provider and files, is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from batchwright.errors import InvalidRequest, shown
-from batchwright.wire.fields import check_names
+from batchwright.wire.bounds import MAX_LABEL, MAX_TOOLS
+from batchwright.wire.fields import check_names, require_type
 from batchwright.wire.requests import required
 
 Body = dict[str, Any]
@@ -20,10 +20,10 @@ ROLES = ("system", "developer", "user", "assistant")
 _SAME = frozenset({
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "logit_bias", "priority", "deadline", "deadline_ms",
-    "stream",
+    "stream", "parallel_tool_calls",
 })  # fmt: skip
 """Fields that a chat has, too. Those that OpenAI's responses lack are vLLM's or our own."""
-NAMES = _SAME | {"input", "instructions", "max_output_tokens", "text"}
+NAMES = _SAME | {"input", "instructions", "max_output_tokens", "reasoning", "text", "tool_choice", "tools"}
 """Fields that change an answer."""
 REFUSED: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
@@ -33,15 +33,25 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
-    "reasoning": ({},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 """Fields without a counterpart, and their values that, like null, ask for nothing."""
 TEXT_PARTS = ("input_text", "output_text", "text")
+THOUGHT_PARTS = ("reasoning_text", "summary_text")
+CHOICES = ("none", "auto", "required")
+"""Values of `tool_choice` beside the name of a tool."""
+_TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})
+_FORMAT_FIELDS = ("name", "description", "schema", "strict")
 _MOST_TOKENS = 2**31 - 1
+_NAMES_IN_CHAT = (
+    ("messages", "input"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("max_tokens", "max_output_tokens"),
+)
+"""Beginnings of the names of a chat's fields, and what they are in a response."""
 
 
 def chat_of_response(body: Mapping[str, Any]) -> Body:
@@ -50,188 +60,163 @@ def chat_of_response(body: Mapping[str, Any]) -> Body:
     Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
     """
     check_names(body, frozenset(), NAMES, REFUSED)
-    messages: list[Body] = []
+    conversation = _Conversation()
     instructions = body.get("instructions")
     if instructions is not None:
-        if not isinstance(instructions, str):
-            raise InvalidRequest(f"instructions={shown(instructions)}: must be a text", param="instructions")
-        messages.append({"role": "system", "content": instructions})
+        require_type("instructions", instructions, str)
+        conversation.messages.append({"role": "system", "content": instructions})
     given = required("input", body)
     if isinstance(given, str):
-        messages.append({"role": "user", "content": given})
+        conversation.messages.append({"role": "user", "content": given})
     elif isinstance(given, list) and given:
-        messages += [_message(f"input[{position}]", item) for position, item in enumerate(given)]
+        for position, item in enumerate(given):
+            conversation.add(f"input[{position}]", item)
     else:
-        raise InvalidRequest("input must be a text, or a list of messages that is not empty", param="input")
-    _require_text(body.get("text"))
+        raise InvalidRequest("input must be a text, or a list of items that is not empty", param="input")
     most = body.get("max_output_tokens")
     if most is not None and (type(most) is not int or not 1 <= most <= _MOST_TOKENS):
         raise InvalidRequest(
             f"max_output_tokens={shown(most)}: must be a whole number ≥ 1 and ≤ {_MOST_TOKENS}",
             param="max_output_tokens",
         )
-    chat = {name: value for name, value in body.items() if name in _SAME and value is not None}
-    if (body.get("text") or {}).get("format") is not None:
-        chat["response_format"] = {"type": "text"}  # and not the form of a job
-    return {**chat, "messages": messages, **({} if most is None else {"max_tokens": most})}
-
-
-def response_of_chat(asked: Mapping[str, Any], chat: Mapping[str, Any]) -> Body:
-    """Return the answer to a body for `/v1/responses`, given that to its chat."""
-    key = str(chat["id"]).removeprefix("chatcmpl-")
-    choices: Sequence[Body] = chat["choices"]
-    head = _Head(key, chat["created"], chat["model"], asked)
-    output = [
-        _item(
-            head.item_id(choice["index"]),
-            choice["message"]["content"],
-            choice["finish_reason"],
-            (choice.get("logprobs") or {}).get("content") or [],
-        )
-        for choice in choices
-    ]
-    return head.response(output, is_cut=_is_cut(choices), usage=_usage(chat["usage"]))
-
-
-class ResponseEvents:
-    """Makes the events of a streamed response from the chunks of its chat, which has one choice and gives its usage."""
-
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        self._asked = asked
-        self._numbers = count()
-        self._head: _Head | None = None
-        self._text: list[str] = []
-        self._reason: str | None = None
-
-    def of_chunk(self, chunk: Mapping[str, Any]) -> list[Body]:
-        """Return the events of a chunk of the chat; those that begin the response come with the first."""
-        events: list[Body] = []
-        if self._head is None:
-            key = str(chunk["id"]).removeprefix("chatcmpl-")
-            self._head = _Head(key, chunk["created"], chunk["model"], self._asked)
-            events += self._beginning(self._head)
-        for choice in chunk["choices"]:
-            if delta := choice["delta"].get("content"):
-                self._text.append(delta)
-                events.append(self._of_part("output_text.delta", self._head, delta=delta, logprobs=[]))
-            self._reason = choice["finish_reason"] or self._reason
-        if chunk.get("usage") is not None:
-            events += self._end(self._head, chunk["usage"])
-        return events
-
-    def _beginning(self, head: _Head) -> list[Body]:
-        begun = head.response([], status="in_progress")
-        return [
-            self._event("created", response=begun),
-            self._event("in_progress", response=begun),
-            self._event("output_item.added", output_index=0, item=_item(head.item_id(0), None, None)),
-            self._of_part("content_part.added", head, part=_part("")),
-        ]
-
-    def _end(self, head: _Head, usage: Mapping[str, Any]) -> list[Body]:
-        text, is_cut = "".join(self._text), self._reason == "length"
-        item = _item(head.item_id(0), text, self._reason)
-        response = head.response([item], is_cut=is_cut, usage=_usage(usage))
-        return [
-            self._of_part("output_text.done", head, text=text, logprobs=[]),
-            self._of_part("content_part.done", head, part=_part(text)),
-            self._event("output_item.done", output_index=0, item=item),
-            self._event("incomplete" if is_cut else "completed", response=response),
-        ]
-
-    def _of_part(self, kind: str, head: _Head, **fields: Any) -> Body:
-        return self._event(kind, item_id=head.item_id(0), output_index=0, content_index=0, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> Body:
-        return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What the states of one response have in common."""
-
-    key: str
-    created: int
-    model: str
-    asked: Mapping[str, Any]
-
-    def item_id(self, index: int) -> str:
-        return f"msg_{self.key}" if index == 0 else f"msg_{self.key}_{index}"
-
-    def response(
-        self, output: list[Body], *, status: str | None = None, is_cut: bool = False, usage: Body | None = None
-    ) -> Body:
-        return {
-            "id": f"resp_{self.key}",
-            "object": "response",
-            "created_at": self.created,
-            "status": status or ("incomplete" if is_cut else "completed"),
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": self.asked.get("instructions"),
-            "max_output_tokens": self.asked.get("max_output_tokens"),
-            "metadata": self.asked.get("metadata") or {},
-            "model": self.model,
-            "output": output,
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": self.asked.get("temperature"),
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": self.asked.get("top_p"),
-            "truncation": "disabled",
-            "usage": usage,
-        }
-
-
-def _item(item_id: str, text: str | None, reason: str | None, logprobs: Sequence[Body] = ()) -> Body:
-    """Return the item of a message; without a text it has just begun."""
-    status = "in_progress" if text is None else "incomplete" if reason == "length" else "completed"
-    content = [] if text is None else [_part(text, logprobs)]
-    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def _part(text: str, logprobs: Sequence[Body] = ()) -> Body:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _is_cut(choices: Sequence[Body]) -> bool:
-    return any(choice["finish_reason"] == "length" for choice in choices)
-
-
-def _usage(usage: Mapping[str, Any]) -> Body:
-    details = usage.get("prompt_tokens_details") or {}
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": details.get("cached_tokens", 0), "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage["total_tokens"],
+    chat = {
+        **{name: value for name, value in body.items() if name in _SAME},
+        "messages": conversation.ended(),
+        "max_tokens": most,
+        "response_format": _form(body.get("text")),
+        "reasoning_effort": _effort(body.get("reasoning")),
+        "tools": _tools(body.get("tools")),
+        "tool_choice": _choice(body.get("tool_choice")),
     }
+    return {name: value for name, value in chat.items() if value is not None}
 
 
-def _message(where: str, item: object) -> Body:
-    kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
-    if not isinstance(item, dict) or kind != "message":
-        raise InvalidRequest(
-            f"{where} is of type {shown(kind)}: only messages are supported", param=where, code="unsupported_parameter"
-        )
+@contextmanager
+def named_in_response() -> Iterator[None]:
+    """Within this context, errors about the chat of a response name the fields of the response."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is None or (name := _name_in_response(error.param)) == error.param:
+            raise
+        text = str(error).replace(error.param, name, 1)
+        raise InvalidRequest(text, param=name, code=error.code) from error
+
+
+def _name_in_response(name: str) -> str:
+    if name.startswith(("tools[", "tool_choice.")):
+        return name.replace(".function", "", 1)
+    for theirs, ours in _NAMES_IN_CHAT:
+        if name == theirs or name.startswith((f"{theirs}.", f"{theirs}[")):
+            # Items of the input are not the messages one by one.
+            return ours if theirs == "messages" else ours + name[len(theirs) :]
+    return name
+
+
+class _Conversation:
+    """Messages of a chat, from the items of an input: thoughts and calls are part of an assistant's message."""
+
+    def __init__(self) -> None:
+        self.messages: list[Body] = []
+        self._thought = ""
+        """Thought of the assistant's message that follows."""
+
+    def add(self, where: str, item: object) -> None:
+        """Add the item at `where`. Raises `InvalidRequest`."""
+        kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
+        if isinstance(item, dict) and kind == "message":
+            message = _message(where, item)
+            if message["role"] == "assistant":
+                self._add_assistant(message)
+            else:
+                self._add_other(message)
+        elif isinstance(item, dict) and kind == "function_call":
+            self._add_call(_call(where, item))
+        elif isinstance(item, dict) and kind == "function_call_output":
+            self._add_other(_output(where, item))
+        elif isinstance(item, dict) and kind == "reasoning":
+            self._thought += _thought(where, item)
+        else:
+            raise InvalidRequest(
+                f"{where} is of type {shown(kind)}: only messages, reasoning, function_call and function_call_output "
+                "are supported",
+                param=where,
+                code="unsupported_parameter",
+            )
+
+    def ended(self) -> list[Body]:
+        """Return all messages."""
+        if self._thought:
+            self._add_assistant({"role": "assistant", "content": ""})
+        return self.messages
+
+    def _add_other(self, message: Body) -> None:
+        self.ended()
+        self.messages.append(message)
+
+    def _add_assistant(self, message: Body) -> None:
+        if self._thought:
+            message["reasoning_content"], self._thought = self._thought, ""
+        self.messages.append(message)
+
+    def _add_call(self, call: Body) -> None:
+        last = self.messages[-1] if self.messages else {}
+        if self._thought or last.get("role") != "assistant" or len(last.get("tool_calls", ())) == MAX_TOOLS:
+            self._add_assistant({"role": "assistant", "content": ""})
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _message(where: str, item: Body) -> Body:
     role = item.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role={shown(role)}: must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    content = item.get("content")
+    return {"role": role, "content": _content(f"{where}.content", item.get("content"))}
+
+
+def _call(where: str, item: Body) -> Body:
+    for name in ("name", "arguments"):
+        require_type(f"{where}.{name}", item.get(name), str)
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": _call_id(where, item), "type": "function", "function": function}
+
+
+def _output(where: str, item: Body) -> Body:
+    content = _content(f"{where}.output", item.get("output"))
+    return {"role": "tool", "tool_call_id": _call_id(where, item), "content": content}
+
+
+def _call_id(where: str, item: Body) -> str:
+    given = item.get("call_id")
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_LABEL:
+        raise InvalidRequest(
+            f"{where}.call_id={shown(given)}: must be a text of 1 to {MAX_LABEL} characters", param=f"{where}.call_id"
+        )
+    return given
+
+
+def _thought(where: str, item: Body) -> str:
+    """Return what was thought; a summary stands for it where there is nothing else."""
+    if item.get("encrypted_content") is not None:
+        raise InvalidRequest(
+            f"{where}.encrypted_content is not supported: leave it out",
+            param=f"{where}.encrypted_content",
+            code="unsupported_parameter",
+        )
+    texts = [_content(f"{where}.{name}", item.get(name) or [], THOUGHT_PARTS) for name in ("content", "summary")]
+    return texts[0] or texts[1]
+
+
+def _content(where: str, content: object, kinds: tuple[str, ...] = TEXT_PARTS) -> str:
     if isinstance(content, list):
-        content = "".join(_text_of(f"{where}.content[{position}]", part) for position, part in enumerate(content))
-    if not isinstance(content, str):
-        raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=f"{where}.content")
-    return {"role": role, "content": content}
+        return "".join(_text_of(f"{where}[{position}]", part, kinds) for position, part in enumerate(content))
+    if not isinstance(content, str) or kinds is not TEXT_PARTS:
+        raise InvalidRequest(f"{where} must be a text or a list of text parts", param=where)
+    return content
 
 
-def _text_of(where: str, part: object) -> str:
+def _text_of(where: str, part: object, kinds: tuple[str, ...]) -> str:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if not isinstance(part, dict) or kind not in TEXT_PARTS:
+    if not isinstance(part, dict) or kind not in kinds:
         raise InvalidRequest(
             f"{where} is of type {shown(kind)}: only text is supported", param=where, code="unsupported_parameter"
         )
@@ -241,18 +226,78 @@ def _text_of(where: str, part: object) -> str:
     return text
 
 
-def _require_text(options: object) -> None:
-    """Raise `InvalidRequest` unless the option `text` asks for plain text."""
+def _form(options: object) -> Body | None:
+    """Return the form of the answer that the option `text` asks for, as a chat has it; None if it does not say."""
+    form = _only("text", options, ("format",)).get("format")
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    if not isinstance(form, dict) or kind not in ("text", "json_object", "json_schema"):
+        raise InvalidRequest(
+            f"text.format={shown(form)}: must be an object whose type is text, json_object or json_schema",
+            param="text.format",
+            code="unsupported_parameter",
+        )
+    if kind != "json_schema":
+        return {"type": kind}
+    return {"type": kind, "json_schema": {name: form[name] for name in _FORMAT_FIELDS if form.get(name) is not None}}
+
+
+def _effort(options: object) -> object:
+    return _only("reasoning", options, ("effort",)).get("effort")
+
+
+def _only(where: str, options: object, names: tuple[str, ...]) -> Body:
+    """Return the fields of an option. Raises `InvalidRequest` if it has others than `names` that are not null."""
     if options is None:
-        return
+        return {}
     if not isinstance(options, dict):
-        raise InvalidRequest(f"text={shown(options)}: must be an object", param="text")
+        raise InvalidRequest(f"{where}={shown(options)}: must be an object", param=where)
     for name, value in options.items():
-        if name == "format" and (value is None or (isinstance(value, dict) and value.get("type") == "text")):
-            continue
-        if value is not None:
+        if name not in names and value is not None:
             raise InvalidRequest(
-                f"text.{name}={shown(value)}: only a format of type text is supported; leave it out",
-                param=f"text.{name}" if name == "format" else "text",
+                f"{where}.{name}={shown(value)} is not supported: leave it out",
+                param=where,
                 code="unsupported_parameter",
             )
+    return options
+
+
+def _tools(tools: object) -> list[Body] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise InvalidRequest(f"tools={shown(tools)}: must be a list", param="tools")
+    return [_tool(f"tools[{position}]", tool) for position, tool in enumerate(tools)]
+
+
+def _tool(where: str, tool: object) -> Body:
+    kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+    if not isinstance(tool, dict) or kind != "function":
+        raise InvalidRequest(
+            f"{where} is of type {shown(kind)}: only functions are supported",
+            param=where,
+            code="unsupported_parameter",
+        )
+    for name, value in tool.items():
+        # Other fields, such as defer_loading, are no matter while they ask for nothing.
+        if name not in _TOOL_FIELDS and value is not None and value is not False:
+            raise InvalidRequest(
+                f"{where} has {shown(name)}, which is not supported: leave it out",
+                param=where,
+                code="unsupported_parameter",
+            )
+    function = {name: value for name, value in tool.items() if name in _TOOL_FIELDS - {"type"} and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: object) -> object:
+    if choice is None or choice in CHOICES:
+        return choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    raise InvalidRequest(
+        f'tool_choice={shown(choice)}: must be none, auto, required or {{"type": "function", "name": …}}',
+        param="tool_choice",
+        code="unsupported_parameter",
+    )

@@ -197,6 +197,11 @@ _TOOL: _Schema = {
     },
     "maxProperties": bounds.MAX_VALUES - 1,
 }
+_PARALLEL: _Schema = {**_FLAG, "default": True, "description": "Whether an answer may have several calls."}
+_EFFORT: _Schema = {
+    "enum": [None, *EFFORTS],
+    "description": "How much a model that thinks is to think; others take none.",
+}
 _NAMED_TOOL: _Schema = {
     "type": "object",
     "required": ["type", "function"],
@@ -287,11 +292,8 @@ ChatBody = Annotated[
                 "default": "auto",
                 "description": "Whether a tool may or must be called, or which one must.",
             },
-            "parallel_tool_calls": {**_FLAG, "default": True, "description": "Whether an answer may have several."},
-            "reasoning_effort": {
-                "enum": [None, *EFFORTS],
-                "description": "How much a model that thinks is to think; others take none.",
-            },
+            "parallel_tool_calls": _PARALLEL,
+            "reasoning_effort": _EFFORT,
             "chat_template_kwargs": {
                 "type": ["object", "null"],
                 "properties": {
@@ -339,13 +341,69 @@ _RESPONSE_MESSAGE: _Schema = {
         "content": {"anyOf": [_text(bounds.MAX_TEXT), {"type": "array", "items": _RESPONSE_PART}]},
     },
 }
-_PLAIN_TEXT: _Schema = {
+_CALL_ID = _text(bounds.MAX_LABEL, minLength=1)
+_RESPONSE_CALL: _Schema = {
+    "type": "object",
+    "required": ["type", "call_id", "name", "arguments"],
+    "properties": {
+        "type": {"const": "function_call"},
+        "call_id": _CALL_ID,
+        "name": {"type": "string"},
+        "arguments": {"type": "string"},
+    },
+}
+_RESPONSE_OUTPUT: _Schema = {
+    "type": "object",
+    "required": ["type", "call_id", "output"],
+    "properties": {
+        "type": {"const": "function_call_output"},
+        "call_id": _CALL_ID,
+        "output": {"anyOf": [_text(bounds.MAX_TEXT), {"type": "array", "items": _RESPONSE_PART}]},
+    },
+}
+_THOUGHT_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": list(text_responses.THOUGHT_PARTS)}, "text": _text(bounds.MAX_TEXT)},
+}
+_RESPONSE_THOUGHT: _Schema = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"const": "reasoning"},
+        **{name: _either({"type": "array", "items": _THOUGHT_PART}) for name in ("content", "summary")},
+        "encrypted_content": _NULL,
+    },
+}
+_RESPONSE_TEXT: _Schema = {
     "type": ["object", "null"],
     "properties": {
-        "format": _either({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}})
+        "format": _either(
+            {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"enum": ["text", "json_object"]}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "schema"],
+                "properties": {"type": {"const": "json_schema"}, "schema": _FORM_SCHEMA},
+            },
+        )
     },
     "additionalProperties": _NULL,
-    "description": "Only a `format` of type text is supported.",
+    "description": "`format`: form of the answer, text, a JSON object, or JSON that satisfies a schema.",
+}
+_RESPONSE_TOOL: _Schema = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, **_TOOL["properties"]["function"]["properties"]},
+    "additionalProperties": {"enum": [None, False]},
+}
+_NAMED_FUNCTION: _Schema = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
 }
 ResponseBody = Annotated[
     dict[str, Any],
@@ -360,14 +418,34 @@ ResponseBody = Annotated[
             **_COMMON,
             **{name: each for name, each in _GENERATION.items() if name in text_responses.NAMES},
             "input": {
-                "anyOf": [_text(bounds.MAX_TEXT), _list(_RESPONSE_MESSAGE, bounds.MAX_INPUTS, minItems=1)],
-                "description": "A text, or messages.",
+                "anyOf": [
+                    _text(bounds.MAX_TEXT),
+                    _list(
+                        {"anyOf": [_RESPONSE_MESSAGE, _RESPONSE_THOUGHT, _RESPONSE_CALL, _RESPONSE_OUTPUT]},
+                        bounds.MAX_INPUTS,
+                        minItems=1,
+                    ),
+                ],
+                "description": "A text, or messages, thoughts, calls of functions and their outputs.",
             },
             "instructions": _either(_text(bounds.MAX_TEXT), description="A system message before the input."),
             "max_output_tokens": _whole(
                 1, 2**31 - 1, description="Most tokens of the answer; left out: as many as the model's context holds."
             ),
-            "text": _PLAIN_TEXT,
+            "parallel_tool_calls": _PARALLEL,
+            "reasoning": {
+                "type": ["object", "null"],
+                "properties": {"effort": _EFFORT},
+                "additionalProperties": _NULL,
+                "description": "Only `effort` is supported.",
+            },
+            "text": _RESPONSE_TEXT,
+            "tools": _either(_list(_RESPONSE_TOOL, bounds.MAX_TOOLS), description="Functions that the model may call."),
+            "tool_choice": {
+                "anyOf": [{"enum": [None, *text_responses.CHOICES]}, _NAMED_FUNCTION],
+                "default": "auto",
+                "description": "Whether a tool may or must be called, or which one must.",
+            },
         },
     ),
 ]
@@ -533,7 +611,8 @@ class ResponseObject(_Open):
     """Incomplete if `max_output_tokens` ended the answer, which `incomplete_details` says then."""
     model: str
     output: list[dict[str, Any]]
-    """The message: its `content` has one part, of type `output_text`."""
+    """A thought, a message whose `content` has one part, of type `output_text`, and calls of functions; what there is
+    of these."""
     usage: ResponseUsage
 
 

@@ -174,7 +174,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
 
     The first one of a chat only names the role.
     """
-    if body.get("type") == "response.output_text.delta":
+    if "delta" in body:  # of a response: its text, a thought, or the arguments of a call
         return True
     choices = body.get("choices") or ()
     return any(choice.get("text") or any(map((choice.get("delta") or {}).get, _GENERATED)) for choice in choices)

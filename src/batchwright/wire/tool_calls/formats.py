@@ -69,6 +69,11 @@ def thought_marks(template: str) -> ThoughtMarks | None:
     return next((marks for marks in _THOUGHTS if marks.closing in template), None)
 
 
+def closes_thought(prompt_end: str, marks: ThoughtMarks) -> bool:
+    """Return whether the end of a prompt has ended the thought of the answer, so that it has none."""
+    return prompt_end.rstrip().endswith(marks.closing)
+
+
 def opens_thought(prompt_end: str, marks: ThoughtMarks) -> bool:
     """Return whether the end of a prompt has begun the thought with which the answer goes on."""
     return prompt_end.rstrip().endswith(marks.opening)

@@ -1,8 +1,9 @@
-"""Grammars of answers that must call a tool, in the Lark dialect of llguidance."""
+"""Grammars of answers that must call a tool, or may think before they have a form, in the Lark of llguidance."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from batchwright.wire.tool_calls.sections import Tools
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
 _TEXT = r"/(.|\n)*/"
+_SPACE = r"/\n{0,2}/"
+"""White space behind a thought."""
 
 
 def call_grammar(
@@ -54,6 +57,12 @@ def call_grammar(
     return "\n".join(rules) + "\n"
 
 
+def thought_grammar(thought: ThoughtMarks, tokens: Mapping[str, int], *, in_thought: bool) -> str:
+    """Return the grammar of answers that may think before what is `@answer` in it; arguments as of `call_grammar`."""
+    start = f"start: {_thought(thought, tokens, in_thought=in_thought)}@answer"
+    return "\n".join([start, *_thought_rules(thought, tokens)]) + "\n"
+
+
 def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool) -> Sequence[str]:
     """Return the rules of calls one after the other."""
     opening = _marker(form.openings[0], tokens) if form.openings else ""
@@ -89,10 +98,17 @@ def _thought(thought: ThoughtMarks | None, tokens: Mapping[str, int], *, in_thou
 
 
 def _thought_rules(thought: ThoughtMarks, tokens: Mapping[str, int]) -> Sequence[str]:
-    space = r"/\n{0,2}/"
     if thought.closing in tokens:
-        return [f"thought: {_TEXT} {_marker(thought.closing, tokens)} {space}"]
-    return [f"thought: thinking {space}", f"thinking[suffix={json.dumps(thought.closing)}]: {_TEXT}"]
+        # The mark ends the thought also where the model writes it in several tokens.
+        rule = f"thought: THINKING {_marker(thought.closing, tokens)} {_SPACE}"
+        return [rule, f"THINKING: {_text_without(thought.closing)}"]
+    return [f"thought: thinking {_SPACE}", f"thinking[suffix={json.dumps(thought.closing)}]: {_TEXT}"]
+
+
+def _text_without(*parts: str) -> str:
+    """Return the terminal of all texts that have none of `parts` in them."""
+    named = "|".join(re.escape(part).replace("/", r"\/") for part in parts)
+    return rf"{_TEXT} & ~/(.|\n)*({named})(.|\n)*/"
 
 
 def _marker(text: str, tokens: Mapping[str, int]) -> str:
