@@ -35,11 +35,6 @@ class Constraint:
     around: str = ""
     """Lark grammar of the whole text, in which `@answer` is what must match; empty if that is the whole text."""
 
-    @property
-    def is_json(self) -> bool:
-        """Whether the text is JSON."""
-        return self.kind in ("schema", "json_object")
-
 
 def schema_of(given: object) -> Mapping[str, Any]:
     """Return `given` if it is a JSON Schema as a mapping, or the schema of a class or type.

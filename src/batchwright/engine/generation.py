@@ -99,7 +99,7 @@ class Generation:
     def forced(self) -> list[int]:
         """Return the tokens that can only come next by the grammar, and need not be chosen.
 
-        None if log-probabilities are wanted: then each is chosen among all.
+        There are none if log-probabilities are wanted: then each is chosen among all.
         """
         if self.matcher is None or self.finish_reason is not None or self._logprobs is not None:
             return []

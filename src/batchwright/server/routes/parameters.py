@@ -113,9 +113,6 @@ class OutputExpiresAfter(ApiModel):
     seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
 
 
-BatchEndpoint = Endpoint
-
-
 class BatchCreate(ApiModel):
     """A batch of the lines of an uploaded file."""
 
