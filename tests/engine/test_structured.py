@@ -445,3 +445,14 @@ def test_masked_logits(dtype: torch.dtype) -> None:
     expected[[3, 1]] = torch.where(torch.from_numpy(allowed), logits[[3, 1]], -torch.inf)
     mask_rows(logits, [3, 1], masks)
     assert torch.equal(logits, expected)
+
+
+def test_an_object_with_too_many_optional_properties_is_refused(tiny: Path) -> None:
+    names = [f"p{number}" for number in range(1001)]
+    item = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
+    grammars = Grammars(ModelTokenizer(tiny, 311), 311)
+    with pytest.raises(
+        InvalidRequest, match=r"schema: #/items has 1,001 properties that are not required.*in required"
+    ):
+        grammars.matcher(Constraint("schema", json.dumps({"type": "array", "items": item})))
+    grammars.matcher(Constraint("schema", json.dumps({"type": "array", "items": item | {"required": names[:1]}})))
