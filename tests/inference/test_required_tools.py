@@ -73,6 +73,33 @@ async def test_a_model_thinks_before_it_calls(inferences: dict[str, EngineInfere
     assert body["choices"][0]["message"]["reasoning_content"]
 
 
+@pytest.mark.parametrize("model", ["hermes", "mistral", "thinking"])
+@in_real_time
+async def test_a_strict_tool_is_called_rightly_or_not_at_all(
+    inferences: dict[str, EngineInference], model: str
+) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    markers = inferences[model].engine.tokenizer.markers
+    likely = [markers[text] for text in ("<tool_call>", "[TOOL_CALLS]", "</think>") if text in markers]
+    found = 0
+    for seed in range(3):
+        body = await inferences[model].answer(
+            chat(tools=strict, seed=seed, max_tokens=200, logit_bias={str(token): 3 for token in likely})
+        )
+        (answer,) = ChatCompletion.model_validate(body, strict=True).choices
+        calls: Any = answer.message.tool_calls or []
+        for call in calls if answer.finish_reason == "tool_calls" else calls[:-1]:
+            jsonschema_rs.validate(schemas[call.function.name], json.loads(call.function.arguments))
+            found += 1
+        assert answer.finish_reason == "length" or "<tool_call>" not in (answer.message.content or "")
+    assert found
+    bad = {"name": "f", "strict": True, "parameters": {"type": "object", "propertyNames": {"not": {}}}}
+    with pytest.raises(InvalidRequest) as caught:
+        await inferences[model].answer(chat(tools=[{"type": "function", "function": bad}]))
+    assert caught.value.param == "tools"
+
+
 FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {

@@ -13,7 +13,7 @@ import pytest
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import InvalidRequest
 from batchwright.wire.tool_calls.formats import FORMATS, ThoughtMarks, ToolFormat
-from batchwright.wire.tool_calls.grammar import call_grammar
+from batchwright.wire.tool_calls.grammar import call_grammar, lazy_call_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 from .chat_models import MISTRAL, THINKING, chat_model
@@ -47,7 +47,8 @@ class Vocabulary:
         self.ends = {self.guide.eos_token}
 
     def matcher(self, name: str, **more: Any) -> Any:
-        grammar = call_grammar(BY_NAME[name], TOOLS, tokens=self.tokens, **more)
+        made: Any = lazy_call_grammar if "strict" in more else call_grammar
+        grammar = made(BY_NAME[name], TOOLS, tokens=self.tokens, **more)
         assert llguidance.LLMatcher.validate_grammar(grammar, self.guide) == ""
         return llguidance.LLMatcher(self.guide, grammar)
 
@@ -59,7 +60,7 @@ class Vocabulary:
         return int(self.matcher(name, **more).validate_tokens(ids))
 
     def accepts(self, name: str, text: str, **more: Any) -> bool:
-        matcher, ids = self.matcher(name, **more), self.encode(text)
+        matcher, ids = self.matcher(name, **more), self.encode(text) if text else []
         passes = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
         return bool(passes)
 
@@ -156,3 +157,41 @@ def test_whatever_passes_is_a_call_with_arguments_as_the_schema_says(
 def test_arguments_in_plain_text_cannot_be_held_to_a_schema() -> None:
     with pytest.raises(InvalidRequest, match="plain text"):
         call_grammar(BY_NAME["qwen_coder"], TOOLS, tokens={})
+
+
+LAZY = [case for case in CASES if case[1] in ("hermes", "mistral")]
+
+
+@pytest.mark.parametrize(("vocabulary", "name", "text"), LAZY)
+def test_a_call_that_begins_by_itself_is_right_and_all_else_is_free(
+    vocabularies: dict[str, Vocabulary], vocabulary: str, name: str, text: str
+) -> None:
+    given, strict = vocabularies[vocabulary], {"strict": {"weather"}}
+    for free in ("", "It rains.", "Look: {}\n\n<tool [ ]", "a" * 500):
+        assert given.accepts(name, free, **strict)
+        assert given.accepts(name, free + text % RIGHT, **strict)
+        assert not given.accepts(name, free + text % '{"days": 3}', **strict)
+        assert not given.accepts(name, (free + text % RIGHT).replace("weather", "whether"), **strict)
+    loose = (text % '{"any": [1, {}]}').replace("weather", "warn")
+    assert given.accepts(name, loose, **strict)
+    assert not given.accepts(name, loose, strict={"weather", "warn"})
+    right = text % RIGHT
+    assert given.accepts(name, f"Well. {right}\nAnd {right} so.", **strict)
+    assert not given.accepts(name, f"Well. {right}\nAnd {right} so.", parallel=False, **strict)
+    letters = given.letters("So " + text % '{"days": 3}')
+    assert given.accepted(letters, name, **strict) < len(letters)
+
+
+@pytest.mark.parametrize("vocabulary", ["hermes", "bytes"])
+def test_a_thought_may_come_before_what_is_free(vocabularies: dict[str, Vocabulary], vocabulary: str) -> None:
+    given, call = vocabularies[vocabulary], CASES[0][2] % RIGHT
+    strict = {"strict": {"weather"}, "thought": THINK}
+    assert given.accepts("hermes", f"<think>Hm.</think>\n\nYes. {call}", **strict)
+    assert given.accepts("hermes", f"Yes. {call}", **strict)
+    assert given.accepts("hermes", f"Hm.</think>Yes. {call}", in_thought=True, **strict)
+    assert not given.accepts("hermes", "Hm.</think>" + call.replace("°C", "K"), in_thought=True, **strict)
+
+
+def test_formats_without_certain_markers_are_not_held() -> None:
+    for name in ("llama", "json", "qwen_coder"):
+        assert lazy_call_grammar(BY_NAME[name], TOOLS, strict={"weather"}, tokens={}) is None

@@ -28,7 +28,7 @@ from batchwright.wire.response_answers import ResponseEvents, response_of_chat
 from batchwright.wire.responses import Chunks, Echo, Head, completion_body
 from batchwright.wire.text_responses import chat_of_response, named_in_response
 from batchwright.wire.tool_calls.formats import ThoughtMarks
-from batchwright.wire.tool_calls.grammar import call_grammar, thought_grammar
+from batchwright.wire.tool_calls.grammar import call_grammar, lazy_call_grammar, thought_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
@@ -194,22 +194,25 @@ class EngineInference(Route):
         )
 
     def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
-        """Return the sampling parameters, which constrain an answer that must call a tool to calls."""
+        """Return the sampling parameters, which constrain an answer that must call a tool, or a strict one rightly."""
         params, tools = body.params(self._context - len(prompt)), body.tools
         tokenizer = self.engine.tokenizer
-        if tools is None or tools.choice != "required" or tokenizer.chat_template is None:
+        template = tokenizer.chat_template
+        if tools is None or template is None or params.is_constrained:
             return params
-        grammar = call_grammar(
-            tokenizer.chat_template.tool_format,
-            tools.schemas,
-            named=tools.named,
-            parallel=tools.parallel,
-            tokens=tokenizer.markers,
-            thought=self._marks(prompt),
-            in_thought=tokenizer.opens_thought(prompt),
-        )
+        places: dict[str, Any] = {
+            "parallel": tools.parallel,
+            "tokens": tokenizer.markers,
+            "thought": self._marks(prompt),
+            "in_thought": tokenizer.opens_thought(prompt),
+        }
+        grammar: str | None = None
+        if tools.choice == "required":
+            grammar = call_grammar(template.tool_format, tools.schemas, named=tools.named, **places)
+        elif tools.choice == "auto" and tools.strict:
+            grammar = lazy_call_grammar(template.tool_format, tools.schemas, strict=tools.strict, **places)
         try:
-            return replace(params, grammar=grammar)
+            return params if grammar is None else replace(params, grammar=grammar)
         except InvalidRequest as error:
             raise named_in_body(error, {"tools": tools.tools}) from error
 
@@ -238,9 +241,8 @@ class EngineInference(Route):
         if not body.chat or template is None:
             return None
         tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
-        # The form of an answer has no room for a thought, unless it was made around it or calls a tool.
-        has_form = requests[0].is_constrained and (tools is None or tools.choice != "required")
-        marks = None if has_form and not requests[0].around_form else template.thought_marks
+        # The form of an answer has no room for a thought, unless it was made around it.
+        marks = None if body.is_constrained and not requests[0].around_form else template.thought_marks
         if tools is None and marks is None:
             return None
         return AnswerForm(

@@ -59,6 +59,8 @@ class ChatTools:
     """Name of the tool that is to be called. None: any."""
     parallel: bool
     """Whether an answer may have several calls."""
+    strict: frozenset[str]
+    """Names of the tools whose arguments are to be as their schemas say, whenever they are called."""
 
 
 def read_chat(messages: Iterable[ChatMessage], body: Mapping[str, Any], tools: ChatTools | None) -> Chat:
@@ -85,7 +87,8 @@ def read_tools(body: Mapping[str, Any]) -> ChatTools | None:
     choice, named = _choice(body.get("tool_choice"), schemas)
     if not given:
         return None
-    return ChatTools(tuple(given), schemas, choice, named, parallel is not False)
+    strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict"))
+    return ChatTools(tuple(given), schemas, choice, named, parallel is not False, strict)
 
 
 def _schemas(tools: list[Any]) -> dict[str, Mapping[str, Any]]:

@@ -96,6 +96,11 @@ class GenerationBody:
         return self._params.n
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must have a form."""
+        return self._params.is_constrained
+
+    @property
     def echoed_logprobs(self) -> int | None:
         """Number of alternatives to each token of a prompt that is echoed. None: no log-probabilities are wanted."""
         return self._params.logprobs if self.echo else None

@@ -1,10 +1,10 @@
-"""Grammars of answers that must call a tool, or may think before they have a form, in the Lark of llguidance."""
+"""Grammars of answers that call tools as they should, or think before they have a form, in the Lark of llguidance."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from batchwright.errors import InvalidRequest
@@ -46,14 +46,45 @@ def call_grammar(
     rules = [
         f"start: {_thought(thought, tokens, in_thought=in_thought)}calls",
         *_calls(form, tokens, several=several),
-        f"call: {' | '.join(f'call_{place}' for place in range(len(names)))}",
+        *_named_calls(form, {name: tools[name] for name in names}, tokens),
     ]
-    for place, name in enumerate(names):
-        begin, end = _around(form, name, tokens)
-        rules.append(f"call_{place}: {begin} args_{place}{end}")
-        rules.append(f"args_{place}: %json {json.dumps(_arguments(tools[name]))}")
     if thought is not None:
         rules += _thought_rules(thought, tokens)
+    return "\n".join(rules) + "\n"
+
+
+def lazy_call_grammar(
+    form: ToolFormat,
+    tools: Tools,
+    *,
+    strict: Collection[str],
+    parallel: bool = True,
+    tokens: Mapping[str, int],
+    thought: ThoughtMarks | None = None,
+    in_thought: bool = False,
+) -> str | None:
+    """Return the grammar of answers that are any text until a marker begins a call, which is one of a tool then.
+
+    Arguments of the tools that `strict` names are as their schemas say, those of others any JSON object. All else as
+    in `call_grammar`. None if calls of the format cannot be told from text by their markers, or be held to a schema.
+    """
+    if form.name not in ("hermes", "mistral"):
+        return None
+    opening, repeat = form.openings[0], "*" if parallel else "?"
+    before = _thought(thought, tokens, in_thought=in_thought)
+    if opening in tokens:
+        start = [f"start: {before}FREE (calls FREE){repeat}"]
+    else:
+        start = [f"start: {before}(opened calls){repeat} FREE", f"opened[suffix={json.dumps(opening)}]: {_TEXT}"]
+    held = {name: schema if name in strict else {} for name, schema in tools.items()}
+    rules = [
+        *start,
+        # The marker begins a call also where the model writes it in several tokens.
+        f"FREE: {_text_without(opening)}",
+        *_calls(form, tokens, several=form.name == "mistral" and parallel and "[ARGS]" not in tokens, is_open=True),
+        *_named_calls(form, held, tokens),
+        *([] if thought is None else _thought_rules(thought, tokens)),
+    ]
     return "\n".join(rules) + "\n"
 
 
@@ -63,9 +94,21 @@ def thought_grammar(thought: ThoughtMarks, tokens: Mapping[str, int], *, in_thou
     return "\n".join([start, *_thought_rules(thought, tokens)]) + "\n"
 
 
-def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool) -> Sequence[str]:
-    """Return the rules of calls one after the other."""
+def _named_calls(form: ToolFormat, tools: Tools, tokens: Mapping[str, int]) -> Sequence[str]:
+    """Return the rules of a call of each tool."""
+    rules = [f"call: {' | '.join(f'call_{place}' for place in range(len(tools)))}"]
+    for place, (name, schema) in enumerate(tools.items()):
+        begin, end = _around(form, name, tokens)
+        rules.append(f"call_{place}: {begin} args_{place}{end}")
+        rules.append(f"args_{place}: %json {json.dumps(_arguments(schema))}")
+    return rules
+
+
+def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool, is_open: bool = False) -> Sequence[str]:
+    """Return the rules of calls one after the other. `is_open`: whether text that is no token has opened the first."""
     opening = _marker(form.openings[0], tokens) if form.openings else ""
+    if is_open and form.openings[0] not in tokens:
+        opening = ""
     match form.name:
         case "hermes":
             one, between = f'{opening} "\\n" call "\\n" {_marker(form.closing, tokens)}', '"\\n"'
