@@ -36,7 +36,7 @@ def compute(engine: Engine, prompts: Sequence[Any], params: SamplingParams) -> t
     assert not any(response.error for response in responses)
     forced, masks = now.forced_tokens - before.forced_tokens, now.mask_seconds - before.mask_seconds
     tokens = sum(response.usage.completion_tokens for response in responses)
-    valid = None if params.schema is None else count_valid([response.text for response in responses])
+    valid = None if params.schema is None else count_valid([response.output for response in responses])
     return Round(seconds, len(prompts), tokens, valid, now.steps - before.steps, forced, masks), responses
 
 
@@ -179,7 +179,7 @@ def _mask_table(
 ) -> list[str]:
     """Rows of ours, and of libraries by themselves."""
     lines = [
-        "| a single mask | µs, p50 | µs, p99 | first mask of a new schema: ms, p50 | ms, p99 | schemas | answers refused |",
+        "| a single mask | µs, p50 | µs, p99 | first of a new schema: ms, p50 | ms, p99 | schemas | answers refused |",
         "| :-- | --: | --: | --: | --: | --: | --: |",
     ]
     found: list[tuple[str, Sequence[float], Sequence[float], int]] = [("batchwright (llguidance)", masks, first, 0)]
@@ -188,9 +188,8 @@ def _mask_table(
     for name, single, new, refused in found:
         half, most = np.percentile(single, [50, 99])
         new_half, new_most = np.percentile(new, [50, 99])
-        lines.append(
-            f"| {name} | {half:.1f} | {most:.1f} | {new_half:.1f} | {new_most:.1f} | {len(new)} | {refused} of {answers} |"
-        )
+        figures = f"{half:.1f} | {most:.1f} | {new_half:.1f} | {new_most:.1f} | {len(new)}"
+        lines.append(f"| {name} | {figures} | {refused} of {answers} |")
     return lines
 
 
