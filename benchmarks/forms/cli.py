@@ -127,7 +127,7 @@ def _measure(model: str, concurrency: int, rounds: int, folder: Path | None) -> 
             "| :-- | --: | --: | --: | --: | --: | --: | --: |",
             *(median(found).row(f"{system}, {name}") for (system, name), found in rows.items()),
             "",
-            "valid: answers that ended and that `jsonschema` accepts; the others were cut off by the most tokens.",
+            "valid: answers that ended and that `jsonschema_rs` accepts; the others were cut off by the most tokens.",
             *_ratios(rows),
             "",
         ]

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 _PATIENCE_S = 20.0
@@ -151,7 +151,11 @@ class _OutlinesPlace(Place):
         return True
 
 
-LIBRARIES = {"llguidance": _Guidance, "xgrammar": _Xgrammar, "outlines-core": _Outlines}
+LIBRARIES: dict[str, Callable[[Any, int], Library]] = {
+    "llguidance": _Guidance,
+    "xgrammar": _Xgrammar,
+    "outlines-core": _Outlines,
+}
 
 
 def figures(question: Question) -> Figures:

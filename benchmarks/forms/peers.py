@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import jsonschema
+import jsonschema_rs
 
 from benchmarks.forms.mask_times import LIBRARIES, Figures, Question
 from benchmarks.forms.rounds import Round, schema_of_a_book
@@ -38,21 +38,24 @@ class Vllm:
             "model": str(model), "precision": "", "kv_gib": 2, "max_num_seqs": len(prompts), "attention": "",
             "profile": False,
         }  # fmt: skip
-        best: tuple[float, Vllm] | None = None
-        for system in vllm_systems(folder, {}):
-            found = cls._start(system, options, prompts)
-            found.answer(most, 0.7, schema=True)  # compiled, and the prompts are kept
-            seconds = found.answer(most, 0.7, schema=True).seconds
-            say(f"{found.settings}: {len(prompts) / seconds:.2f} lines/s")
-            if best is None or seconds < best[0]:
-                best, found = (seconds, found), best[1] if best else None
-            if found is not None and found is not best[1]:
-                found.close()
-        return best[1] if best else None
+        started: list[tuple[float, Vllm]] = []
+        with ExitStack() as stack:
+            for system in vllm_systems(folder, {}):
+                found = cls._start(system, options, prompts)
+                stack.callback(found.close)
+                found.answer(most, 0.7, schema=True)  # all is compiled after it, and the prompts are kept
+                seconds = found.answer(most, 0.7, schema=True).seconds
+                say(f"{found.settings}: {len(prompts) / seconds:.2f} lines/s")
+                started.append((seconds, found))
+            started.sort(key=lambda each: each[0])
+            stack.pop_all()
+        for _, slower in started[1:]:
+            slower.close()
+        return started[0][1] if started else None
 
     @classmethod
     def _start(cls, system: System, options: Options, prompts: Sequence[Sequence[int]]) -> Vllm:
-        taken = cast(Options, options | {"precision": system.precision})
+        taken: Options = {**options, "precision": system.precision}
         return cls(Worker("benchmarks.forms.vllm_answers", system.python, taken, system.environment), prompts)
 
     def answer(self, most: int, temperature: float, *, schema: bool) -> Round:
@@ -74,7 +77,7 @@ class Vllm:
 
 def count_valid(texts: Sequence[str]) -> int:
     """Return how many of `texts` the schema of a book accepts. Raises ValueError for one that ended and it does not."""
-    validator, valid = jsonschema.Draft202012Validator(schema_of_a_book()), 0
+    validator, valid = jsonschema_rs.Draft202012Validator(schema_of_a_book()), 0
     for text in texts:
         with suppress(json.JSONDecodeError):  # cut off by max_tokens
             validator.validate(json.loads(text))
