@@ -43,7 +43,7 @@ class Vllm:
             for system in vllm_systems(folder, {}):
                 found = cls._start(system, options, prompts)
                 stack.callback(found.close)
-                found.answer(most, 0.7, schema=True)  # all is compiled after it, and the prompts are kept
+                found.answer(16, 0.7, schema=True)  # all is compiled after it, and the prompts are kept
                 seconds = found.answer(most, 0.7, schema=True).seconds
                 say(f"{found.settings}: {len(prompts) / seconds:.2f} lines/s")
                 started.append((seconds, found))
