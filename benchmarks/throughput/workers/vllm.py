@@ -26,13 +26,15 @@ def load(options: Options) -> tuple[Ready, Answer]:
         prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
         return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
+    return {"version": vllm.__version__, "settings": settings(dtype)}, timed(generate)
+
+
+def settings(dtype: str) -> str:
+    """What a reader must know of how it runs."""
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
     openmp = "Intel OpenMP" if "iomp" in os.environ.get("LD_PRELOAD", "") else "GNU OpenMP"
     place = "one process" if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0" else "own scheduler process"
-    return {
-        "version": vllm.__version__,
-        "settings": f"compiled, {dtype}, {place}, threads {binding}, {openmp}",
-    }, timed(generate)
+    return f"compiled, {dtype}, {place}, threads {binding}, {openmp}"
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this module again

@@ -1,0 +1,1 @@
+"""Answers of a given form through batchwright and through vLLM, and the libraries that compute their masks."""
