@@ -120,7 +120,8 @@ def _measure(model: str, concurrency: int, rounds: int, folder: Path | None) -> 
             _say(f"round {number + 1} of {rounds} is done")
         ours, first = mask_microseconds(engine, answers), first_mask_milliseconds(engine, _SCHEMAS)
         lines = [
-            f"{concurrency} prompts at once, at most {_PARAMS.max_tokens} tokens, {rounds} rounds; {engine.stats.implementation}.",
+            f"{concurrency} prompts at once, at most {_PARAMS.max_tokens} tokens, {rounds} rounds; "
+            f"{engine.stats.implementation}.",
             *([] if other is None else [f"{other.settings}."]),
             "",
             "| answers | tokens/s | lines/s | tokens each | valid | steps | forced tokens | time for masks |",
