@@ -328,7 +328,7 @@ def _token_rows(report: RunReport) -> list[tuple[str, str]]:
     if report.cut_answers:
         rows.append(("cut", f"{counted(report.cut_answers, 'answer')} ended at max_tokens"))
     if report.invalid_answers:
-        rows.append(("invalid", f"{counted(report.invalid_answers, 'answer')} no JSON: see finish_reason"))
+        rows.append(("invalid", f"{counted(report.invalid_answers, 'answer')} without valid JSON: see finish_reason"))
     return rows
 
 

@@ -150,7 +150,8 @@ def local_inference(
     if classifiers:
         from batchwright.inference.classifier_inference import ClassifierInference
 
-        routes += map(ClassifierInference, classifiers)
+        # A text to be classified that names no model is for one with several labels, if there is one.
+        routes += map(ClassifierInference, sorted(classifiers, key=lambda each: each.scores_pairs))
     return RoutedInference(routes, aliases)
 
 
