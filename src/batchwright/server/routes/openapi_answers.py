@@ -116,8 +116,13 @@ _ANSWER_FORM: dict[str, _Schema] = {
     ),
     "structured_outputs": _either(
         *(
-            {"type": "object", "properties": {**_NO_FORM, **given}, "additionalProperties": _NULL}
-            for given in ({}, *({name: schema} for name, schema in _FORMS.items()))
+            {
+                "type": "object",
+                "required": [name],
+                "properties": {**_NO_FORM, name: schema},
+                "additionalProperties": _NULL,
+            }
+            for name, schema in (*_FORMS.items(), ("json_object", {"const": False}))
         ),
         description="The same for vLLM's clients: `json`, `regex`, `choice`, `grammar` (Lark) or `json_object`.",
     ),
