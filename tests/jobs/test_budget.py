@@ -278,7 +278,6 @@ def test_lines_without_a_limit_are_told_before_anything_is_sent(tmp_path: Path) 
         ({"price": "input=1"}, "price lacks output"),
         ({"price": PRICE, "prices": "nowhere.toml"}, "give one of them"),
         ({"prices": "nowhere.toml"}, "nowhere.toml cannot be read: No such file"),
-        ({"price": PRICE, "cost": True, "output": "out.csv"}, "the output is a table"),
         ({"budget": 5, "backend": None}, "budget=5 is for an endpoint that is paid"),
     ],
 )
