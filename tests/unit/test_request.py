@@ -117,7 +117,7 @@ def test_values_past_the_edge_are_refused_by_name(name: str, value: Any) -> None
 
 def test_every_sampling_parameter_has_its_edges_tested() -> None:
     names = {field.name for field in dataclasses.fields(InferenceRequest)}
-    untouched = {"prompt", "created_at", "callback", "metadata", "flow"}
+    untouched = {"prompt", "created_at", "callback", "metadata", "flow", "around_form"}
     assert names - untouched == _ACCEPTED.keys() == _REFUSED.keys()
 
 
