@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def test_a_worker_on_a_store_computes_on_the_cluster_of_its_settings(
 ) -> None:
     opened: list[tuple[Any, ...]] = []
 
-    async def open_replicas(*given: Any, most_deaths: int) -> NoModel:
+    async def open_replicas(*given: Any, classifiers: Sequence[str], most_deaths: int) -> NoModel:
         opened.append(given[:5])
         return NoModel()
 
