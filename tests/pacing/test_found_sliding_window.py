@@ -89,6 +89,15 @@ def test_a_window_that_begins_anew_is_not_taken_for_one_that_slides() -> None:
     assert found.limit == 0
 
 
+def test_what_was_sent_is_kept_for_some_minutes_only() -> None:
+    for is_sliding in (False, True):
+        found, endpoint = FoundSlidingWindow(), Endpoint(100)
+        drive(found, endpoint, 0.0, 30.0, 10.0)
+        drive(found, endpoint, 60.01, 1800.0, 25.0 if is_sliding else 1.0)
+        assert bool(found.limit) is is_sliding
+        assert len(found._sent) + len(found._past) <= 120
+
+
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.01, 9.9)), max_size=60))
 def test_short_pauses_alone_show_no_window(refusals: list[tuple[float, float]]) -> None:
     found, now = FoundSlidingWindow(), 0.0

@@ -101,7 +101,7 @@ class FoundSlidingWindow:
             self._follow(told, sent_at)
         elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
             self.limit, self._step, self._tried_at = self._accepted_around(self._told), 0, sent_at
-            self._quiet = 1
+            self._quiet, self._told = 1, None
             self._early.clear()
         elif retry_after >= _LONG_PAUSE:
             self._told = told
@@ -155,5 +155,7 @@ class FoundSlidingWindow:
     def _forget_before(self, now: float) -> None:
         while self._sent and self._sent[0] <= now - MINUTE - _LATE:
             self._past.append(self._sent.popleft())
+        if self._told is not None and now > self._told.ends + MINUTE:
+            self._told = None  # what was sent before it is kept no longer than it can tell anything
         while self._past and (self._told is None or self._past[0] <= self._told.sent_at - MINUTE):
             self._past.popleft()
