@@ -22,6 +22,7 @@ from batchwright.errors import EndpointDown, InvalidRequest
 from batchwright.inference.inference import Call, Inference
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.job import Job
+from batchwright.jobs.line_orders import EndpointOrder
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.spec import JobSpec
 from batchwright.planning.prefix_order import PrefixOrder
@@ -83,7 +84,7 @@ def compute(folder: Path, inference: Scripted, *, stop_after: float | None = Non
         with Job(spec, clock) as job:
             repeats = find_repeats(job, DEFAULTS, "m")
             with job.begin() as sink, IdenticalLines[Any](repeats, sink, job.earlier_answers()) as identical:
-                order = PrefixOrder[Any](most_lines=2, least_shared=2, step=1)
+                order = EndpointOrder[Any](PrefixOrder(most_lines=2, least_shared=2, step=1))
                 loop = JobLoop(job, inference, sink, clock=clock, defaults=DEFAULTS, order=order, identical=identical)
                 running = asyncio.ensure_future(loop.run())
                 if stop_after is not None:

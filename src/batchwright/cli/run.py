@@ -101,7 +101,11 @@ _ALSO = (
 _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
 _RPM = "The endpoint's limit of requests a minute, if you know it: else it is read from answers, or found."
 _TPM = "Its limit of tokens a minute, of prompts and answers, likewise."
-_NO_DEDUPE = "With --backend: ask each of identical requests, instead of one for all of them."
+_NO_DEDUPE = "Compute each of identical requests, instead of one for all of them."
+_NO_PLAN = (
+    "Take up lines in the order of the input. Else a model here takes up together those whose prompts begin alike, and "
+    "last those whose answers are sure to be short."
+)
 _BUDGET = (
     "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "
     "are sent. When it is spent, the same command with a larger one goes on."
@@ -176,6 +180,7 @@ def run_command(
     rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
     tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
     no_dedupe: Annotated[bool, _model_option("--no-dedupe", help=_NO_DEDUPE)] = False,
+    no_plan: Annotated[bool, _model_option("--no-plan", help=_NO_PLAN)] = False,
     budget: Annotated[str | None, _model_option(metavar="DOLLARS", help=_BUDGET)] = None,
     price: Annotated[str | None, _model_option(metavar="PRICES", help=_PRICE)] = None,
     prices: Annotated[str | None, _model_option(metavar="FILE", help=_PRICES)] = None,
@@ -255,6 +260,7 @@ def run_command(
                     resources=resources,
                     served_model_names=served_model_name or (),
                     dedupe=not no_dedupe,
+                    planned=not no_plan,
                     budget=budget,
                     price=price,
                     prices=prices,

@@ -29,6 +29,7 @@ from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.invalid_answers import InvalidAnswers
 from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_meter import JobMeter
+from batchwright.jobs.line_orders import EndpointOrder, EngineOrder, LineOrder
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
@@ -50,7 +51,6 @@ from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
 from batchwright.planning.identical import Repeats
-from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.pricing.rates import in_dollars
 from batchwright.request import Prompt
 
@@ -143,6 +143,7 @@ class JobRun:
     report_path: Path | None
     terms: SpendingTerms | None
     dedupe: bool = True
+    planned: bool = True
 
     def carry_out(self) -> RunReport:
         self._started = self.clock.now()
@@ -224,7 +225,7 @@ class JobRun:
             require_answer_bounds(job, self.spec.defaults)
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
-        if self.choice.backend is not None and self.dedupe:
+        if self._may_share:
             self._show("reading", job)
         self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
@@ -256,9 +257,14 @@ class JobRun:
         self._engine = loaded.engine
         return loaded
 
+    @property
+    def _may_share(self) -> bool:
+        """Whether identical requests are asked once. Nothing is known of an inference that was given."""
+        return self.dedupe and self.given_inference is None
+
     def _found_repeats(self, job: Job) -> Repeats | None:
         """The lines that are asked once with others; None if each is asked."""
-        if self.choice.backend is None or not self.dedupe:
+        if not self._may_share:
             return None
         return find_repeats(job, self.spec.defaults, self.spec.model)
 
@@ -297,7 +303,7 @@ class JobRun:
                     defaults=self.spec.defaults,
                     on_progress=lambda: self._show_loop(job),
                     tally=self._tally,
-                    order=PrefixOrder() if self.choice.is_live_elsewhere else None,
+                    order=self._order(inference),
                     identical=identical,
                     cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
@@ -314,6 +320,18 @@ class JobRun:
         finally:
             self._loop_seconds = self.clock.now() - started
             self._model_seconds = self._stats.model_seconds - model_before
+
+    def _order(self, inference: Inference) -> LineOrder[Any] | None:
+        """The order in which lines are taken up; None: that of the input."""
+        if self.choice.is_live_elsewhere:
+            return EndpointOrder()
+        stats = engine_stats_of(inference)
+        if not self.planned or stats is None or not stats.max_num_seqs or not stats.block_size:
+            return None
+        tokenizer = self._tokenizer() if self._engine is None else self._engine.core.tokenizer
+        if tokenizer is None:
+            return None
+        return EngineOrder(stats.max_num_seqs, stats.block_size, tokenizer.encode, self.spec.defaults)
 
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:

@@ -19,6 +19,7 @@ from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines
 from batchwright.jobs.invalid_answers import InvalidAnswers, marked_invalid
 from batchwright.jobs.job import Job
+from batchwright.jobs.line_orders import LineOrder
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
@@ -35,10 +36,7 @@ from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limi
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.pacing.figures import PacerFigures
-from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.request import SamplingParams
-from batchwright.wire.fields import DEFAULT_PRIORITY, priority_or_default
-from batchwright.wire.identity import cacheable_prompt
 
 _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
@@ -49,7 +47,6 @@ _SHOWN_EVERY = 0.1
 
 _BYTES_OF_LINE = 256
 """About what a line takes without its body."""
-_DEADLINES = frozenset({"deadline", "deadline_ms"})
 
 
 @dataclass(slots=True)
@@ -128,7 +125,7 @@ class JobLoop:
         on_progress: Callable[[], None] = lambda: None,
         tally: Tally | None = None,
         retries: RetryPolicy | None = None,
-        order: PrefixOrder[_Line] | None = None,
+        order: LineOrder[_Line] | None = None,
         identical: IdenticalLines[_Line] | None = None,
         cost_of: Callable[[str], float | None] | None = None,
         waits_for_batches: Callable[[], bool] = lambda: False,
@@ -308,7 +305,7 @@ class JobLoop:
             self._end_if_spent()
             if self._order is not None:
                 if line is not None:
-                    self._put_in_order(self._order, line)
+                    self._order.add(line)
                 line = self._order.take(self._clock.now(), more=may_read and not self._exhausted)
             if line is not None:
                 self._count(line)
@@ -350,13 +347,6 @@ class JobLoop:
                 return None
         return line
 
-    def _put_in_order(self, order: PrefixOrder[_Line], line: _Line) -> None:
-        priority = priority_or_default(line.body)
-        is_plain = priority == DEFAULT_PRIORITY and not _DEADLINES & line.body.keys()
-        # A line that says how urgent it is waits for no other.
-        scope, prompt = cacheable_prompt(line.endpoint, line.body) if is_plain else (b"", b"")
-        order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
-
     def _count(self, line: _Line) -> None:
         """Count a line that is taken up."""
         self.tally.lines_read += 1
@@ -375,7 +365,7 @@ class JobLoop:
     def _done(self, line: _Line, outcome: Outcome) -> None:
         self._moved.set()
         if self._order is not None:
-            self._order.answered(line.number)
+            self._order.ended(line, outcome if isinstance(outcome, dict) else None)
         if self._failure is not None:
             # Half a line may stand at the end of the output: it is repaired on resume, if nothing comes after it.
             return

@@ -59,6 +59,7 @@ def run(
     resources: Mapping[str, Any] | str | None = None,
     served_model_names: Sequence[str] = (),
     dedupe: bool = True,
+    planned: bool = True,
     budget: float | str | None = None,
     price: str | None = None,
     prices: str | os.PathLike[str] | None = None,
@@ -133,8 +134,11 @@ def run(
       default one CPU. Replicas for which no node has room wait for one, and the others compute meanwhile.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
-    - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
-      at temperature 0 or with a seed, and embeddings. False asks each.
+    - `dedupe`: computes identical requests once for all lines, if their answer is the same each time: text at
+      temperature 0 or with a seed, and embeddings. False computes each.
+    - `planned`: takes up lines in the order in which a model here computes the least and leaves the fewest places empty
+      at the end: those whose prompts begin alike one after the other, and answers that are sure to be short last. False
+      keeps the order of the input.
     - `budget`: dollars that all runs of the job with a `backend` may cost, as a number or a text such as `"5.00"`.
     - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
       `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By
@@ -255,7 +259,18 @@ def run(
         if cost and spec.writes_rows:
             spec = replace(spec, columns=replace(spec.columns, cost=True))
         show = progress or (lambda _: None)
-        job_run = JobRun(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, terms, dedupe)
+        job_run = JobRun(
+            spec,
+            clock or MonotonicClock(),
+            choice,
+            given,
+            inference,
+            show,
+            report_path,
+            terms,
+            dedupe=dedupe,
+            planned=planned,
+        )
         return job_run.plan() if dry_run else job_run.carry_out()
 
 

@@ -1,0 +1,139 @@
+"""Orders in which the lines of a job are taken up, for endpoints elsewhere and for engines of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from batchwright.errors import BatchwrightError
+from batchwright.jobs.lines import check_body
+from batchwright.lines.batch_line import token_count
+from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.planning.arrangement import LineShape
+from batchwright.planning.job_order import JobOrder
+from batchwright.planning.prefix_order import PrefixOrder
+from batchwright.planning.prefix_tree import block_ids
+from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.fields import DEFAULT_PRIORITY, priority_or_default
+from batchwright.wire.identity import cacheable_prompt
+from batchwright.wire.requests import ENCODER_URLS
+
+_DEADLINES = frozenset({"deadline", "deadline_ms"})
+_NO_BLOCKS = np.zeros(0, np.int64)
+
+
+class OrderedLine(Protocol):
+    """A line that can be put in order."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def body(self) -> Mapping[str, Any]: ...
+    @property
+    def size(self) -> int:
+        """About the bytes of the body."""
+
+
+_Line = TypeVar("_Line", bound=OrderedLine)
+
+
+class LineOrder(Protocol[_Line]):
+    """Holds lines that are read ahead, and hands them out in an order of its own."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no more lines are taken in until others are taken."""
+
+    def __len__(self) -> int:
+        """Number of lines that were added and not taken."""
+
+    def add(self, line: _Line) -> None:
+        """Add a line, by rising number."""
+
+    def take(self, now: float, *, more: bool) -> _Line | None:
+        """Take the next line; None if there is none now. `more`: whether lines can still be added."""
+
+    def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
+        """Note that a line that was taken has ended, with this answer; None: without one."""
+
+
+class EndpointOrder(LineOrder[_Line], Generic[_Line]):
+    """The order for an endpoint elsewhere, of which only the prompts' text is known: see `PrefixOrder`."""
+
+    def __init__(self, order: PrefixOrder[_Line] | None = None) -> None:
+        """`order`: one with other bounds than the usual ones."""
+        self._order = PrefixOrder[_Line]() if order is None else order
+
+    @property
+    def full(self) -> bool:
+        return self._order.full
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, line: _Line) -> None:
+        # A line that says how urgent it is waits for no other.
+        scope, prompt = cacheable_prompt(line.endpoint, line.body) if _is_plain(line) else (b"", b"")
+        priority = priority_or_default(line.body)
+        self._order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
+
+    def take(self, now: float, *, more: bool) -> _Line | None:
+        return self._order.take(now, more=more)
+
+    def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
+        self._order.answered(line.number)
+
+
+class EngineOrder(LineOrder[_Line], Generic[_Line]):
+    """The order for engines of ours, whose tokens and blocks are known: see `JobOrder`."""
+
+    def __init__(
+        self,
+        places: int,
+        block_size: int,
+        encode: Callable[[Prompt], list[int]],
+        defaults: SamplingParams | Mapping[str, Any],
+    ) -> None:
+        """`places`: lines that the engines compute at once; `encode` returns the tokens of a prompt, or raises."""
+        self._order = JobOrder[_Line](places)
+        self._block_size = block_size
+        self._encode = encode
+        self._defaults = defaults
+        self._limit: int = getattr(defaults, "max_tokens", LONGEST_COUNTED)
+
+    @property
+    def full(self) -> bool:
+        return self._order.full
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, line: _Line) -> None:
+        priority = None if _is_plain(line) else priority_or_default(line.body) - DEFAULT_PRIORITY
+        self._order.add(line.number, line, size=line.size, shape=self.shape_of(line), priority=priority)
+
+    def take(self, now: float, *, more: bool) -> _Line | None:
+        return self._order.take(more=more)
+
+    def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
+        self._order.ended(line.number, None if answer is None else token_count(answer, "completion_tokens"))
+
+    def shape_of(self, line: OrderedLine) -> LineShape:
+        """What is known of a line; one that cannot be computed has no prompt, and fails when its turn comes."""
+        limit = answer_limit(line.body, self._limit)
+        if line.endpoint in ENCODER_URLS:
+            return LineShape(line.size, 1, _NO_BLOCKS)
+        try:
+            prompts = [self._encode(each) for each in check_body(line.endpoint, line.body, self._defaults)]
+        except (BatchwrightError, ValueError, TypeError, KeyError):
+            return LineShape(0, limit, _NO_BLOCKS)
+        return LineShape(sum(map(len, prompts)), limit, block_ids(prompts[0], self._block_size))
+
+
+def _is_plain(line: OrderedLine) -> bool:
+    """Whether a line does not say how urgent it is."""
+    return priority_or_default(line.body) == DEFAULT_PRIORITY and not _DEADLINES & line.body.keys()

@@ -1,0 +1,153 @@
+"""The order of lines that are known, by what their prompts share and by what is expected of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from batchwright.planning.expected_lengths import Cluster, ExpectedLengths
+from batchwright.planning.prefix_tree import Paths, PrefixTree
+
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+_LEAST_TOLD = 8
+"""Lines with a common beginning from which on it may tell something about their answers."""
+_RESERVED = 0.35
+"""Work that is kept for the end, in the time of the longest answer on all places. The places become free one after the
+other while it ends: if all lengths were known, half of that work would fill them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LineShape:
+    """What is known of a line before it is computed."""
+
+    prompt_tokens: int
+    limit: int
+    """Most tokens of its answer."""
+    blocks: _Ints
+    """Ids of the full blocks of its prompt: equal ids in equal places, after equal ones, are the same tokens."""
+    expected: int | None = None
+    """Tokens of its answer, as the line says itself; None if it does not."""
+
+
+class Arrangement(NamedTuple):
+    """An order of lines, given by their indices."""
+
+    first: _Ints
+    """Those that come first."""
+    last: _Ints
+    """Those that are kept for the end of the job."""
+    clusters: list[Cluster]
+    """For each line, the cluster whose answers its own is expected to be like."""
+
+
+def arranged(
+    shapes: Sequence[LineShape], lengths: ExpectedLengths, *, places: int, cached: _Ints | None = None
+) -> Arrangement:
+    """The order in which lines cost the least and leave the fewest of `places` empty at the end.
+
+    - Lines whose prompts begin alike follow one another, depth first, so that each beginning is computed once, and its
+      blocks are free for others when the last of them has begun. Inside a beginning, the longest answers come first.
+    - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job:
+      prompts and answers stay mixed, of which the ones need multipliers and the others bandwidth.
+    - Those whose answers are the surest to be short are kept for the end.
+
+    `cached` are the blocks that are in the cache now: what goes on after them comes first.
+    """
+    nothing = np.zeros(0, np.int64)
+    # What is cached is put among the lines, as one that comes before all others.
+    tree = PrefixTree.of(Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached]))
+    units = _units(tree)
+    clusters = _clusters(shapes, units[:-1])
+    means, tails = _expected(shapes, clusters, lengths)
+    depth_first = np.empty(len(units), np.int64)
+    depth_first[tree.order(np.append(tails, np.inf))] = np.arange(len(units))
+    ranks, is_kept = _ranks(units, clusters, means, tails, places)
+    order = np.lexsort((depth_first[:-1], ranks[units[:-1]]))
+    kept = is_kept[units[order]]
+    return Arrangement(order[~kept], order[kept], clusters)
+
+
+def _units(tree: PrefixTree) -> _Ints:
+    """For each line, the number of what it follows or is followed by whatever else comes: a beginning, or the line."""
+    tops = tree.tops
+    alone = np.arange(len(tops)) + len(tree.parents)
+    return np.unique(np.where(tops > 0, tops, alone), return_inverse=True)[1]
+
+
+def _clusters(shapes: Sequence[LineShape], units: _Ints) -> list[Cluster]:
+    told = np.bincount(units)[units] >= _LEAST_TOLD
+    return [
+        ExpectedLengths.cluster(shape.prompt_tokens, int(shape.blocks[0]) if tells and len(shape.blocks) else None)
+        for shape, tells in zip(shapes, told, strict=True)
+    ]
+
+
+def _expected(
+    shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths: ExpectedLengths
+) -> tuple[_Floats, _Floats]:
+    """For each line, the mean and the tail of the lengths that its answer may have."""
+    known: dict[tuple[Cluster, int], tuple[float, float]] = {}
+    pairs = np.empty((2, len(shapes)))
+    for index, (shape, cluster) in enumerate(zip(shapes, clusters, strict=True)):
+        if shape.expected is not None:
+            pairs[:, index] = min(shape.expected, shape.limit)
+            continue
+        key = cluster, shape.limit
+        if key not in known:
+            known[key] = lengths.mean(*key), lengths.tail(*key)
+        pairs[:, index] = known[key]
+    return pairs[0], pairs[1]
+
+
+def _ranks(
+    units: _Ints, clusters: Sequence[Cluster], means: _Floats, tails: _Floats, places: int
+) -> tuple[_Ints, _Bools]:
+    """For each unit, its place among all units, and whether it is kept for the end. The last is that of the cache."""
+    count, cached, units = int(units.max()) + 1, int(units[-1]), units[:-1]
+    sizes = np.bincount(units, minlength=count)
+    work = np.bincount(units, means, minlength=count)
+    longest = np.zeros(count)
+    np.maximum.at(longest, units, tails)
+    first = np.full(count, len(units), np.int64)
+    np.minimum.at(first, units, np.arange(len(units)))
+    is_kept = _kept(work, longest, first, _RESERVED * places * float(tails.max(initial=0.0)), cached)
+    # Beginnings are spread among themselves, and lines alone by their clusters.
+    kinds = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters), start=1)}
+    of_line = np.fromiter((kinds[each] for each in clusters), np.int64, len(clusters))
+    kind = np.zeros(count, np.int64)
+    kind[units] = np.where(sizes[units] > 1, 0, of_line)
+    spread = _evenly(kind, first)
+    spread[cached] = -1.0
+    order = np.lexsort((first, np.where(is_kept, -longest, spread), is_kept))
+    ranks = np.empty(count, np.int64)
+    ranks[order] = np.arange(count)
+    return ranks, is_kept
+
+
+def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: int) -> _Bools:
+    """The units that are kept for the end: the surest to be short, as long as they are at most half of all work."""
+    is_kept = np.zeros(len(work), np.bool_)
+    left = min(wanted, work.sum() / 2)
+    for unit in np.lexsort((-first, longest)):
+        if left <= 0.0:
+            break
+        if unit != cached and work[unit] <= left:
+            is_kept[unit] = True
+            left -= work[unit]
+    return is_kept
+
+
+def _evenly(kinds: _Ints, first: _Ints) -> _Floats:
+    """Positions from 0 to 1 at which the members of each kind are equally far apart, in the order of `first`."""
+    order = np.lexsort((first, kinds))
+    counts = np.bincount(kinds)
+    starts = np.cumsum(counts) - counts
+    positions = np.empty(len(kinds))
+    positions[order] = (np.arange(len(kinds)) - starts[kinds[order]] + 0.5) / counts[kinds[order]]
+    return positions

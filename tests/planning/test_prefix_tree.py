@@ -1,0 +1,74 @@
+"""The tree of shared beginnings, compared with what is found prompt by prompt."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.planning.prefix_tree import Paths, PrefixTree
+
+# Few blocks, so that beginnings are shared; a block means the same only after the same ones.
+prompts = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=24)
+
+
+def _beginnings(prompts: list[list[int]]) -> dict[tuple[int, ...], int]:
+    """Numbers of prompts by each beginning, the empty one left out."""
+    counts: dict[tuple[int, ...], int] = {}
+    for prompt in prompts:
+        for end in range(1, len(prompt) + 1):
+            counts[tuple(prompt[:end])] = counts.get(tuple(prompt[:end]), 0) + 1
+    return counts
+
+
+@given(prompts)
+def test_what_is_shared_is_counted_once(prompts: list[list[int]]) -> None:
+    counts = _beginnings(prompts)
+    tree = PrefixTree.of(Paths.of(prompts))
+    assert tree.shared_blocks == sum(count - 1 for count in counts.values())
+    for prompt, node in zip(prompts, tree.nodes, strict=True):
+        shared = max((end for end in range(len(prompt) + 1) if counts.get(tuple(prompt[:end]), 0) > 1), default=0)
+        # Behind the longest beginning that is shared all go their own ways.
+        assert tree.depths[node] == shared or len(prompts) == 1
+    assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
+    assert (tree.depths[1:] > tree.depths[tree.parents[1:]]).all()
+    assert (tree.counts[1:] > 1).all()
+    for prompt, top in enumerate(tree.tops):
+        node = int(tree.nodes[prompt])
+        while tree.parents[node] > 0:
+            node = int(tree.parents[node])
+        assert top == node
+
+
+@given(prompts, st.data())
+def test_a_cache_of_one_path_computes_each_beginning_once(prompts: list[list[int]], data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.floats(0, 9), min_size=len(prompts), max_size=len(prompts)))
+    order = PrefixTree.of(Paths.of(prompts)).order(np.array(lengths))
+    assert sorted(order) == list(range(len(prompts)))
+    computed = 0
+    cached: list[int] = []
+    for prompt in (prompts[number] for number in order):
+        same = next((at for at, pair in enumerate(zip(cached, prompt, strict=False)) if pair[0] != pair[1]), None)
+        computed += len(prompt) - (min(len(cached), len(prompt)) if same is None else same)
+        # A prompt that ends within the path does not push out what follows.
+        cached = cached if same is None and len(cached) > len(prompt) else prompt
+    assert computed == len(_beginnings(prompts))
+
+
+@given(prompts, st.data())
+def test_greater_values_come_first_where_there_is_a_choice(prompts: list[list[int]], data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(0, 3), min_size=len(prompts), max_size=len(prompts)))
+    tree = PrefixTree.of(Paths.of(prompts))
+    order = tree.order(np.array(values, float))
+    for node in range(len(tree.parents)):
+        children: OrderedDict[tuple[str, int], list[int]] = OrderedDict()
+        for number in order:
+            at, below = int(tree.nodes[number]), None
+            while at not in (node, -1):
+                below, at = at, int(tree.parents[at])
+            if at == node:
+                children.setdefault(("prompt", int(number)) if below is None else ("node", below), []).append(number)
+        keys = [(-max(values[each] for each in child), min(child)) for child in children.values()]
+        assert keys == sorted(keys)
