@@ -24,6 +24,9 @@ def _option(default: Any, description: str, *, group: OptionGroup = "Engine", ch
     return field(default=default, metadata={"help": description, "group": group, "changes_results": changes_results})
 
 
+DEFAULT_MAX_NUM_SEQS = 256
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How an engine computes.
@@ -66,7 +69,7 @@ class EngineConfig:
         "cores, and holds a part of each layer. The Llama family only, in float32, bfloat16 or float16.",
     )
     max_batch_tokens: int | None = _option(None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA.")
-    max_num_seqs: int | None = _option(None, "Most sequences in a step. Default: 256.")
+    max_num_seqs: int | None = _option(None, f"Most sequences in a step. Default: {DEFAULT_MAX_NUM_SEQS}.")
     max_model_len: int | None = _option(
         None,
         "Most tokens of a prompt and its answer together. Default: the limit of the model.",

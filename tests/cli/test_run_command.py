@@ -245,7 +245,9 @@ def test_an_input_that_changes_meanwhile_is_not_bad_usage(
             file.write('{"prompt": "new"}\n')
 
     use(monkeypatch, Echo(slots=1, on_step=change))
-    monkeypatch.setattr("sys.argv", ["batchwright", "run", "-q", str(source), "-o", str(tmp_path / "out.jsonl")])
+    monkeypatch.setattr(
+        "sys.argv", ["batchwright", "run", "-q", "--no-plan", str(source), "-o", str(tmp_path / "out.jsonl")]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1

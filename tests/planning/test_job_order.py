@@ -21,9 +21,10 @@ def order_of(
     order = JobOrder[int](places, **options)
     left, taken = list(enumerate(shapes))[::-1], list[int]()
     while left or len(order):
-        if left and not order.full:
-            number, each = left.pop()
-            order.add(number, number, size=1, shape=each)
+        for _ in range(2):
+            if left and not order.full:
+                number, each = left.pop()
+                order.add(number, number, size=1, shape=each)
         item = order.take(more=bool(left))
         if item is not None:
             taken.append(item)

@@ -60,7 +60,7 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 
-_io_option = partial(typer.Option, rich_help_panel="Input and output")
+io_option = partial(typer.Option, rich_help_panel="Input and output")
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _OUTPUT = "A file, an address, or - for standard output (result lines; cannot be resumed)."
 _MODEL = (
@@ -161,7 +161,7 @@ def run_command(
             metavar="INPUT...", help="Files, addresses, or - for standard input (JSON Lines unless --input-format)."
         ),
     ],
-    output: Annotated[str | None, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
+    output: Annotated[str | None, io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
     model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
     embedding_model: Annotated[
         str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
@@ -193,29 +193,29 @@ def run_command(
     via: Annotated[str, _model_option(metavar="live|batch|auto", help=_VIA)] = "live",
     deadline: Annotated[str | None, _model_option(metavar="DURATION", help=_DEADLINE)] = None,
     batch_window: Annotated[str, _model_option(metavar="DURATION", help=_WINDOW)] = "24h",
-    prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
-    system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
-    messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
-    chat: Annotated[bool, _io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
-    system: Annotated[str | None, _io_option(help="With --chat: the system message before it.")] = None,
-    limit: Annotated[int | None, _io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
-    sample: Annotated[int | None, _io_option(min=1, help="Answer only so many, drawn by --seed.")] = None,
-    dry_run: Annotated[bool, _io_option("--dry-run", help="Show what would be computed, and compute nothing.")] = False,
-    input_format: Annotated[str | None, _io_option(help=_FORMAT)] = None,
-    max_line_bytes: Annotated[int, _io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
-    id_column: Annotated[str | None, _io_option(help="For tables: the column with the ids of rows.")] = None,
+    prompt_template: Annotated[str | None, io_option(help=_TEMPLATE, show_default=False)] = None,
+    system_template: Annotated[str | None, io_option(help=_SYSTEM_TEMPLATE)] = None,
+    messages_template: Annotated[str | None, io_option(help=_MESSAGES_TEMPLATE)] = None,
+    chat: Annotated[bool, io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
+    system: Annotated[str | None, io_option(help="With --chat: the system message before it.")] = None,
+    limit: Annotated[int | None, io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
+    sample: Annotated[int | None, io_option(min=1, help="Answer only so many, drawn by --seed.")] = None,
+    dry_run: Annotated[bool, io_option("--dry-run", help="Show what would be computed, and compute nothing.")] = False,
+    input_format: Annotated[str | None, io_option(help=_FORMAT)] = None,
+    max_line_bytes: Annotated[int, io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
+    id_column: Annotated[str | None, io_option(help="For tables: the column with the ids of rows.")] = None,
     keep: Annotated[
-        str | None, _io_option(metavar="A,B,...", help="For tables: columns of the input to keep (default: all).")
+        str | None, io_option(metavar="A,B,...", help="For tables: columns of the input to keep (default: all).")
     ] = None,
-    output_column: Annotated[str, _io_option(help="For tables: the column of the answers.")] = "answer",
-    ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
-    overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
-    retry_failed: Annotated[str | None, _io_option(metavar="[all]", help=_RETRY)] = None,
-    retry_invalid: Annotated[int, _io_option(min=0, metavar="N", help=_RETRY_INVALID)] = 0,
+    output_column: Annotated[str, io_option(help="For tables: the column of the answers.")] = "answer",
+    ordered: Annotated[bool, io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
+    overwrite: Annotated[bool, io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
+    retry_failed: Annotated[str | None, io_option(metavar="[all]", help=_RETRY)] = None,
+    retry_invalid: Annotated[int, io_option(min=0, metavar="N", help=_RETRY_INVALID)] = 0,
     report: Annotated[
-        str | None, _io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
+        str | None, io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
     ] = None,
-    quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
+    quiet: Annotated[bool, io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
     sampling: dict[str, Any],

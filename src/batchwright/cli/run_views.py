@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.clock import Clock, MonotonicClock
@@ -21,7 +22,9 @@ from batchwright.pricing.rates import DOLLAR, shown_dollars
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.dry_run import AnswersPlanned
     from batchwright.jobs.job_run import RunProgress
+    from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
     from batchwright.jobs.report import Percentiles, RunReport
     from batchwright.jobs.spending import PlannedCost, Spending
 
@@ -36,6 +39,10 @@ _PHASES = {
 _SECONDS_BETWEEN_LOG_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _NUMBERS = re.compile(r"[\d,.]+")
+_SHOWN_OF_BEGINNING = 60
+"""Characters of what prompts share that are shown."""
+_SHOWN_OF_TEXT = 400
+"""Characters of each end of a long prompt that are shown."""
 _MESSAGE_SHOWN = 200
 """Characters of an error's message that are shown."""
 _LEAST_LATE = 1.0
@@ -298,6 +305,10 @@ def show_plan(console: Console, report: RunReport) -> None:
         f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
         highlight=False,
     )
+    if report.planned_answers is not None:
+        console.print(_work_planned(report.planned_answers), highlight=False)
+    if report.shared_prompts is not None and report.shared_prompts.beginnings:
+        console.print(_shared(report.shared_prompts, report.prompt_tokens))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(text, highlight=False)
@@ -306,11 +317,46 @@ def show_plan(console: Console, report: RunReport) -> None:
         console.print(
             Text(f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}", style="bold")
         )
-        console.print(Text(json.dumps(dict(request.body), ensure_ascii=False)))
+        console.print(Text(_shortened(json.dumps(dict(request.body), ensure_ascii=False))))
         if request.text is not None:
-            console.print(Text(request.text.rstrip("\n"), style="dim"))
+            console.print(Text(_shortened(request.text.rstrip("\n")), style="dim"))
     if report.failures:
         console.print(failures_table(report))
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning and the end of a long text."""
+    if len(text) <= 2 * _SHOWN_OF_TEXT:
+        return text
+    left_out = len(text) - 2 * _SHOWN_OF_TEXT
+    return f"{text[:_SHOWN_OF_TEXT]} [… {left_out:,} characters …] {text[-_SHOWN_OF_TEXT:]}"
+
+
+def _work_planned(answers: AnswersPlanned) -> str:
+    text = f"At most {counted(answers.at_most, 'token')} are generated"
+    if answers.kv_tokens:
+        text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
+    return f"{text}."
+
+
+def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
+    """The beginnings that prompts share, with what each saves."""
+    share, by_input = (
+        tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
+    )
+    root = Tree(
+        f"{share:.0%} of the prompt tokens are shared beginnings, computed once; in the order of the input, the cache "
+        f"would find {by_input:.0%}:"
+    )
+    _grow(root, shared.beginnings)
+    return root
+
+
+def _grow(tree: Tree, beginnings: Sequence[SharedBeginning]) -> None:
+    for each in beginnings:
+        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
+        text.append(" ".join(each.text.split())[:_SHOWN_OF_BEGINNING], style="dim")
+        _grow(tree.add(text), each.inside)
 
 
 def counted(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.scoring import PromptScores, most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.engine_config import EngineConfig, parse_bytes
+from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS, EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
@@ -27,7 +27,6 @@ from batchwright.scheduling import Scheduler, SloController
 
 BLOCK_SIZE = 16
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-_NUM_SEQS = 256
 
 
 class Engine:
@@ -231,7 +230,7 @@ def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> 
     length = body.max_model_len if config.max_model_len is None else config.max_model_len
     if length > body.max_model_len:
         raise ValueError(f"max_model_len={length}: this model takes {body.max_model_len} tokens at most")
-    num_seqs = config.max_num_seqs or _NUM_SEQS
+    num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     batch_tokens = config.max_batch_tokens or _BATCH_TOKENS.get(body.device.type, 512)
     most_blocks = num_seqs * -(-length // BLOCK_SIZE)
     layers = body.kv_shapes(1, BLOCK_SIZE, config.attention)

@@ -59,6 +59,11 @@ class Tokenizer:
         """Special tokens that are no part of texts. None: all."""
 
     @property
+    def context(self) -> int | None:
+        """Most tokens that the model takes; None if nothing was said of it."""
+        return self._context
+
+    @property
     def inner(self) -> Any:
         """The tokenizer of transformers, for what needs more of it; None if the model has none."""
         return self._inner

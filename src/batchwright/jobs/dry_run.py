@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
-from batchwright.jobs.lines import BadLine
+from batchwright.jobs.lines import BadLine, Line
+from batchwright.jobs.prompt_survey import PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
+from batchwright.lines.forecast import answer_limit
 from batchwright.planning.identical import Repeats
 from batchwright.request import Prompt
+from batchwright.wire.requests import ENCODER_URLS
 
 _SHOWN = 3
+_COUNTED = 10_000
+"""Lines whose tokens are counted; those of others are estimated from their bytes."""
 _BYTES_OF_A_TOKEN = 4
 """Bytes of English text that are about one token, for models whose tokenizer is elsewhere."""
 
@@ -34,6 +41,17 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswersPlanned:
+    """What a job would generate, and hold at once."""
+
+    at_most: int
+    """Tokens of all answers, if each has as many as its line allows."""
+    kv_tokens: int | None
+    """Tokens of prompts and answers in the KV cache at most, if the longest are computed together; None if they are
+    computed elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The requests of a job."""
 
@@ -47,6 +65,18 @@ class Plan:
     longest: int
     """Tokens of the longest prompt."""
     first: list[PlannedRequest]
+    answers: AnswersPlanned
+    shared: SharedPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the engine that would compute a job holds at once."""
+
+    places: int
+    """Sequences that are computed at once."""
+    kv_tokens: int | None
+    """Tokens in its KV cache; None if that is not known."""
 
 
 def plan(
@@ -55,58 +85,157 @@ def plan(
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
     add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
     repeats: Repeats | None = None,
+    *,
+    limit: int,
+    capacity: Capacity | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
     `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those
-    that ask the same, by `repeats`, the first.
+    that ask the same, by `repeats`, the first. `limit`: the most tokens of an answer to a line that does not say.
     """
-    failures = Failures()
-    first: list[PlannedRequest] = []
-    valid = identical = tokens = saved = longest = 0
-    asked: set[int] = set()
-    for record in job.source.records():
-        line = job.parser.parse(record)
-        custom_id, duplicate = job.ids.assign(line.number, line.custom_id)
-        error: Exception | None = line.error if isinstance(line, BadLine) else duplicate
-        if error is None and not isinstance(line, BadLine):
-            try:
-                prompts = check(line.endpoint, line.body)
-                counts = [_count(prompt, tokenizer) for prompt in prompts]
-            except BatchwrightError as raised:
-                error = raised
-            else:
-                valid += 1
-                longest = max(longest, *counts, 0)
-                group = None if repeats is None else repeats.group_of(line.number)
-                if group in asked:
-                    identical += 1
-                    saved += sum(counts)
-                    continue
-                if group is not None:
-                    asked.add(group)
-                tokens += sum(counts)
-                if add_cost is not None:
-                    add_cost(line.endpoint, line.body, sum(counts))
-                if len(first) < _SHOWN:
-                    text = None if tokenizer is None else tokenizer.decode(tokenizer.encode(prompts[0]))
-                    first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))
-        if error is not None:
-            failures.add(line.number, custom_id, line_error(error))
-    return Plan(valid, failures, identical, tokens, saved, longest, first)
+    return _Planner(job, tokenizer, check, add_cost, repeats, limit, capacity).plan()
 
 
-def _count(prompt: Prompt, tokenizer: Any | None) -> int:
-    if tokenizer is not None:
-        encode: Callable[[Prompt], list[int]] = tokenizer.encode
+class _Planner:
+    """Goes through the lines of a job once."""
+
+    def __init__(
+        self,
+        job: Job,
+        tokenizer: Any | None,
+        check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
+        add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
+        repeats: Repeats | None,
+        limit: int,
+        capacity: Capacity | None,
+    ) -> None:
+        self._job, self._check, self._add_cost, self._repeats = job, check, add_cost, repeats
+        self._limit, self._capacity = limit, capacity
+        self._counter = _TokenCounter(tokenizer)
+        self._failures = Failures()
+        self._first: list[PlannedRequest] = []
+        self._asked: set[int] = set()
+        self._valid = self._identical = self._tokens = self._saved = self._longest = self._answers = 0
+        self._survey = PromptSurvey()
+        self._largest: list[int] = []
+        """Heap of the most tokens that each of the largest lines holds in the KV cache."""
+
+    def plan(self) -> Plan:
+        for record in self._job.source.records():
+            line = self._job.parser.parse(record)
+            custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
+            error: Exception | None = line.error if isinstance(line, BadLine) else duplicate
+            if error is None and not isinstance(line, BadLine):
+                try:
+                    self._add(line, custom_id)
+                except BatchwrightError as raised:
+                    error = raised
+            if error is not None:
+                self._failures.add(line.number, custom_id, line_error(error))
+        known = None if self._capacity is None else self._capacity.kv_tokens
+        held = None if self._capacity is None else sum(self._largest)
+        return Plan(
+            self._valid,
+            self._failures,
+            self._identical,
+            self._tokens,
+            self._saved,
+            self._longest,
+            self._first,
+            AnswersPlanned(self._answers, held if held is None or known is None else min(held, known)),
+            self._survey.result(self._tokens, known, self._texts_of),
+        )
+
+    def _add(self, line: Line, custom_id: str) -> None:
+        prompts = self._check(line.endpoint, line.body)
+        texts = [self._counter.text_of(prompt) for prompt in prompts]
+        counts = [self._counter.count(*pair) for pair in zip(prompts, texts, strict=True)]
+        self._valid += 1
+        self._longest = max(self._longest, *counts, 0)
+        group = None if self._repeats is None else self._repeats.group_of(line.number)
+        if group in self._asked:
+            self._identical += 1
+            self._saved += sum(counts)
+            return
+        if group is not None:
+            self._asked.add(group)
+        self._tokens += sum(counts)
+        if line.endpoint not in ENCODER_URLS:
+            self._add_answers(line, counts)
+            for text in texts:
+                self._survey.add(line.number, text)
+        if self._add_cost is not None:
+            self._add_cost(line.endpoint, line.body, sum(counts))
+        if len(self._first) < _SHOWN:
+            text = self._counter.as_the_model_gets(prompts[0])
+            self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))
+
+    def _texts_of(self, numbers: Collection[int]) -> dict[int, bytes]:
+        """The first prompts of these lines, read again."""
+        texts = {}
+        for record in self._job.source.records():
+            if len(texts) == len(numbers):
+                break
+            if record.number in numbers and isinstance(line := self._job.parser.parse(record), Line):
+                texts[record.number] = self._counter.text_of(self._check(line.endpoint, line.body)[0])
+        return texts
+
+    def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
+        limit = answer_limit(line.body, self._limit)
+        for count in counts:
+            self._answers += limit
+            if self._capacity is not None:
+                push = heapq.heappush if len(self._largest) < self._capacity.places else heapq.heappushpop
+                push(self._largest, count + limit)
+
+
+class _TokenCounter:
+    """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        self._tokenizer = tokenizer
+        self._counted = self._counted_bytes = self._counted_tokens = 0
+        self._context: int | None = getattr(tokenizer, "context", None)
+
+    def text_of(self, prompt: Prompt) -> bytes:
+        """The text of a prompt, or its token ids, as bytes."""
+        if isinstance(prompt, str):
+            return prompt.encode(errors="replace")
+        if prompt and isinstance(prompt[0], int):
+            return array("q", cast("Sequence[int]", prompt)).tobytes()
+        template = getattr(self._tokenizer, "chat_template", None)
+        if template is not None:
+            text: str = template.render(prompt)
+            return text.encode(errors="replace")
+        return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(
+            errors="replace"
+        )
+
+    def count(self, prompt: Prompt, text: bytes) -> int:
+        """The tokens of a prompt. Raises `InvalidRequest` for one that the tokenizer refuses."""
+        if prompt and isinstance(prompt[0], int):
+            return len(prompt)
+        if self._tokenizer is None:
+            return -(-len(text) // _BYTES_OF_A_TOKEN)
+        fits = self._context is None or len(text) < self._context
+        if self._counted >= _COUNTED and fits:
+            return round(len(text) * self._counted_tokens / self._counted_bytes)
         try:
-            return len(encode(prompt))
+            count = len(self._tokenizer.encode(prompt))
         except BatchwrightError:
             raise
         except Exception as error:  # a tokenizer is foreign code
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
-    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
-        return len(prompt)
-    text = prompt if isinstance(prompt, str) else "".join(str(message.get("content")) for message in prompt)  # type: ignore[union-attr]
-    return -(-len(text.encode(errors="replace")) // _BYTES_OF_A_TOKEN)
+        self._counted += 1
+        self._counted_bytes += len(text)
+        self._counted_tokens += count
+        return count
+
+    def as_the_model_gets(self, prompt: Prompt) -> str | None:
+        """The text of a prompt, chat template included; None if the model is elsewhere."""
+        if self._tokenizer is None:
+            return None
+        text: str = self._tokenizer.decode(self._tokenizer.encode(prompt))
+        return text

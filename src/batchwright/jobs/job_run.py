@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
+from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS
 from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused, RunFailed
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
@@ -22,7 +23,7 @@ from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.common_failure import CommonFailure
-from batchwright.jobs.dry_run import plan
+from batchwright.jobs.dry_run import Capacity, plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.input_names import STREAM
@@ -180,7 +181,15 @@ class JobRun:
         with Job(spec, self.clock) as job:
             costs = self._cost_planner(job)
             repeats = self._found_repeats(job)
-            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add, repeats)
+            planned = plan(
+                job,
+                self._tokenizer(),
+                self._check,
+                None if costs is None else costs.add,
+                repeats,
+                limit=getattr(self.spec.defaults, "max_tokens", LONGEST_COUNTED),
+                capacity=self._capacity(),
+            )
             report = RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -192,6 +201,8 @@ class JobRun:
                 saved_prompt_tokens=planned.saved_prompt_tokens,
                 first_requests=planned.first,
                 planned_cost=None if costs is None else costs.result(),
+                planned_answers=planned.answers,
+                shared_prompts=planned.shared,
             )
         if self.report_path is not None:
             report.save(self.report_path)
@@ -202,6 +213,16 @@ class JobRun:
         if self.choice.backend is None:
             return check_body(endpoint, body, self.spec.defaults)
         return check_sent_body(self.choice.dialect, endpoint, body, self.spec.defaults)
+
+    def _capacity(self) -> Capacity | None:
+        """What the engine holds at once, as far as that is known before it is loaded; None if there is none here."""
+        if self.choice.backend is not None or self.given_inference is not None:
+            return None
+        if self.given_engine is not None:
+            stats = self.given_engine.stats
+            return Capacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
+        replicas = self.choice.replicas if isinstance(self.choice.replicas, int) else 1
+        return Capacity((self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * replicas, None)
 
     def _cost_planner(self, job: Job) -> CostPlanner | None:
         """What adds up the cost of the lines; None if no price is known."""

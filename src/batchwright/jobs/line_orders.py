@@ -16,7 +16,7 @@ from batchwright.planning.job_order import JobOrder
 from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.planning.prefix_tree import block_ids
 from batchwright.request import Prompt, SamplingParams
-from batchwright.wire.fields import DEFAULT_PRIORITY, priority_or_default
+from batchwright.wire.fields import DEFAULT_PRIORITY, expected_tokens, priority_or_default
 from batchwright.wire.identity import cacheable_prompt
 from batchwright.wire.requests import ENCODER_URLS
 
@@ -43,6 +43,9 @@ _Line = TypeVar("_Line", bound=OrderedLine)
 
 class LineOrder(Protocol[_Line]):
     """Holds lines that are read ahead, and hands them out in an order of its own."""
+
+    reads_ahead: bool = False
+    """Whether two lines are to be added for one that is taken, so that ever more are known."""
 
     @property
     def full(self) -> bool:
@@ -91,6 +94,8 @@ class EndpointOrder(LineOrder[_Line], Generic[_Line]):
 class EngineOrder(LineOrder[_Line], Generic[_Line]):
     """The order for engines of ours, whose tokens and blocks are known: see `JobOrder`."""
 
+    reads_ahead = True
+
     def __init__(
         self,
         places: int,
@@ -124,14 +129,14 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
 
     def shape_of(self, line: OrderedLine) -> LineShape:
         """What is known of a line; one that cannot be computed has no prompt, and fails when its turn comes."""
-        limit = answer_limit(line.body, self._limit)
+        limit, expected = answer_limit(line.body, self._limit), expected_tokens(line.body)
         if line.endpoint in ENCODER_URLS:
             return LineShape(line.size, 1, _NO_BLOCKS)
         try:
             prompts = [self._encode(each) for each in check_body(line.endpoint, line.body, self._defaults)]
         except (BatchwrightError, ValueError, TypeError, KeyError):
             return LineShape(0, limit, _NO_BLOCKS)
-        return LineShape(sum(map(len, prompts)), limit, block_ids(prompts[0], self._block_size))
+        return LineShape(sum(map(len, prompts)), limit, block_ids(prompts[0], self._block_size), expected)
 
 
 def _is_plain(line: OrderedLine) -> bool:

@@ -306,6 +306,8 @@ class JobLoop:
             if self._order is not None:
                 if line is not None:
                     self._order.add(line)
+                    if self._order.reads_ahead and not self._exhausted and (further := self._read()) is not None:
+                        self._order.add(further)
                 line = self._order.take(self._clock.now(), more=may_read and not self._exhausted)
             if line is not None:
                 self._count(line)

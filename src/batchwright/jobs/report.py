@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchwright.durable_files import replacing
-from batchwright.jobs.dry_run import PlannedRequest
+from batchwright.jobs.dry_run import AnswersPlanned, PlannedRequest
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
 
@@ -54,6 +55,10 @@ class RunReport:
     """What the job has cost at its endpoint; None if prices are not known."""
     planned_cost: PlannedCost | None = None
     """Of a dry run: what the job would cost; None if prices are not known."""
+    planned_answers: AnswersPlanned | None = None
+    """Of a dry run: what the job would generate at most."""
+    shared_prompts: SharedPrompts | None = None
+    """Of a dry run: what the prompts have in common."""
     longest_answer: int = 0
     """Most tokens of the completions of a line of this run, from an endpoint."""
     unreached_limit: int | None = None

@@ -111,6 +111,8 @@ def run(
     A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
     line is handed to the model: one that is not finished by then becomes a line with the error `request_timeout`.
 
+    `expected_tokens` says how long the answer to a line is expected to be, which helps to plan.
+
     Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished. Lines
     that were appended to the input since are computed then.
 
@@ -255,7 +257,7 @@ def run(
         if report is not None:
             require_local("report", os.fspath(report))
         report_path = None if report is None else Path(report)
-        _check_report(report_path, spec)
+        _check_report(report_path, spec, writes=not dry_run)
         if cost and spec.writes_rows:
             spec = replace(spec, columns=replace(spec.columns, cost=True))
         show = progress or (lambda _: None)
@@ -341,11 +343,11 @@ def _model_files(choice: ModelChoice) -> str | None:
         return None
 
 
-def _check_report(path: Path | None, spec: JobSpec) -> None:
+def _check_report(path: Path | None, spec: JobSpec, *, writes: bool) -> None:
     if path is None:
         return
     if str(path) == STREAM:
-        if spec.output == STREAM:
+        if writes and spec.output == STREAM:
             raise InputError("report and output are both standard output: name a file for one of them")
         return
     if path.is_dir() or not path.absolute().parent.is_dir():

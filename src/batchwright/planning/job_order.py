@@ -14,6 +14,9 @@ _Item = TypeVar("_Item")
 
 _MOST_LINES = 16_384
 _MOST_BYTES = 2**26
+_FIRST_LINES = 4
+"""Lines for each place that are known before the first is computed, unless reading them takes longer than reading as
+many lines that are none to compute."""
 _FIRST_LOOK = 64
 """Answers after which the order is decided anew by their lengths; then after twice as many each time."""
 
@@ -34,8 +37,9 @@ class _Entry(Generic[_Item]):
 class JobOrder(Generic[_Item]):
     """Hands out lines in the order that `arranged` finds for those that are held.
 
-    At most `most_lines` lines or `most_bytes` bytes are held; others are added as these are taken. The order is decided
-    anew when half of them are new, and when the lengths of answers say more than before. Lines that are kept for the
+    At most `most_lines` lines or `most_bytes` bytes are held. The first line is given when a few for each place are
+    there, and more are to be added than are taken, until it is full. The order is decided anew when as many lines are
+    new as have a place in it, and when the lengths of answers say more than before. Lines that are kept for the
     end wait for the end of the job. A line that says how urgent it is goes before all others, or after them.
     """
 
@@ -59,6 +63,8 @@ class JobOrder(Generic[_Item]):
         self._under_way: dict[int, Cluster] = {}
         """Clusters of the lines that were taken and have not ended, by number."""
         self._look_at = _FIRST_LOOK
+        self._waited = 0
+        """Times in a row that no line was given while there were others to be added."""
 
     def __len__(self) -> int:
         """Number of lines that were added and not taken."""
@@ -87,9 +93,10 @@ class JobOrder(Generic[_Item]):
 
         `more`: whether lines can still be added, now or once others were taken.
         """
-        grows = more and not self.full
-        if grows and not self._first:
+        if more and not self.full and not self._first and self._waited < _FIRST_LINES * self._places:
+            self._waited += 1
             return None
+        self._waited = 0
         if self._urgent:
             return self._taken(self._urgent.pop(0))
         if self._is_outdated(more=more):
@@ -106,7 +113,7 @@ class JobOrder(Generic[_Item]):
             self.lengths.observe(cluster, tokens)
 
     def _is_outdated(self, *, more: bool) -> bool:
-        if len(self._added) >= max(1, self._most_lines // 2) or (self._added and not (more and self._first)):
+        if len(self._added) >= max(1, len(self._first)) or (self._added and not more):
             return True
         return self.lengths.observed >= self._look_at
 

@@ -45,7 +45,7 @@ _NO_COUNTERPART: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
 }
 """Fields without a counterpart, and their values that, like null, ask for nothing. `store` is checked by itself."""
-_OURS = frozenset({"deadline", "deadline_ms", "priority"})
+_OURS = frozenset({"deadline", "deadline_ms", "expected_tokens", "priority"})
 """Fields for whoever sends the body."""
 _WHY = "has no counterpart in Anthropic's Messages API"
 

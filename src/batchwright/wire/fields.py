@@ -17,7 +17,7 @@ _AS_THEY_ARE = frozenset({
 })  # fmt: skip
 _TRANSLATED = frozenset({
     "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
-    "prompt_logprobs", "priority", "deadline", "deadline_ms", *FORM_NAMES,
+    "prompt_logprobs", "priority", "deadline", "deadline_ms", "expected_tokens", *FORM_NAMES,
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
@@ -73,6 +73,7 @@ MAX_TEMPERATURE = 2.0
 MAX_TOKENS = 2**31 - 1
 RANGES: Mapping[str, tuple[int, int]] = {
     "best_of": (1, MAX_COMPLETIONS),
+    "expected_tokens": (0, MAX_TOKENS),
     "max_completion_tokens": (1, MAX_TOKENS),
     "max_tokens": (0, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),
@@ -216,6 +217,12 @@ def priority_or_default(body: Mapping[str, object]) -> int:
         return priority_of(body)
     except InvalidRequest:
         return DEFAULT_PRIORITY
+
+
+def expected_tokens(body: Mapping[str, object]) -> int | None:
+    """Return how many tokens the writer of `body` expects its answer to have, if it says so rightly."""
+    expected = body.get("expected_tokens")
+    return expected if type(expected) is int and 0 <= expected <= MAX_TOKENS else None
 
 
 def completions_of(body: Mapping[str, object]) -> int:

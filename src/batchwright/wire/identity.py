@@ -13,7 +13,7 @@ from batchwright.wire.answer_forms import FORM_NAMES
 from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
 
 _WITHOUT_EFFECT = frozenset({
-    "deadline", "deadline_ms", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
+    "deadline", "deadline_ms", "expected_tokens", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream", "stream_options", "user",
 })  # fmt: skip
 """Fields on which no answer depends."""

@@ -44,7 +44,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
-_OURS = ("deadline", "deadline_ms", "priority")
+_OURS = ("deadline", "deadline_ms", "expected_tokens", "priority")
 """Fields of batchwright that endpoints elsewhere do not know."""
 _TOKENS_COUNTED = 4096
 """Most tokens of a completion that count towards `MAX_LOGPROBS`: a body without a limit means the whole context."""

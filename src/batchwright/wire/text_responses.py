@@ -20,6 +20,7 @@ ROLES = ("system", "developer", "user", "assistant")
 _SAME = frozenset({
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "logit_bias", "priority", "deadline", "deadline_ms",
+    "expected_tokens",
     "stream", "parallel_tool_calls",
 })  # fmt: skip
 """Fields that a chat has, too. Those that OpenAI's responses lack are vLLM's or our own."""

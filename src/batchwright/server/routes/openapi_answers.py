@@ -135,6 +135,10 @@ _STOP = _text(bounds.MAX_STOP, minLength=1)
 _GENERATION: dict[str, _Schema] = {
     **{name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in REFUSED.items()},
     **_COMMON,
+    "expected_tokens": _whole(
+        *RANGES["expected_tokens"],
+        description="Tokens that the answer is expected to have: a job puts sure short answers last. Not OpenAI's.",
+    ),
     **_ANSWER_FORM,
     "max_tokens": _whole(
         *RANGES["max_tokens"],

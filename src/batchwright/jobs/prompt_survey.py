@@ -1,0 +1,140 @@
+"""What the prompts of a job have in common, found from their texts before anything is computed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchwright.planning.prefix_tree import Paths, PrefixTree
+
+_BLOCK = 64
+"""Bytes in which beginnings are compared: about a block of 16 tokens of English text."""
+_CHARACTERS = 200
+"""Characters of a beginning that are told."""
+_SHOWN = 10
+"""Beginnings that are shown, those that save the most."""
+_FACTORS = np.cumprod(np.full(_BLOCK // 8, np.int64(-7046029254386353131)))
+"""Powers of an odd number without a pattern in its bits, modulo 2⁶⁴."""
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBeginning:
+    """A beginning that the prompts of several lines have in common."""
+
+    lines: int
+    tokens: int
+    """About its tokens, those of the beginning around it included."""
+    saved_tokens: int
+    """About the tokens that need not be computed since it is computed once, without those of the one around it."""
+    example: int
+    """Number of a line with it."""
+    text: str
+    """What it says first, after the one around it."""
+    inside: list[SharedBeginning] = field(default_factory=list)
+    """Longer beginnings that some of these lines share."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """What is computed only once if lines are taken up in the right order."""
+
+    shared_tokens: int
+    """About the prompt tokens that are found in the cache when lines with a beginning follow one another."""
+    shared_in_input_order: int
+    """About those that are found when lines are computed in the order of the input, with the KV cache of the engine."""
+    beginnings: list[SharedBeginning]
+    """The largest ones, by the tokens that they save; those within others are inside them."""
+
+
+class PromptSurvey:
+    """Collects the prompts of lines, in 8 bytes for each 64 of their texts."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._paths: list[_Ints] = []
+        self._sizes: list[int] = []
+
+    def add(self, number: int, text: bytes) -> None:
+        """Add the prompt of a line."""
+        count = len(text) // _BLOCK
+        words = np.frombuffer(text, np.int64, count * _BLOCK // 8).reshape(count, -1)
+        with np.errstate(over="ignore"):
+            self._paths.append((words * _FACTORS).sum(axis=1))
+        self._numbers.append(number)
+        self._sizes.append(len(text))
+
+    def result(
+        self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
+    ) -> SharedPrompts:
+        """What the prompts share, which have `tokens` together.
+
+        `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns the prompts of lines by number.
+        """
+        each_block = _BLOCK * tokens / max(1, sum(self._sizes))
+        tree = PrefixTree.of(Paths.joined(self._paths))
+        most = None if kv_tokens is None else int(kv_tokens / max(1e-9, each_block))
+        found = sum(_found(self._paths, most))
+        largest = [*self._largest(tree, each_block, texts_of)]
+        return SharedPrompts(round(tree.shared_blocks * each_block), round(found * each_block), largest)
+
+    def _largest(
+        self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
+    ) -> Iterator[SharedBeginning]:
+        saved = tree.own_blocks * (tree.counts - 1)
+        chosen = [int(node) for node in np.argsort(-saved, kind="stable")[:_SHOWN] if saved[node] > 0]
+        examples = self._examples(tree)
+        texts = texts_of({examples[node] for node in chosen})
+        made: dict[int, SharedBeginning] = {}
+        for node in chosen:
+            parent = int(tree.parents[node])
+            start = int(tree.depths[parent]) * _BLOCK if parent >= 0 else 0
+            text = texts.get(examples[node], b"")[start : int(tree.depths[node]) * _BLOCK]
+            made[node] = SharedBeginning(
+                lines=int(tree.counts[node]),
+                tokens=round(float(tree.depths[node]) * each_block),
+                saved_tokens=round(float(saved[node]) * each_block),
+                example=examples[node],
+                text=text.decode(errors="replace")[:_CHARACTERS],
+            )
+        for node in chosen:
+            around = int(tree.parents[node])
+            while around >= 0 and around not in made:
+                around = int(tree.parents[around])
+            if around >= 0:
+                made[around].inside.append(made[node])
+            else:
+                yield made[node]
+
+    def _examples(self, tree: PrefixTree) -> list[int]:
+        """The number of the first line with the beginning of each node."""
+        first = np.full(len(tree.parents), len(tree))
+        np.minimum.at(first, tree.nodes, np.arange(len(tree)))
+        for node in range(len(tree.parents) - 1, 0, -1):
+            parent = tree.parents[node]
+            first[parent] = min(first[parent], first[node])
+        return [self._numbers[line] for line in first.tolist()] if len(tree) else [0]
+
+
+def _found(paths: Sequence[_Ints], most: int | None) -> Iterator[int]:
+    """For each prompt, the blocks of it that a cache of `most` blocks holds which forgets what was used longest ago."""
+    cached: OrderedDict[tuple[int, int], int] = OrderedDict()
+    serial = 0
+    for path in paths:
+        before, hits = 0, 0
+        for block in path.tolist():
+            known = cached.get((before, block))
+            if known is None:
+                serial += 1
+                known = serial
+                if most is not None and len(cached) >= most and cached:
+                    cached.popitem(last=False)
+            else:
+                hits += 1
+            cached[before, block] = known
+            cached.move_to_end((before, block))
+            before = known
+        yield hits
