@@ -148,10 +148,18 @@ def _standing(progress: RunProgress, rate: float) -> str:
     if progress.budget_covers is not None:
         parts.append(f"which is enough for about {counted(progress.budget_covers, 'line')}")
     if progress.seconds_left is not None and progress.seconds_left >= _LEAST_LEFT:
-        parts.append(f"{duration(progress.seconds_left)} left")
+        parts.append(f"{duration(progress.seconds_left)} left{_interval(progress.seconds_left_between)}")
     if progress.waiting is not None:
         parts.append(f"waiting: {progress.waiting}")
     return ": " + ", ".join(parts)
+
+
+def _interval(between: tuple[float, float] | None) -> str:
+    """Return the interval around the time left, unless it says no more than that itself."""
+    if between is None:
+        return ""
+    low, high = map(duration, between)
+    return "" if low == high else f" ({low} to {high})"
 
 
 def duration(seconds: float) -> str:

@@ -87,6 +87,8 @@ class RunProgress:
     """The line that failed first in this run; None if none did."""
     seconds_left: float | None = None
     """Forecast of the time until all lines are finished; None while too little is known."""
+    seconds_left_between: tuple[float, float] | None = None
+    """The least and the most that it is in nine cases of ten; None like that."""
     pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
     """What was found of the limits of an endpoint elsewhere, by model."""
     fraction: float | None = None
@@ -466,6 +468,7 @@ class JobRun:
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
                 seconds_left=None if forecast is None or covered is not None else forecast.seconds_left,
+                seconds_left_between=None if forecast is None or covered is not None else self._forecast.between,
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,

@@ -9,6 +9,7 @@ from batchwright.decayed_rate import DecayedRate
 from batchwright.jobs.job import Job
 from batchwright.jobs.loop import Tally
 from batchwright.lines.forecast import Forecast, Forecaster, WorkSoFar
+from batchwright.planning.intervals import ForecastIntervals
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
@@ -31,6 +32,9 @@ class RunForecast:
         self._forecaster = Forecaster()
         self._rate = DecayedRate(_MEMORY)
         self._counted = 0
+        self._intervals = ForecastIntervals()
+        self.between: tuple[float, float] | None = None
+        """The least and the most seconds that are left, in nine cases of ten; None while too little is known."""
         self._made_at = clock.now()
         self._forecast: Forecast | None = None
         if self._engine is not None:
@@ -46,6 +50,8 @@ class RunForecast:
                 self._forecast = self._by_lines(tally, running, elapsed)
             else:
                 self._forecast = self._forecaster.observe(self._work(self._engine, tally, now))
+            if (made := self._forecast) is not None:
+                self.between = self._intervals.observe(now, made.tokens_done, made.tokens_left, made.seconds_left)
         return self._forecast
 
     def _work(self, engine: Engine, tally: Tally, now: float) -> WorkSoFar:

@@ -1,0 +1,182 @@
+"""The command: what planning finds in a trace, gains on the real engine, and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchwright import Engine
+from batchwright.models import resolve
+from benchmarks.foresight import traces
+from benchmarks.foresight.jobs import TokenLine, apart, blocks_needed, few_shot, with_copies
+from benchmarks.foresight.runs import Timed, Way, in_turns
+from benchmarks.foresight.vllm_answers import SmallCache
+from benchmarks.throughput.process import Worker
+from benchmarks.throughput.report import machine, table
+from benchmarks.throughput.systems import DEFAULT_VLLM, vllm_systems
+
+_PLANNED, _ARRIVAL, _VLLM = "planned", "in the order of the input", "vLLM, prefix caching"
+_PLAN, _NO_PLAN = Way(_PLANNED, {}), Way(_ARRIVAL, {"planned": False})
+_CACHE_TOKENS = 1_000_000
+_PREFIXES_HELD = 3
+_PROBED = 2**26
+"""Bytes of KV cache with which the size of a block is found."""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def planning(
+    section: Annotated[
+        list[str] | None,
+        typer.Option(help="traces, few-shot, copies, cost; may be repeated (default: all)."),
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace of Mooncake's form (default: one is drawn).")] = None,
+    model: Annotated[str, typer.Option(help="A built-in name, a folder or a hub id.")] = "smollm2-135m",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each way.")] = 3,
+    lines: Annotated[int, typer.Option(min=20, help="Of the few-shot job.")] = 400,
+    vllm: Annotated[Path, typer.Option(help="vLLM's virtual environment; left out if it is not there.")] = DEFAULT_VLLM,
+    save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page here.")] = None,
+) -> None:
+    """What it is worth to know a job before it starts, and what planning it costs."""
+    makers: dict[str, Callable[[], str]] = {
+        "traces": lambda: _traces(trace),
+        "few-shot": lambda: _few_shot(model, rounds, lines, vllm),
+        "copies": lambda: _copies(model, rounds),
+        "cost": lambda: _cost(model, rounds),
+    }
+    host = machine()
+    parts = [
+        "# Jobs that are known before they start",
+        f"Printed by `benchmarks/planning.py` on {host['date']}; {host['processor']}, {host['cores']} cores, Python "
+        f"{host['python']}. What is measured and how to repeat it: "
+        "[benchmarks/README.md](../README.md#jobs-that-are-known-before-they-start).",
+    ]
+    for name in section or makers:
+        if name not in makers:
+            raise typer.BadParameter(f"--section {name}: must be one of {', '.join(makers)}")
+        parts.append(makers[name]())
+        print(parts[-1], flush=True)
+    if save is not None:
+        save.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _traces(path: Path | None) -> str:
+    requests = traces.read_mooncake(path) if path is not None else traces.drawn(1, 12_000)
+    capacity = _CACHE_TOKENS // traces.BLOCK_TOKENS
+    arrival = range(len(requests))
+    ideal = traces.reuse(requests, arrival, None)
+    by_arrival, planned = (
+        traces.reuse(requests, arrival, capacity),
+        traces.reuse(requests, traces.planned(requests), capacity),
+    )
+    seconds, gibibytes = traces.seconds_of_a_million(requests)
+    name = "a trace that is drawn" if path is None else f"`{path.name}`"
+    return "\n\n".join([
+        "## Prefixes of a trace",
+        f"{len(requests):,} requests of {name}, a cache of {_CACHE_TOKENS:,} tokens in blocks of {traces.BLOCK_TOKENS}"
+        " that forgets the least recently used.",
+        table(
+            ["order", "blocks found", "of what any cache could find"],
+            [
+                ["of arrival", f"{by_arrival:.1%}", f"{by_arrival / ideal:.1%}"],
+                [_PLANNED, f"{planned:.1%}", f"{planned / ideal:.1%}"],
+                ["any, with a cache without end", f"{ideal:.1%}", "100%"],
+            ],
+        ),
+        f"A million such requests are planned in {seconds:.1f} s on one core, with {gibibytes:.2f} GiB at the peak of"
+        f" the process. At least 99% of what any cache could find: **{_met(planned >= 0.99 * ideal)}**; at most 5 s and"
+        f" 1 GB: **{_met(seconds <= 5 and gibibytes * 2**30 <= 1e9)}**.",
+    ])  # fmt: skip
+
+
+def _few_shot(model: str, rounds: int, lines: int, vllm: Path) -> str:
+    jobs = [few_shot(seed, lines=lines) for seed in range(rounds)]
+    blocks = max(blocks_needed(job, _PREFIXES_HELD) for job in jobs)
+    with Engine(model, kv_memory=blocks * _block_bytes(model)) as engine:
+        held = engine.stats.kv_blocks * engine.stats.block_size
+        timed = in_turns(engine, jobs, [_PLAN, _NO_PLAN])
+    rows = [_row(name, each) for name, each in timed.items()]
+    if (theirs := _vllm_seconds(model, jobs, held, vllm)) is not None:
+        rows.append([_VLLM, f"{min(theirs):.1f}", ""])
+    ours, arrival = timed[_PLANNED].median, timed[_ARRIVAL].median
+    bars = (
+        f"At least 3 times as fast as in the order of the input: {arrival / ours:.2f}, **{_met(arrival >= 3 * ours)}**"
+    )
+    if theirs is not None:
+        bars += f"; as vLLM: {min(theirs) / ours:.2f}, **{_met(min(theirs) >= 3 * ours)}**"
+    return "\n\n".join([
+        "## Few-shot prompts",
+        f"{lines} lines with one of 20 beginnings of about 600 tokens, one after the other, and a KV cache of {held:,}"
+        f" tokens, about {_PREFIXES_HELD} of them; medians of {rounds} rounds in turns (of vLLM the best).",
+        table(["order", "seconds", "prompt tokens found in the cache"], rows),
+        f"{bars}.",
+    ])  # fmt: skip
+
+
+def _copies(model: str, rounds: int) -> str:
+    with Engine(model) as engine:
+        jobs = [with_copies(seed) for seed in range(rounds)]
+        timed = in_turns(engine, jobs, [_PLAN, Way("each computed", {"dedupe": False})])
+    share = timed[_PLANNED].median / timed["each computed"].median
+    return "\n\n".join([
+        "## Identical lines",
+        "300 lines, 30% of which ask the same as another.",
+        table(["lines", "seconds", "found in the cache"], [_row(name, each) for name, each in timed.items()]),
+        f"At most 72% of the time: {share:.0%}, **{_met(share <= 0.72)}**.",
+    ])  # fmt: skip
+
+
+def _cost(model: str, rounds: int) -> str:
+    with Engine(model) as engine:
+        timed = in_turns(engine, [apart(seed) for seed in range(2 * rounds)], [_PLAN, _NO_PLAN])
+    extra = timed[_PLANNED].median / timed[_ARRIVAL].median - 1.0
+    return "\n\n".join([
+        "## What planning costs",
+        "300 lines that share nothing, with plenty of KV cache.",
+        table(["order", "seconds", "found in the cache"], [_row(name, each) for name, each in timed.items()]),
+        f"Less than 1% more time: {extra:+.1%}, **{_met(extra < 0.01)}**.",
+    ])  # fmt: skip
+
+
+def _vllm_seconds(model: str, jobs: Sequence[Sequence[TokenLine]], held: int, folder: Path) -> list[float] | None:
+    """Seconds of the rounds, in the fastest of its ways; None where there is no vLLM."""
+    systems = vllm_systems(folder, {}) if folder.is_dir() else []
+    found: list[list[float]] = []
+    for system in systems:
+        options: SmallCache = {
+            "model": str(resolve(model)), "precision": system.precision, "kv_gib": 1, "max_num_seqs": 256,
+            "attention": "", "profile": False, "kv_bytes": held * _block_bytes(model) // 16, "max_model_len": 1024,
+        }  # fmt: skip
+        with ExitStack() as stack:
+            worker = stack.enter_context(
+                Worker("benchmarks.foresight.vllm_answers", system.python, options, system.environment)
+            )
+            worker.run({"prompts": [list(range(2000, 2600))] * 2, "outputs": [8, 8]})  # all is compiled after it
+            found.append(
+                [
+                    worker.run({"prompts": [each.prompt for each in job], "outputs": [each.answer for each in job]})[
+                        "seconds"
+                    ]
+                    for job in jobs
+                ]
+            )
+    return min(found, key=min) if found else None
+
+
+def _block_bytes(model: str) -> int:
+    """Bytes of a KV block of the model in bfloat16."""
+    with Engine(model, kv_memory=_PROBED) as engine:
+        return _PROBED // engine.stats.kv_blocks
+
+
+def _row(name: str, timed: Timed) -> list[str]:
+    return [name, f"{timed.median:.1f}", f"{sum(timed.hit_rates) / len(timed.hit_rates):.0%}"]
+
+
+def _met(holds: bool) -> str:
+    return "met" if holds else "not met"

@@ -1,0 +1,19 @@
+"""Jobs that are known before they start: `.venv/bin/python benchmarks/planning.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command."""
+    # Run by its path, Python looks for modules in this file's folder, not in the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.foresight.cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()
