@@ -335,8 +335,16 @@ def test_what_is_tried_again() -> None:
 def test_pauses_do_not_grow_while_the_endpoint_answers_other_calls() -> None:
     failed, batch, draw = EndpointError("not now", status=503), RETRIES["batch"], Longest()
     for failures in range(5):
-        assert pause_before_retry(failed, "batch", batch, [failed] * failures, draw, is_well=True) == 1.0
+        assert pause_before_retry(failed, "batch", batch, [failed] * failures, draw, failing=0.1) == 1.0
     assert pause_before_retry(failed, "batch", batch, [failed] * 4, draw) == 16.0
+
+
+@pytest.mark.parametrize(("failing", "tries"), [(1.0, 5), (0.6, 5), (0.25, 9), (0.4, 10), (0.01, 5), (0.0, 5)])
+@pytest.mark.parametrize("error", [AnswerBroken("no JSON"), EndpointError("it failed", status=500)])
+def test_a_call_is_not_blamed_for_failures_that_may_be_chance(error: EndpointError, failing: float, tries: int) -> None:
+    batch, draw = RETRIES["batch"], Longest()
+    assert pause_before_retry(error, "batch", batch, [error] * (tries - 2), draw, failing=failing) is not None
+    assert pause_before_retry(error, "batch", batch, [error] * (tries - 1), draw, failing=failing) is None
 
 
 @pytest.mark.parametrize("told", [0.0, 1.0, 90.0])

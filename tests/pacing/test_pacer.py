@@ -165,20 +165,20 @@ def test_retries_are_at_most_the_budget_and_two_for_each_success(outcomes: list[
         assert spent <= 200 + 2 * successes
 
 
-def test_an_endpoint_is_well_while_it_answers_most_calls() -> None:
+def test_the_share_of_calls_that_are_not_answered_is_known() -> None:
     budget = RetryBudget()
-    assert not budget.is_endpoint_well, "nothing was answered yet"
-    for _ in range(40):
+    assert budget.failing == 1.0, "nothing was answered yet"
+    for _ in range(100):
         budget.succeeded()
-    assert budget.is_endpoint_well
+    assert budget.failing < 0.01
     for _ in range(200):
         budget.succeeded()
         budget.succeeded()
         budget.spend()
-    assert budget.is_endpoint_well, "one call in three fails"
-    for _ in range(20):
+    assert budget.failing == pytest.approx(1 / 3, abs=0.05)
+    for _ in range(100):
         budget.spend()
-    assert not budget.is_endpoint_well
+    assert budget.failing > 0.99
 
 
 def test_limits_of_a_minute_and_of_a_day_are_kept_side_by_side() -> None:

@@ -465,8 +465,8 @@ class EndpointInference(Route):
         retries, failures, tell = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
-            is_well = self._retry_budget.is_endpoint_well
-            found = pause_before_retry(error, call.traffic, retries, failures, self._draw, is_well=is_well)
+            failing = self._retry_budget.failing
+            found = pause_before_retry(error, call.traffic, retries, failures, self._draw, failing=failing)
             if found is not None and not self._retry_budget.spend():
                 found = None
             failures.append(error)

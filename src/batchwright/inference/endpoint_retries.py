@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,16 @@ REFUSED = 429
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _LONGEST_PAUSE = 600.0
+_WELL = 0.5
+"""Share of calls that fail below which a failure says nothing of the next try."""
 _TRIES_OF_500 = 5
 """Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
 _TRIES_OF_BROKEN = 5
 """Tries of a call whose answer makes no sense each time: each may have to be paid, but a line without one is lost."""
+_MOST_TRIES_BY_CHANCE = 10
+"""Tries, instead of either of these, of a call that may fail by chance as others do."""
+_CHANCE = 1e-5
+"""Share of the calls that may fail for good by chance alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +52,37 @@ def pause_before_retry(
     failures: Sequence[Exception],
     draw: random.Random,
     *,
-    is_well: bool = False,
+    failing: float = 1.0,
 ) -> float | None:
     """Return the seconds before the next try, with full jitter, or None: not to be tried again.
 
     Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
-    would soon be used up; but not while the endpoint `is_well` and answers most calls. Online, a pause longer than
-    `retries.wait_max` is left to the caller. Refusals for a rate limit were tried again before, as the pacer allows.
+    would soon be used up; but not while the endpoint answers most calls: `failing` is the share of calls of late that
+    it did not answer. Nor is a call then blamed for as many failures as chance gives one in 100,000. Online, a pause
+    longer than `retries.wait_max` is left to the caller. Refusals for a rate limit were tried again before, as the
+    pacer allows.
     """
     if not isinstance(error, EndpointError) or error.status == REFUSED:
         return None
     if not (error.may_pass or isinstance(error, AnswerBroken)):
         return None
     tries = (*failures, error)
-    if sum(getattr(each, "status", None) == 500 for each in tries) >= _TRIES_OF_500:
+    is_well = failing < _WELL
+    by_chance = _tries_by_chance(failing) if is_well else 0
+    if sum(getattr(each, "status", None) == 500 for each in tries) >= max(_TRIES_OF_500, by_chance):
         return None
-    if sum(isinstance(each, AnswerBroken) for each in tries) >= _TRIES_OF_BROKEN:
+    if sum(isinstance(each, AnswerBroken) for each in tries) >= max(_TRIES_OF_BROKEN, by_chance):
         return None
     named = error.retry_after
     if traffic == "online" and named is not None and named > retries.wait_max:
         return None
     longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
     return max(longest.pause(1 if is_well else len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
+
+
+def _tries_by_chance(failing: float) -> int:
+    """Return the tries of which all fail by chance in less than `_CHANCE` of calls, but no more than a few."""
+    return min(_MOST_TRIES_BY_CHANCE, math.ceil(math.log(_CHANCE) / math.log(max(failing, _CHANCE))))
 
 
 def is_outage(error: EndpointError) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _WEIGHT = 0.05
 """Of the latest call in what is known of those before it."""
-_WELL = 0.5
 
 
 class RetryBudget:
@@ -23,9 +22,9 @@ class RetryBudget:
         """Share of the last calls that were answered; at first none was."""
 
     @property
-    def is_endpoint_well(self) -> bool:
-        """Whether most calls of late were answered, so that a failure says nothing of the next try."""
-        return self._answered > _WELL
+    def failing(self) -> float:
+        """Share of the calls of late that were not answered; 1 at first."""
+        return 1.0 - self._answered
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
