@@ -64,7 +64,9 @@ class FakeEngine:
     stats: EngineStats = field(default_factory=EngineStats)
     max_model_len: int = 2**20
     core: Any = field(
-        default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(encode=encode, chat_template=None))
+        default_factory=lambda: SimpleNamespace(
+            tokenizer=SimpleNamespace(encode=encode, decode=decode, chat_template=None)
+        )
     )
     _running: dict[str, tuple[InferenceRequest, int]] = field(default_factory=dict)
 

@@ -1,0 +1,101 @@
+"""Runs whose lines a model here computes in a planned order, and identical ones once."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobs.fakes import FakeEngine, by_id, codes, read, run_and_die, text_of
+
+from batchwright.jobs.run import run
+
+
+def write(path: Path, bodies: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    return path
+
+
+def few_shot(lines: int, beginnings: int) -> list[dict[str, Any]]:
+    """Prompts with one of some beginnings of 100 characters, one after the other."""
+    return [
+        {"id": str(number), "prompt": str(number % beginnings) * 100 + f" question {number}"} for number in range(lines)
+    ]
+
+
+def test_prompts_that_begin_alike_follow_one_another(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(60, 6))
+    engine = FakeEngine(slots=15)  # so that all lines are known at once
+    run(source, tmp_path / "out.jsonl", model=engine)  # type: ignore[arg-type]
+    firsts = [prompt[0] for prompt in engine.prompts]
+    assert sorted(firsts) == sorted(str(number % 6) for number in range(60))
+    assert sum(one != other for one, other in pairwise(firsts)) == 5
+    arrival = FakeEngine()
+    run(source, tmp_path / "other.jsonl", model=arrival, planned=False)  # type: ignore[arg-type]
+    assert [prompt[0] for prompt in arrival.prompts] == [str(number % 6) for number in range(60)]
+    assert by_id(tmp_path / "out.jsonl").keys() == by_id(tmp_path / "other.jsonl").keys()
+
+
+def test_identical_lines_are_computed_once(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"id": str(number), "prompt": f"prompt {number % 7}", "temperature": 0} for number in range(70)
+    ]
+    bodies += [{"id": f"drawn {number}", "prompt": "prompt 0", "temperature": 1} for number in range(3)]
+    source = write(tmp_path / "in.jsonl", bodies)
+    engine = FakeEngine()
+    report = run(source, tmp_path / "out.jsonl", model=engine)  # type: ignore[arg-type]
+    assert (report.succeeded, report.deduplicated, len(engine.submitted)) == (73, 63, 10)
+    lines = by_id(tmp_path / "out.jsonl")
+    assert len({text_of(lines[str(number)]) for number in range(0, 70, 7)}) == 1
+    each = FakeEngine()
+    assert run(source, tmp_path / "each.jsonl", model=each, dedupe=False).deduplicated == 0  # type: ignore[arg-type]
+    assert len(each.submitted) == 73
+
+
+@pytest.mark.parametrize("step", [2, 5, 9])
+def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) -> None:
+    import multiprocessing
+
+    drawn = random.Random(step)
+    bodies = [
+        {"id": str(number), "prompt": str(drawn.randrange(3)) * 60 + str(number % 20), "temperature": 0}
+        for number in range(60)
+    ]
+    bodies.insert(30, {"id": "bad", "prompt": 5})
+    source, output = write(tmp_path / "in.jsonl", bodies), tmp_path / "out.jsonl"
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_and_die, args=(str(source), str(output), False, step)
+    )
+    process.start()
+    process.join()
+    before = len(read(output))
+    report = run(source, output, model=FakeEngine())  # type: ignore[arg-type]
+    assert (report.total, report.done, report.failed) == (61, 61, 1)
+    assert report.resumed == before
+    assert codes(report) == {"invalid_request": 1}
+    run(source, tmp_path / "whole.jsonl", model=FakeEngine(), planned=False, dedupe=False)  # type: ignore[arg-type]
+    assert {name: text_of(line) for name, line in by_id(output).items() if line["response"]} == {
+        name: text_of(line) for name, line in by_id(tmp_path / "whole.jsonl").items() if line["response"]
+    }
+
+
+def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [*few_shot(40, 4), {"id": "bad"}])
+    report = run(source, None, model=FakeEngine(slots=8), dry_run=True, defaults={"max_tokens": 10})  # type: ignore[arg-type]
+    assert (report.total, report.failed, report.prompt_tokens) == (
+        41,
+        1,
+        sum(len(b["prompt"]) for b in few_shot(40, 4)),
+    )
+    assert report.planned_answers is not None
+    assert report.planned_answers.at_most == 400
+    assert report.planned_answers.kv_tokens == 8 * (max(len(b["prompt"]) for b in few_shot(40, 4)) + 10)
+    assert report.shared_prompts is not None
+    # Of each beginning of 100 characters one block of 64 is counted.
+    assert report.shared_prompts.shared_tokens == pytest.approx(36 * 64, rel=0.01)
+    assert [(each.lines, each.text[:1], each.inside) for each in report.shared_prompts.beginnings] == [
+        (10, str(number), []) for number in range(4)
+    ]
