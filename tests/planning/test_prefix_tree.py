@@ -28,15 +28,15 @@ def test_what_is_shared_is_counted_once(prompts: list[list[int]]) -> None:
     counts = _beginnings(prompts)
     tree = PrefixTree.of(Paths.of(prompts))
     assert tree.shared_blocks == sum(count - 1 for count in counts.values())
-    for prompt, node in zip(prompts, tree.nodes, strict=True):
+    for prompt, node in zip(prompts, tree.nodes.tolist(), strict=True):
         shared = max((end for end in range(len(prompt) + 1) if counts.get(tuple(prompt[:end]), 0) > 1), default=0)
         # Behind the longest beginning that is shared all go their own ways.
         assert tree.depths[node] == shared or len(prompts) == 1
     assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
     assert (tree.depths[1:] > tree.depths[tree.parents[1:]]).all()
     assert (tree.counts[1:] > 1).all()
-    for prompt, top in enumerate(tree.tops):
-        node = int(tree.nodes[prompt])
+    for number, top in enumerate(tree.tops.tolist()):
+        node = int(tree.nodes[number])
         while tree.parents[node] > 0:
             node = int(tree.parents[node])
         assert top == node
@@ -64,11 +64,11 @@ def test_greater_values_come_first_where_there_is_a_choice(prompts: list[list[in
     order = tree.order(np.array(values, float))
     for node in range(len(tree.parents)):
         children: OrderedDict[tuple[str, int], list[int]] = OrderedDict()
-        for number in order:
+        for number in order.tolist():
             at, below = int(tree.nodes[number]), None
             while at not in (node, -1):
                 below, at = at, int(tree.parents[at])
             if at == node:
-                children.setdefault(("prompt", int(number)) if below is None else ("node", below), []).append(number)
+                children.setdefault(("prompt", number) if below is None else ("node", below), []).append(number)
         keys = [(-max(values[each] for each in child), min(child)) for child in children.values()]
         assert keys == sorted(keys)

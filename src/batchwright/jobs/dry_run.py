@@ -169,12 +169,12 @@ class _Planner:
         if self._add_cost is not None:
             self._add_cost(line.endpoint, line.body, sum(counts))
         if len(self._first) < _SHOWN:
-            text = self._counter.as_the_model_gets(prompts[0])
-            self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))
+            shown = self._counter.as_the_model_gets(prompts[0])
+            self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
     def _texts_of(self, numbers: Collection[int]) -> dict[int, bytes]:
         """The first prompts of these lines, read again."""
-        texts = {}
+        texts: dict[int, bytes] = {}
         for record in self._job.source.records():
             if len(texts) == len(numbers):
                 break

@@ -111,7 +111,7 @@ def _ranks(
     """For each unit, its place among all units, and whether it is kept for the end. The last is that of the cache."""
     count, cached, units = int(units.max()) + 1, int(units[-1]), units[:-1]
     sizes = np.bincount(units, minlength=count)
-    work = np.bincount(units, means, minlength=count)
+    work = np.bincount(units, means, minlength=count).astype(np.float64)
     longest = np.zeros(count)
     np.maximum.at(longest, units, tails)
     first = np.full(count, len(units), np.int64)
