@@ -181,7 +181,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Answer], di
     """The answers of `run`, all lines in one file: by id, and of the bad frames by number."""
     folder = tmp_path_factory.mktemp("run")
     source = write(folder / "in.jsonl", [*BAD_LINES, *map(line, BODIES)])
-    run(source, folder / "out.jsonl", **MODELS)
+    run(source, folder / "out.jsonl", dedupe=False, **MODELS)
     answers: dict[str, Answer] = {}
     frames: dict[int, Answer] = {}
     for result in map(json.loads, (folder / "out.jsonl").read_bytes().splitlines()):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
+from batchwright.errors import InvalidRequest
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import Line
 from batchwright.jobs.sink import Sink
@@ -36,10 +38,16 @@ class _Answered(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answered).decode
 
 
-def find_repeats(job: Job, defaults: SamplingParams | Mapping[str, Any], model: str | None) -> Repeats:
+def find_repeats(
+    job: Job,
+    defaults: SamplingParams | Mapping[str, Any],
+    model: str | None,
+    check: Callable[[str, Mapping[str, Any]], object] | None = None,
+) -> Repeats:
     """The lines of `job` that ask the same as others, found by reading all of its input.
 
-    `model` is the name for lines that name none. Raises `InputError` if the input is damaged.
+    `model` is the name for lines that name none. `check` raises `InvalidRequest` for a body that cannot be computed,
+    which gets no answer of another; None: whoever computes decides. Raises `InputError` if the input is damaged.
     """
     finder = RepeatFinder()
     for record in job.source.records():
@@ -47,7 +55,10 @@ def find_repeats(job: Job, defaults: SamplingParams | Mapping[str, Any], model: 
         if isinstance(line, Line):
             identity = identity_of(line.endpoint, line.body, defaults, model)
             if identity is not None:
-                finder.add(line.number, identity)
+                with suppress(InvalidRequest):
+                    if check is not None:
+                        check(line.endpoint, line.body)
+                    finder.add(line.number, identity)
     return finder.repeats()
 
 

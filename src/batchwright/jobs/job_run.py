@@ -289,7 +289,8 @@ class JobRun:
         """The lines that are asked once with others; None if each is asked."""
         if not self._may_share:
             return None
-        return find_repeats(job, self.spec.defaults, self.spec.model)
+        check = self._check if self.choice.backend is None else None
+        return find_repeats(job, self.spec.defaults, self.spec.model, check)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))

@@ -61,7 +61,7 @@ class PromptSurvey:
     def add(self, number: int, text: bytes) -> None:
         """Add the prompt of a line."""
         count = len(text) // _BLOCK
-        words = np.frombuffer(text, np.int64, count * _BLOCK // 8).reshape(count, -1)
+        words = np.frombuffer(text, np.int64, count * _BLOCK // 8).reshape(count, _BLOCK // 8)
         with np.errstate(over="ignore"):
             self._paths.append((words * _FACTORS).sum(axis=1))
         self._numbers.append(number)
