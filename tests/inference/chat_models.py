@@ -52,6 +52,10 @@ MISTRAL = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}{% fo
 {% endif %}[TOOL_CALLS]{{ call.function.name }}{% endfor %}{{ message.content }}{% endfor %}"""
 
 
+BARE = """{% if tools %}{{ tools | tojson }}{% endif %}""" + PLAIN
+"""A template that says nothing of how a tool is called."""
+
+
 def chat_model(folder: Path, template: str) -> Path:
     """Save a tiny model with this chat template, whose tokens are bytes and markers, to `folder`."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers

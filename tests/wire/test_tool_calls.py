@@ -126,6 +126,31 @@ def test_what_is_no_call_of_a_tool_is_content_to_the_letter(name: str, text: str
     assert answer(name, text) == Answer(text, "", [])
 
 
+@pytest.mark.parametrize("name", ["llama", "json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "now"}',
+        '{"name": "now", "mood": "calm"}',
+        '{"name": "now", "arguments": null}',
+        '{"name": "Ann", "arguments": {}}',
+        '[{"city": "Paris"}, {"name": "now", "arguments": {}}]',
+        '{"text": "<|python_tag|>{\\"name\\": \\"now\\", \\"arguments\\": {}}"}',
+    ],
+)
+def test_an_answer_that_was_asked_to_be_json_is_no_call(name: str, text: str) -> None:
+    assert answer(name, text, is_json=True) == Answer(text, "", [])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_answer_that_was_asked_to_be_json_calls_what_it_names_with_its_arguments(name: str) -> None:
+    text = as_json(WEATHER)
+    bare = name in ("llama", "json")
+    assert answer(name, text, is_json=True) == (Answer("", "", [WEATHER]) if bare else Answer(text))
+    marked = json.dumps({"said": written(name, [WEATHER])})
+    assert answer(name, marked, is_json=True) == Answer(marked)
+
+
 def test_an_answer_that_ends_within_a_call_has_the_beginning_of_its_arguments() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Par'
     assert answer("hermes", text) == Answer("", "", [ToolCall("weather", '{"city": "Par')])
@@ -209,6 +234,7 @@ _FORMS = st.builds(
     AnswerForm,
     st.sampled_from(FORMATS),
     st.just(TOOLS),
+    st.booleans(),
     st.booleans(),
     st.sampled_from([None, THINK]),
     st.booleans(),

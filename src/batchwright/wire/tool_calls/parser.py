@@ -6,7 +6,7 @@ space beside calls and thoughts belongs to their format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchwright.stop_strings import StopAutomaton
 from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
@@ -24,6 +24,8 @@ class AnswerForm:
     tools: Tools | None = None
     parallel: bool = True
     """Whether an answer may have several calls; if not, all but the first are left out."""
+    is_json: bool = False
+    """Whether the answer was asked to be JSON, of which only a named tool with its arguments is a call."""
     thought: ThoughtMarks | None = None
     """Marks of thoughts. None: the model does not think."""
     in_thought: bool = False
@@ -45,7 +47,10 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         self._thought = None if form.thought is None else _ThoughtParser(form.thought, is_open=form.in_thought)
         tools = form.tool_format if form.tools else None
-        self._calls = None if tools is None else _CallParser(tools, form.tools or {}, parallel=form.parallel)
+        if tools is not None and form.is_json:
+            # A marker within such an answer is part of one of its texts.
+            tools = replace(tools, openings=(), closing="") if tools.at_start else None
+        self._calls = None if tools is None else _CallParser(tools, form)
 
     def push(self, text: str) -> list[Piece]:
         """Return what the next characters of the answer turned out to be."""
@@ -139,17 +144,18 @@ class _ThoughtParser:
 class _CallParser:
     """Finds the calls in the text of an answer."""
 
-    def __init__(self, form: ToolFormat, tools: Tools, *, parallel: bool) -> None:
-        self._form = form
-        self._tools = tools
-        self._parallel = parallel
-        self._automaton = StopAutomaton(form.openings)
+    def __init__(self, tool_format: ToolFormat, form: AnswerForm) -> None:
+        self._form = tool_format
+        self._tools: Tools = form.tools or {}
+        self._parallel = form.parallel
+        self._is_json = form.is_json
+        self._automaton = StopAutomaton(tool_format.openings)
         self._node = 0
         self._held = ""
         """Text that may be the beginning of a marker."""
         self._space = ""
         """White space that is content unless a call follows."""
-        self._at_start = form.at_start
+        self._at_start = tool_format.at_start
         self._after_call = False
         self._section: Section | None = None
         self._raw = ""
@@ -230,7 +236,7 @@ class _CallParser:
         elif self._form.name == "qwen_coder":
             self._section = TaggedSection(self._tools, self, begun=marker == self._form.openings[1])
         else:
-            self._section = JsonSection(self._tools, self)
+            self._section = JsonSection(self._tools, self, need_arguments=self._is_json)
 
     def _read_section(self, section: Section, text: str, at: int) -> int:
         end = section.read(text, at)
