@@ -100,7 +100,7 @@ def test_costs_that_are_asked_for_later_are_a_column_of_a_table_made_anew(tmp_pa
         options |= {"prompt_template": "Where is {city}?", "chat": True}
         run(source, output, **options)
         without = output.read_bytes()
-        with pytest.raises(ResumeRefused, match="--cost: the answers of .* were computed without it"):
+        with pytest.raises(ResumeRefused, match=r"--cost: the answers of .* were computed without it"):
             run(source, output, cost=True, **options)
         assert output.read_bytes() == without
         # What is computed from here on says its cost.
