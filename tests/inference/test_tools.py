@@ -19,7 +19,7 @@ from batchwright.inference.engine_inference import EngineInference
 from batchwright.inference.inference import Call
 from batchwright.wire.requests import read_generation
 
-from .chat_models import BARE, HERMES, MISTRAL, PLAIN, THINKING, Script, chat_model
+from .chat_models import BARE, DEEPSEEK, HERMES, MISTRAL, PLAIN, THINKING, Script, chat_model
 from .running import in_real_time, run
 
 MESSAGES = [{"role": "user", "content": "How is the weather in Paris?"}]
@@ -64,6 +64,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Asyn
             "thinking": THINKING,
             "mistral": MISTRAL,
             "bare": BARE,
+            "deepseek": DEEPSEEK,
         }.items()
     }
     yield engines
@@ -89,6 +90,11 @@ def mistral(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def bare(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> Model:
     return Model(engines["bare"], Script(monkeypatch, engines["bare"].tokenizer))
+
+
+@pytest.fixture
+def deepseek(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> Model:
+    return Model(engines["deepseek"], Script(monkeypatch, engines["deepseek"].tokenizer))
 
 
 @pytest.fixture
@@ -134,6 +140,22 @@ async def test_what_is_said_otherwise_is_content(hermes: Model) -> None:
     cut = await hermes.answer(tools=[WEATHER], max_tokens=45)
     assert cut.finish_reason == "length"
     assert cut.message.tool_calls[0].function.arguments == '{"city": "'
+
+
+@in_real_time
+async def test_calls_between_special_markers_and_their_arguments_as_text(deepseek: Model) -> None:
+    written = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Köln"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
+    deepseek.say(f"I see. {written}", f"I see. {written}")
+    choice = await deepseek.answer(tools=[WEATHER])
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I see.")
+    deltas = [call for part in await deepseek.deltas(tools=[WEATHER]) for call in part.delta.tool_calls or ()]
+    assert "".join(call.function.arguments for call in deltas) == '{"city": "Köln"}'
+    # The template adds the arguments to a text, for which they must be one.
+    said = {"role": "assistant", "content": "", "tool_calls": [choice.message.tool_calls[0].model_dump()]}
+    assert deepseek.prompt(messages=[*MESSAGES, said], tools=[WEATHER]).endswith(written)
 
 
 @in_real_time

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from batchwright.stop_strings import StopAutomaton
 from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
 from batchwright.wire.tool_calls.json_values import SPACE, State
+from batchwright.wire.tool_calls.marked_calls import MarkedSection
 from batchwright.wire.tool_calls.pieces import Answer, Arguments, CallBegin, Content, Piece, Thought
+from batchwright.wire.tool_calls.pythonic import PythonicSection
 from batchwright.wire.tool_calls.sections import JsonSection, NamedSection, Section, TaggedSection, Tools
 
 
@@ -214,7 +216,7 @@ class _CallParser:
             return at + 1
         self._at_start = False
         if character in "{[":
-            self._open("")
+            self._open("", character)
         return at
 
     def _read_content(self, text: str, at: int) -> int:
@@ -229,14 +231,21 @@ class _CallParser:
             self._open(marker)
         return at + end
 
-    def _open(self, marker: str) -> None:
+    def _open(self, marker: str, first: str = "") -> None:
+        """Begin a section behind `marker`, or without one at the character `first`."""
         self._raw, self._section_calls = marker, 0
+        self._section = self._section_of(marker, first)
+
+    def _section_of(self, marker: str, first: str) -> Section:
+        if self._form.marks is not None:
+            return MarkedSection(self._form.marks, self._tools, self)
         if self._form.name == "mistral":
-            self._section = NamedSection(self._tools, self)
-        elif self._form.name == "qwen_coder":
-            self._section = TaggedSection(self._tools, self, begun=marker == self._form.openings[1])
-        else:
-            self._section = JsonSection(self._tools, self, need_arguments=self._is_json)
+            return NamedSection(self._tools, self)
+        if self._form.name == "qwen_coder":
+            return TaggedSection(self._tools, self, begun=marker == self._form.openings[1])
+        if self._form.name == "pythonic" and first != "{":
+            return PythonicSection(self._tools, self)
+        return JsonSection(self._tools, self, need_arguments=self._is_json)
 
     def _read_section(self, section: Section, text: str, at: int) -> int:
         end = section.read(text, at)
