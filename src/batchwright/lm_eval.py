@@ -11,6 +11,7 @@ Needs lm-eval 0.4.9 or later: `pip install lm-eval`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Model"]
 
+_log = logging.getLogger(__name__)
+
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the limit of an answer in a task, the first one that is given counts."""
 _SAMPLING = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "seed"})
@@ -41,8 +44,9 @@ class Model(TemplateLM):  # type: ignore[misc]
     """A generating model as lm-evaluation-harness asks for it; `--model batchwright` once this module is imported.
 
     `pretrained` is what `Engine` takes as `model`, or an open `Engine`; `options` are fields of `EngineConfig`. The
-    engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. Contexts that are too long lose
-    their beginning. Raises what `Engine` raises, and `UnsupportedModel` for a model without a tokenizer.
+    engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. What is too long loses its
+    beginning, with a warning: first the context, but for one token, then the continuation, of which the rest is scored.
+    Raises what `Engine` raises, and `UnsupportedModel` for a model without a tokenizer.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Model(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return what the model writes after each context, up to the first of its stop texts."""
-        prompts, params = [], []
+        prompts, params, rooms = [], [], []
         for request in requests:
             context, told = request.args
             params.append(_params(told, self.max_gen_toks))
@@ -134,7 +138,10 @@ class Model(TemplateLM):  # type: ignore[misc]
                 raise ValueError(
                     f"max_gen_toks={params[-1].max_tokens}: must be less than the {self.max_length} tokens of the model"
                 )
-            prompts.append(self.tok_encode(context)[-room:])
+            prompts.append(self.tok_encode(context))
+            rooms.append(room)
+        _warn_of_loss("contexts", [len(prompt) - room for prompt, room in zip(prompts, rooms, strict=True)])
+        prompts = [prompt[-room:] for prompt, room in zip(prompts, rooms, strict=True)]
         texts = []
         for request, response in zip(
             requests, self.engine.generate(prompts, params, progress=not disable_tqdm), strict=True
@@ -153,11 +160,16 @@ class Model(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is greedy; requests: key, context, tokens."""
-        # The last token is only scored, so it needs no place of its own.
-        contexts = [
-            context[max(0, len(context) + len(tokens) - self.max_length - 1) :] for key, context, tokens in requests
-        ]
-        continuations = [tokens for key, context, tokens in requests]
+        # The last token is only scored, so it needs no place of its own; the first one is only context.
+        most = self.max_length
+        _warn_of_loss("contexts", [len(context) + min(len(tokens), most) - most - 1 for _, context, tokens in requests])
+        _warn_of_loss("continuations", [len(tokens) - most for *_, tokens in requests])
+        contexts, continuations = [], []
+        for _, context, tokens in requests:
+            text = [*context, *tokens][-most - 1 :]
+            begin = max(1, len(text) - len(tokens))
+            contexts.append(text[:begin])
+            continuations.append(text[begin:])
         scores = self.engine.score(contexts, continuations, progress=not disable_tqdm)
         answers = []
         for request, score in zip(requests, scores, strict=True):
@@ -167,6 +179,15 @@ class Model(TemplateLM):  # type: ignore[misc]
             if (key := request[0]) is not None:
                 self.cache_hook.add_partial("loglikelihood", key, answers[-1])
         return answers
+
+
+def _warn_of_loss(what: str, tokens: Sequence[int]) -> None:
+    """Warn of texts that lose their beginning, by the tokens that each has too many."""
+    if lost := [each for each in tokens if each > 0]:
+        _log.warning(
+            "%d of %d %s are longer than the model takes: they lose their first tokens, up to %d",
+            len(lost), len(tokens), what, max(lost),
+        )  # fmt: skip
 
 
 def _params(told: dict[str, Any], limit: int) -> SamplingParams:

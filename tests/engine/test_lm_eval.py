@@ -97,6 +97,36 @@ def test_likelihoods_of_pairs_and_of_long_texts(ours: Model, theirs: Any) -> Non
     assert all(map(math.isfinite, mine))
 
 
+def test_what_is_too_long_loses_its_beginning_with_a_warning(
+    ours: Model, theirs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scored(model: Any, *pairs: tuple[list[int], list[int]]) -> Any:
+        found = model._loglikelihood_tokens([(None, *pair) for pair in pairs], disable_tqdm=True)
+        return [value for value, _ in found], [greedy for _, greedy in found]
+
+    tokens = ours.tok_encode(" ".join(question for question, *_ in QUESTIONS * 9))
+    most = ours.max_length
+    fitting = (tokens[:40], tokens[40 : most + 1])
+    # Of the last one, the context is cut to a token, which its continuation leaves room for.
+    pairs = [fitting, (tokens[:60], tokens[60 : most + 20]), (tokens[:9], tokens[9 : most + 9])]
+    (mine, mine_greedy), (other, other_greedy) = scored(ours, *pairs), scored(theirs, *pairs)
+    assert mine == pytest.approx(other, abs=2e-3)
+    assert mine_greedy == other_greedy
+    own = [each.getMessage() for each in caplog.records if each.name == "batchwright.lm_eval"]
+    assert own == ["2 of 3 contexts are longer than the model takes: they lose their first tokens, up to 19"]
+    # By itself too long, where the other model ends the run: the last tokens that fit, after the one before them.
+    caplog.clear()
+    with pytest.raises(AssertionError):
+        scored(theirs, (tokens[:9], tokens[9 : most + 20]))
+    cut = scored(ours, (tokens[:9], tokens[9 : most + 20]))
+    assert cut == scored(ours, (tokens[19:20], tokens[20 : most + 20]))
+    told = [each.getMessage() for each in caplog.records if each.name == "batchwright.lm_eval"]
+    assert told == [
+        "1 of 1 contexts are longer than the model takes: they lose their first tokens, up to 8",
+        "1 of 1 continuations are longer than the model takes: they lose their first tokens, up to 11",
+    ]
+
+
 def test_texts_that_are_generated_until_a_stop(ours: Model, theirs: Any) -> None:
     settings: dict[str, Any] = {"until": ["\n", "."], "max_gen_toks": 12, "do_sample": False}
     requests = asked(*((question, settings) for question, *_ in QUESTIONS), ("word " * 200, settings))

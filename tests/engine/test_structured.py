@@ -372,7 +372,7 @@ def test_who_asks_what_is_compiled_does_not_wait_for_the_tokenizer(tiny: Path, m
     asked: list[bool] = []
 
     def read() -> None:
-        other = threading.Thread(target=grammars.knows, args=(form,), daemon=True)
+        other = threading.Thread(target=lambda: grammars.form(form).is_compiled, daemon=True)
         other.start()
         other.join(10)
         asked.append(other.is_alive())

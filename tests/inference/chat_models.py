@@ -16,8 +16,11 @@ from batchwright.engine.sampling import Sampled, SamplingState
 from batchwright.engine.tokenizer import Tokenizer
 
 _START, _END = "<|im_start|>", "<|im_end|>"
-_SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[unrelated]")
-_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[unrelated]", "<|tool_call|>")
+_MARKS = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+)  # fmt: skip
 
 PLAIN = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>
@@ -50,6 +53,20 @@ THINKING = HERMES.removesuffix("{% endif %}") + (
 MISTRAL = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}{% for message in messages %}\
 {% for call in message.tool_calls or [] %}{% if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}\
 {% endif %}[TOOL_CALLS]{{ call.function.name }}{% endfor %}{{ message.content }}{% endfor %}"""
+
+
+BARE = """{% if tools %}{{ tools | tojson }}{% endif %}""" + PLAIN
+"""A template that says nothing of how a tool is called."""
+
+
+GRANITE = """{% if tools %}Respond with <|tool_call|> followed by a JSON list of tools.
+{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"""
+
+DEEPSEEK = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}\
+{% for tool in message.tool_calls or [] %}{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + \
+'<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n' + tool['function']['arguments'] + '\\n```' + \
+'<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}{{ message.content }}{% endfor %}"""
+"""A template that takes the arguments of calls as texts."""
 
 
 def chat_model(folder: Path, template: str) -> Path:

@@ -16,7 +16,7 @@ from batchwright.wire.tool_calls.formats import FORMATS, ThoughtMarks, ToolForma
 from batchwright.wire.tool_calls.grammar import call_grammar, lazy_call_grammar
 from batchwright.wire.tool_calls.parser import AnswerForm
 
-from .chat_models import MISTRAL, THINKING, chat_model
+from .chat_models import DEEPSEEK, GRANITE, MISTRAL, THINKING, chat_model
 
 llguidance: Any = pytest.importorskip("llguidance")
 hf: Any = pytest.importorskip("llguidance.hf")
@@ -88,9 +88,11 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabula
         folder: Path = tmp_path_factory.mktemp(name)
         return Vocabulary(Tokenizer(chat_model(folder, template), 1000))
 
-    return {"bytes": Vocabulary(None), "hermes": of("hermes", THINKING), "mistral": of("mistral", MISTRAL)}
+    templates = {"hermes": THINKING, "mistral": MISTRAL, "granite": GRANITE, "deepseek": DEEPSEEK}
+    return {"bytes": Vocabulary(None), **{name: of(name, template) for name, template in templates.items()}}
 
 
+_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 CASES: list[tuple[str, str, str]] = [
     ("hermes", "hermes", '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'),
     ("bytes", "hermes", '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'),
@@ -98,6 +100,13 @@ CASES: list[tuple[str, str, str]] = [
     ("bytes", "mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": %s}]'),
     ("bytes", "llama", '{"name": "weather", "parameters": %s}'),
     ("bytes", "json", '{"name": "weather", "arguments": %s}'),
+    ("bytes", "pythonic", '{"name": "weather", "parameters": %s}'),
+    ("granite", "granite", '<|tool_call|>[{"name": "weather", "arguments": %s}]'),
+    ("bytes", "granite", '<|tool_call|>[{"name": "weather", "arguments": %s}]'),
+    ("deepseek", "deepseek", _DEEPSEEK % "function<｜tool▁sep｜>weather\n```json\n%s\n```"),
+    ("bytes", "deepseek", _DEEPSEEK % "function<｜tool▁sep｜>weather\n```json\n%s\n```"),
+    ("deepseek", "deepseek_v31", _DEEPSEEK % "weather<｜tool▁sep｜>%s"),
+    ("bytes", "deepseek_v31", _DEEPSEEK % "weather<｜tool▁sep｜>%s"),
 ]
 
 
@@ -114,9 +123,13 @@ def test_right_calls_pass_and_wrong_ones_do_not(
     assert not given.accepts(name, text % '{"unit":"°C"    }')
     assert not given.accepts(name, (text % RIGHT).replace("weather", "whether"))
     assert not given.accepts(name, "It rains.")
-    several = {"hermes": "\n", "llama": "; ", "json": "\n"}.get(name, "").join([text % RIGHT] * 2)
+    joint = {"hermes": "\n", "llama": "; ", "pythonic": "; ", "json": "\n"}.get(name, "")
+    several = joint.join([text % RIGHT] * 2)
     if vocabulary == "bytes" and name == "mistral":
         several = several.replace("][TOOL_CALLS] [", ", ")
+    between = "\n" if name == "deepseek" else ""
+    several = several.replace("]<|tool_call|>[", ", ")
+    several = several.replace("<｜tool▁calls▁end｜><｜tool▁calls▁begin｜>", between)
     assert given.accepts(name, several)
     assert not given.accepts(name, several, parallel=False)
     assert not given.accepts(name, several, named="weather")
@@ -159,7 +172,10 @@ def test_arguments_in_plain_text_cannot_be_held_to_a_schema() -> None:
         call_grammar(BY_NAME["qwen_coder"], TOOLS, tokens={})
 
 
-LAZY = [case for case in CASES if case[1] in ("hermes", "mistral")]
+LAZY = [
+    case for case in CASES
+    if case[1] in ("hermes", "mistral", "deepseek", "deepseek_v31") or case[:2] == ("granite", "granite")
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("vocabulary", "name", "text"), LAZY)
@@ -193,5 +209,5 @@ def test_a_thought_may_come_before_what_is_free(vocabularies: dict[str, Vocabula
 
 
 def test_formats_without_certain_markers_are_not_held() -> None:
-    for name in ("llama", "json", "qwen_coder"):
+    for name in ("llama", "json", "qwen_coder", "pythonic", "granite"):
         assert lazy_call_grammar(BY_NAME[name], TOOLS, strict={"weather"}, tokens={}) is None

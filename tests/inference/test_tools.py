@@ -19,7 +19,7 @@ from batchwright.inference.engine_inference import EngineInference
 from batchwright.inference.inference import Call
 from batchwright.wire.requests import read_generation
 
-from .chat_models import HERMES, MISTRAL, PLAIN, THINKING, Script, chat_model
+from .chat_models import BARE, DEEPSEEK, HERMES, MISTRAL, PLAIN, THINKING, Script, chat_model
 from .running import in_real_time, run
 
 MESSAGES = [{"role": "user", "content": "How is the weather in Paris?"}]
@@ -58,7 +58,14 @@ class Model:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, AsyncEngine]]:
     engines = {
         name: AsyncEngine(chat_model(tmp_path_factory.mktemp(name), template), dtype="float32", kv_memory="20MB")
-        for name, template in {"plain": PLAIN, "hermes": HERMES, "thinking": THINKING, "mistral": MISTRAL}.items()
+        for name, template in {
+            "plain": PLAIN,
+            "hermes": HERMES,
+            "thinking": THINKING,
+            "mistral": MISTRAL,
+            "bare": BARE,
+            "deepseek": DEEPSEEK,
+        }.items()
     }
     yield engines
     for engine in engines.values():
@@ -78,6 +85,16 @@ def thinking(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def mistral(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> Model:
     return Model(engines["mistral"], Script(monkeypatch, engines["mistral"].tokenizer))
+
+
+@pytest.fixture
+def bare(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> Model:
+    return Model(engines["bare"], Script(monkeypatch, engines["bare"].tokenizer))
+
+
+@pytest.fixture
+def deepseek(engines: dict[str, AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> Model:
+    return Model(engines["deepseek"], Script(monkeypatch, engines["deepseek"].tokenizer))
 
 
 @pytest.fixture
@@ -123,6 +140,38 @@ async def test_what_is_said_otherwise_is_content(hermes: Model) -> None:
     cut = await hermes.answer(tools=[WEATHER], max_tokens=45)
     assert cut.finish_reason == "length"
     assert cut.message.tool_calls[0].function.arguments == '{"city": "'
+
+
+@in_real_time
+async def test_calls_between_special_markers_and_their_arguments_as_text(deepseek: Model) -> None:
+    written = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Köln"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
+    deepseek.say(f"I see. {written}", f"I see. {written}")
+    choice = await deepseek.answer(tools=[WEATHER])
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I see.")
+    deltas = [call for part in await deepseek.deltas(tools=[WEATHER]) for call in part.delta.tool_calls or ()]
+    assert "".join(call.function.arguments for call in deltas) == '{"city": "Köln"}'
+    # The template adds the arguments to a text, for which they must be one.
+    said = {"role": "assistant", "content": "", "tool_calls": [choice.message.tool_calls[0].model_dump()]}
+    assert deepseek.prompt(messages=[*MESSAGES, said], tools=[WEATHER]).endswith(written)
+
+
+@in_real_time
+async def test_json_that_was_asked_for_beside_tools_is_content(bare: Model) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    said = '{"name":"weather","age":7}'
+    for response_format in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": schema}}):
+        body = {"tools": [WEATHER], "response_format": response_format}
+        bare.say(said, said)
+        choice = await bare.answer(**body)
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
+        assert "".join(part.delta.content or "" for part in await bare.deltas(**body)) == said
+    bare.say(said, '{"name":"weather","arguments":{"city":"Paris"}}')
+    assert (await bare.answer(tools=[WEATHER])).finish_reason == "tool_calls"
+    called = await bare.answer(tools=[WEATHER], response_format={"type": "json_object"})
+    assert called.message.tool_calls[0].function.arguments == '{"city":"Paris"}'
 
 
 def test_tools_and_calls_are_rendered_by_the_template(hermes: Model) -> None:

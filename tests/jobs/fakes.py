@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from batchwright.clock import MonotonicClock
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
 from batchwright.jobs.report import RunReport
@@ -72,6 +73,9 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.stats.max_num_seqs, self.stats.kv_blocks, self.stats.block_size = self.slots, 2**16, 16
+        self.core.clock = MonotonicClock()
+        self.core.grammars = SimpleNamespace(form=lambda constraint: SimpleNamespace(is_compiled=True))
+        self.core.add = lambda request, **more: self.submit(request)
 
     @property
     def unfinished(self) -> int:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchwright.engine.engine import Engine
-from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest, ResumeRefused
 from batchwright.jobs.invalid_answers import INVALID_JSON, InvalidAnswers
 from batchwright.jobs.run import run
 from batchwright.jobs.schema_columns import PropertyColumn, columns_of, values_of
@@ -101,6 +101,24 @@ def test_properties_of_a_schema_are_typed_columns(tmp_path: Path, engine: Engine
     for row in table.to_pylist():
         parsed = json.loads(row["answer"])
         assert {**{name: row[name] for name in SCHEMA["properties"]}, "by": json.loads(row["by"])} == parsed
+
+
+def test_the_order_of_properties_is_part_of_a_job(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    reordered = SCHEMA | {"properties": dict(reversed(SCHEMA["properties"].items()))}
+    assert reordered == SCHEMA
+    given: Any = {"model": FakeEngine(), "prompt_template": "{text}"}
+    output = tmp_path / "out.csv"
+    run(source, output, defaults=SamplingParams(schema=SCHEMA), **given)
+    made = output.read_bytes()
+    with pytest.raises(ResumeRefused, match=r"schema \(then .*stars.*price.*, now .*price.*stars.*\)\. To go on"):
+        run(source, output, defaults=SamplingParams(schema=reordered), **given)
+    assert run(source, output, defaults=SamplingParams(schema=dict(SCHEMA)), **given).succeeded == 1
+    assert output.read_bytes() == made
+    # A bias has no order.
+    for bias in ({1: 2.0, 3: 4.0}, {3: 4.0, 1: 2.0}):
+        run(source, tmp_path / "biased.csv", defaults=SamplingParams(logit_bias=bias), **given)
 
 
 def test_a_column_of_the_input_is_not_overwritten_by_a_property(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 
-from batchwright.errors import BudgetExhausted, InputError
+from batchwright.errors import BudgetExhausted, InputError, ResumeRefused
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
@@ -88,6 +88,32 @@ def test_the_cost_of_each_row_is_a_column_of_a_table(tmp_path: Path, name: str) 
     costs = [Decimal(str(row["cost"])) for row in rows_of(output)]
     assert min(costs) > 0
     assert sum(costs) == endpoint.ledger
+
+
+@pytest.mark.parametrize("name", ["answers.parquet", "answers.csv", "answers.jsonl"])
+def test_costs_that_are_asked_for_later_are_a_column_of_a_table_made_anew(tmp_path: Path, name: str) -> None:
+    source, output = tmp_path / "cities.csv", tmp_path / name
+    source.write_text("city\nOslo\nRome\n")
+    with serving(PaidEndpoint()) as endpoint:
+        defaults = SamplingParams(max_tokens=50)
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "defaults": defaults}
+        options |= {"prompt_template": "Where is {city}?", "chat": True}
+        run(source, output, **options)
+        without = output.read_bytes()
+        with pytest.raises(ResumeRefused, match=r"--cost: the answers of .* were computed without it"):
+            run(source, output, cost=True, **options)
+        assert output.read_bytes() == without
+        # What is computed from here on says its cost.
+        source.write_text("city\nOslo\nRome\nLima\n")
+        run(source, output, cost=True, **options)
+        with_costs = rows_of(output)
+        assert [bool(row["cost"]) for row in with_costs] == [False, False, True]
+        asked = endpoint.charged
+        run(source, output, **options)
+        assert all("cost" not in row for row in rows_of(output))
+        run(source, output, cost=True, **options)
+        assert rows_of(output) == with_costs
+        assert endpoint.charged == asked == 3
 
 
 def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:

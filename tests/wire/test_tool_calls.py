@@ -53,6 +53,11 @@ def as_tags(call: ToolCall) -> str:
     return f"<tool_call>\n<function={call.name}>\n{inner}</function>\n</tool_call>"
 
 
+def as_python(call: ToolCall) -> str:
+    values = json.loads(call.arguments)
+    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
 def written(name: str, calls: Sequence[ToolCall]) -> str:
     """The calls as a model of that format writes them."""
     match name:
@@ -64,6 +69,19 @@ def written(name: str, calls: Sequence[ToolCall]) -> str:
             return "<|python_tag|>" + "; ".join(as_json(call, "parameters") for call in calls)
         case "qwen_coder":
             return "\n".join(map(as_tags, calls))
+        case "pythonic":
+            return f"[{', '.join(map(as_python, calls))}]"
+        case "granite":
+            return f"<|tool_call|>[{', '.join(map(as_json, calls))}]"
+        case "deepseek":
+            inner = (f"function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```" for call in calls)
+            marked = "\n".join(f"<｜tool▁call▁begin｜>{each}<｜tool▁call▁end｜>" for each in inner)
+            return f"<｜tool▁calls▁begin｜>{marked}<｜tool▁calls▁end｜>"
+        case "deepseek_v31":
+            marked = "".join(
+                f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>" for call in calls
+            )
+            return f"<｜tool▁calls▁begin｜>{marked}<｜tool▁calls▁end｜>"
         case _:
             return f"[{','.join(map(as_json, calls))}]"
 
@@ -74,7 +92,7 @@ def test_what_a_model_of_each_format_writes_becomes_calls(name: str) -> None:
     assert answer(name, written(name, [WEATHER]) + "\n") == Answer("", "", [WEATHER])
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "llama", "qwen_coder"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama", "qwen_coder", "granite", "deepseek", "deepseek_v31"])
 def test_what_stands_before_and_behind_calls_is_content(name: str) -> None:
     text = f"I look it up.\n\n{written(name, [WEATHER])}\nThere."
     assert answer(name, text) == Answer("I look it up.There.", "", [WEATHER])
@@ -98,6 +116,21 @@ def test_what_stands_before_and_behind_calls_is_content(name: str) -> None:
          [ToolCall("weather", '{"city": "12", "days": 12}')]),
         ("qwen_coder", "<tool_call><function=now></function></tool_call>", [ToolCall("now", "{}")]),
         ("json", ' \n{"name": "add", "arguments": {"a": [{"b": 1}]}}', [ToolCall("add", '{"a": [{"b": 1}]}')]),
+        ("granite", '<tool_call> [{"arguments": {"a": 1}, "name": "add"}]', [ToolCall("add", '{"a": 1}')]),
+        ("deepseek", '<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>',
+         [ToolCall("now", "{}")]),
+        ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{} <｜tool▁call▁end｜>\n'
+         '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": "}<｜tool▁call▁end｜>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\n',
+         [ToolCall("now", "{}"), ToolCall("add", '{"a": "}<｜tool▁call▁end｜>"}')]),
+        ("pythonic", '<|python_start|>[now( ), weather(city = "Rome", days= 3,)]<|python_end|>',
+         [ToolCall("now", "{}"), ToolCall("weather", '{"city": "Rome", "days": 3}')]),
+        ("pythonic", "[ add(a='it\\'s \"x\", (1]', b={'c': [1.5, None], 'd': True}) ]\n",
+         [ToolCall("add", '{"a": "it\'s \\"x\\", (1]", "b": {"c": [1.5, null], "d": true}}')]),
+        ("pythonic", "[add(a=true, b=2024-01-01, a=3)]", [ToolCall("add", '{"a": true, "b": "2024-01-01"}')]),
+        ("pythonic", r"[weather(city='\x41\u00e9\d\ud800', days=NaN)]",
+         [ToolCall("weather", r'{"city": "A\u00e9\\d\ud800", "days": "NaN"}')]),
+        ("pythonic", '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
+         [ToolCall("add", '{"a": 1}'), ToolCall("now", "{}")]),
     ],
 )  # fmt: skip
 def test_variants_that_models_write_are_calls_too(name: str, text: str, calls: list[ToolCall]) -> None:
@@ -118,6 +151,19 @@ def test_variants_that_models_write_are_calls_too(name: str, text: str, calls: l
         ("llama", 'The call is {"name": "add", "parameters": {}}'),
         ("qwen_coder", "<tool_call><function=unknown>\n<parameter=a>1</parameter></function></tool_call>"),
         ("json", '[{"city": "Paris"}]'),
+        ("granite", '[{"name": "add", "arguments": {}}]'),
+        ("granite", '<|tool_call|>[{"name": "unknown", "arguments": {}}]'),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+        ("deepseek", "<｜tool▁calls▁begin｜>Well, <｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}"),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>unknown\n```json\n{}\n```"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁s"),
+        ("pythonic", "[1, 2, 3]"),
+        ("pythonic", "[add(1, 2)]"),
+        ("pythonic", "[unknown(a=1)]"),
+        ("pythonic", "[now"),
+        ("pythonic", "[]"),
+        ("pythonic", "Let me see: [now()]"),
+        ("pythonic", "<|python_start|>print(1)<|python_end|>"),
         ("json", " [1, 2, 3] "),
         ("json", ""),
     ],
@@ -126,9 +172,48 @@ def test_what_is_no_call_of_a_tool_is_content_to_the_letter(name: str, text: str
     assert answer(name, text) == Answer(text, "", [])
 
 
+@pytest.mark.parametrize("name", ["llama", "json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "now"}',
+        '{"name": "now", "mood": "calm"}',
+        '{"name": "now", "arguments": null}',
+        '{"name": "Ann", "arguments": {}}',
+        '[{"city": "Paris"}, {"name": "now", "arguments": {}}]',
+        '{"text": "<|python_tag|>{\\"name\\": \\"now\\", \\"arguments\\": {}}"}',
+    ],
+)
+def test_an_answer_that_was_asked_to_be_json_is_no_call(name: str, text: str) -> None:
+    assert answer(name, text, is_json=True) == Answer(text, "", [])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_answer_that_was_asked_to_be_json_calls_what_it_names_with_its_arguments(name: str) -> None:
+    text = as_json(WEATHER)
+    bare = name in ("llama", "pythonic", "json")
+    assert answer(name, text, is_json=True) == (Answer("", "", [WEATHER]) if bare else Answer(text))
+    marked = json.dumps({"said": written(name, [WEATHER])})
+    assert answer(name, marked, is_json=True) == Answer(marked)
+
+
 def test_an_answer_that_ends_within_a_call_has_the_beginning_of_its_arguments() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Par'
     assert answer("hermes", text) == Answer("", "", [ToolCall("weather", '{"city": "Par')])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("pythonic", "[add(a=1, b=[2, ", Answer("", "", [ToolCall("add", '{"a": 1')])),
+        ("pythonic", "[add(a=1), now(1)]", Answer(", now(1)]", "", [ToolCall("add", '{"a": 1}')])),
+        ("pythonic", "[now()] So.", Answer("So.", "", [ToolCall("now", "{}")])),
+        ("pythonic", "[now(), ", Answer(", ", "", [ToolCall("now", "{}")])),
+        ("deepseek", written("deepseek", [ADD])[:-30] + "? That is 3.", Answer("<｜too? That is 3.", "", [ADD])),
+    ],
+)
+def test_calls_are_followed_by_what_is_none(name: str, text: str, expected: Answer) -> None:
+    assert answer(name, text) == expected
 
 
 def test_a_call_that_is_followed_by_nonsense_stays_a_call_and_the_nonsense_content() -> None:
@@ -192,6 +277,10 @@ def test_formats_are_recognized_by_what_templates_write() -> None:
     assert tool_format("{{- '[TOOL_CALLS]' }}").name == "mistral"
     assert tool_format('format {"name": function name, "parameters": dictionary of argument name …').name == "llama"
     assert tool_format("{% for tool in tools %}").name == "json"
+    assert tool_format("Use exact format: [func_name1(param1=value1, param2=value2), …]").name == "pythonic"
+    assert tool_format("respond with <|tool_call|> followed by a JSON list of tools").name == "granite"
+    assert tool_format("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' … '\\n' + '```json' + '\\n'").name == "deepseek"
+    assert tool_format("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>").name == "deepseek_v31"
     assert thought_marks("{% if '</think>' in content %}") == THINK
     assert thought_marks("[THINK]…[/THINK]") == ThoughtMarks("[THINK]", "[/THINK]")
     assert thought_marks("hello") is None
@@ -202,13 +291,18 @@ _FRAGMENTS = st.sampled_from([
     "add>", "<parameter=", "a>", "</parameter>", "</function>", "<think>", "</think>", "[", "]", "{", "}", ",", ";",
     " ", "\n", '"', "\\", ":", '"name"', '"arguments"', '"add"', '{"name": "add", "arguments": ', "1", "null", "é",
     "add", as_json(ADD), as_json(WEATHER, "parameters"), as_tags(WEATHER), written("hermes", [ADD]),
-    written("mistral", [ADD]),
+    written("mistral", [ADD]), "<|tool_call|>", written("granite", [ADD]), "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "```json",
+    "```",
+    written("deepseek", [ADD, WEATHER]), written("deepseek_v31", [ADD]), "<|python_start|>", "<|python_end|>",
+    "add(", "(", ")", "a=", "'", "=", written("pythonic", [WEATHER, ADD]),
 ])  # fmt: skip
 _TEXTS = st.lists(_FRAGMENTS, max_size=14).map("".join)
 _FORMS = st.builds(
     AnswerForm,
     st.sampled_from(FORMATS),
     st.just(TOOLS),
+    st.booleans(),
     st.booleans(),
     st.sampled_from([None, THINK]),
     st.booleans(),
@@ -245,6 +339,17 @@ _CALLS = st.lists(
               st.dictionaries(st.text(), _VALUES, max_size=4)), min_size=1, max_size=3)  # fmt: skip
 
 
-@given(st.sampled_from(["hermes", "mistral", "llama", "json"]), _CALLS)
+@given(st.sampled_from(["hermes", "mistral", "llama", "json", "granite", "deepseek", "deepseek_v31"]), _CALLS)
 def test_calls_with_any_arguments_are_found(name: str, calls: list[ToolCall]) -> None:
     assert form(name).parse(written(name, calls)) == Answer("", "", calls)
+
+
+_NAMED_VALUES = st.dictionaries(st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True), _VALUES, max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), _NAMED_VALUES), min_size=1, max_size=3))
+def test_arguments_as_python_writes_them_are_read(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    text = written("pythonic", [ToolCall(name, json.dumps(values)) for name, values in calls])
+    found = form("pythonic").parse(text)
+    assert (found.content, found.thought) == ("", "")
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls

@@ -11,12 +11,13 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 from batchwright.engine.engine import Engine
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
+from batchwright.engine.form_compiler import FormCompiler
+from batchwright.engine.grammars import Form
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
@@ -66,9 +67,7 @@ class AsyncEngine:
         self.tokenizer = self._engine.core.tokenizer
         """Tokenizer of the model. Any thread may encode, which does not change it."""
         self._clock = self._engine.core.clock
-        self._grammars = self._engine.core.grammars
-        # Of its own: what takes seconds to compile is to hold up nothing else.
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="batchwright-grammars")
+        self._forms = FormCompiler(self._engine.core.grammars)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -135,7 +134,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""
         self._closing = True
-        self._compiling.shutdown(wait=False)
+        self._forms.close()
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
@@ -150,11 +149,8 @@ class AsyncEngine:
         now = self._clock.now()
         if self._closing:
             raise EngineClosed("the engine is closed") from self._failure
-        if (constraint := request.constraint) is not None and not self._grammars.knows(constraint):
-            # The engine's thread finds it ready, and has not had to wait for it.
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._compiling, self._grammars.matcher, constraint)
-        self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now))
+        form = await self._forms.form_of(request)
+        self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now, form=form))
         ended = False
         try:
             while not ended:
@@ -180,9 +176,11 @@ class AsyncEngine:
         if self._ended and not quietly:
             raise EngineClosed("the engine is closed") from self._failure
 
-    def _add(self, request: InferenceRequest, reader: _Reader, *, stream: bool, submitted_at: float) -> None:
+    def _add(
+        self, request: InferenceRequest, reader: _Reader, *, stream: bool, submitted_at: float, form: Form | None
+    ) -> None:
         try:
-            self._engine.core.add(request, stream=stream, submitted_at=submitted_at)
+            self._engine.core.add(request, stream=stream, submitted_at=submitted_at, form=form)
         except BatchwrightError as error:
             reader.put(error)
         except Exception as error:  # whatever it is, it fails this request only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,6 +14,8 @@ from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat, though
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates that turn thinking on and off."""
+_ADDED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\+""")
+"""Where a template puts the arguments of a call into a text as they are, so that they must be one."""
 
 
 class ChatTemplate:
@@ -52,6 +55,8 @@ class ChatTemplate:
         template = self._with_tools if "tools" in variables else self._text
         try:
             known = _with_known_roles(messages, template)
+            if _ADDED_ARGUMENTS.search(template):
+                known = [_with_arguments_as_text(message) for message in known]
             text: str = self._tokenizer.apply_chat_template(
                 known, add_generation_prompt=True, tokenize=False, **variables
             )
@@ -117,6 +122,19 @@ class ChatTemplate:
             param=name,
             code="unsupported_parameter",
         )
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message` with the arguments of its calls as JSON."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _as_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _variables(template: str) -> frozenset[str]:

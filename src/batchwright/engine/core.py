@@ -18,7 +18,7 @@ from batchwright.engine.bodies import ModelBody
 from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
-from batchwright.engine.grammars import GrammarDrafter, Grammars, MaskMaker, Masks
+from batchwright.engine.grammars import Form, GrammarDrafter, Grammars, MaskMaker, Masks
 from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sample
 from batchwright.engine.scoring import PromptScores, score_rows, without_scored
 from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
@@ -97,11 +97,13 @@ class EngineCore:
         stream: bool = False,
         submitted_at: float | None = None,
         scores: PromptScores | None = None,
+        form: Form | None = None,
     ) -> None:
         """Queue a request. With `stream`, every step returns an event with its new text.
 
         `submitted_at` is the time of its submission by the engine's clock, earlier than now if a step was in between.
-        `scores` is where the scores of its prompt go, in place of what the request says of them.
+        `scores` is where the scores of its prompt go, in place of what the request says of them. `form` is that of its
+        answers, if it was compiled before; else it is compiled now.
         Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
         """
         if request.request_id in self._requests:
@@ -110,8 +112,9 @@ class EngineCore:
                 param="request_id",
             )
         prompt = self._encode(request)
-        constraint = request.constraint
-        matchers = [None if constraint is None else self.grammars.matcher(constraint) for _ in range(request.n)]
+        if form is None and (constraint := request.constraint) is not None:
+            form = self.grammars.form(constraint)
+        matchers = [None if form is None else form.matcher() for _ in range(request.n)]
         since = self.clock.now() if submitted_at is None else submitted_at
         state = RequestState(request, len(prompt), since, stream)
         deadline = math.inf if request.deadline is None else since + request.deadline

@@ -11,8 +11,8 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ Masks = npt.NDArray[np.int32]
 """Tokens that may come next, one bit for each: [rows, words]."""
 
 _KEPT = 128
-"""Compiled constraints that are kept, those used last."""
+"""Forms that are kept, those used last."""
 _MOST_FORCED = 16
 """Most tokens that are appended at once without being chosen: a block of the KV cache."""
 _JSON: JsonCompileOptions = {
@@ -81,33 +81,64 @@ class Grammars:
         self._reading = threading.Lock()
         self._vocabulary: _Vocabulary | str | None = None
         """The tokens of the model, or why they cannot be had; None: not read yet."""
-        self._compiled: OrderedDict[Constraint, _Compiled] = OrderedDict()
+        self._forms: OrderedDict[Constraint, Form] = OrderedDict()
+
+    def form(self, constraint: Constraint) -> Form:
+        """Return the form of answers that keep a constraint, which is compiled already if others use it."""
+        with self._lock:
+            found = self._forms.setdefault(constraint, Form(constraint, self._read))
+            self._forms.move_to_end(constraint)
+            if len(self._forms) > _KEPT:
+                self._forms.popitem(last=False)
+        return found
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """Return a matcher at the beginning of a text. Raises `InvalidRequest` if the constraint cannot be kept."""
-        vocabulary = self._ready(constraint)
-        with self._lock:
-            compiled = self._compiled.setdefault(constraint, _Compiled())
-            self._compiled.move_to_end(constraint)
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        # Others may go on while this one is compiled, which takes a second at worst.
-        return Matcher(compiled.begin(constraint, vocabulary), vocabulary.ends)
+        return self.form(constraint).matcher()
 
-    def knows(self, constraint: Constraint) -> bool:
-        """Whether a matcher can be had without waiting for anything to be compiled."""
-        with self._lock:
-            compiled = self._compiled.get(constraint)
-        return compiled is not None and compiled.is_done
-
-    def _ready(self, constraint: Constraint) -> _Vocabulary:
-        # It takes a second, which whoever asks what is compiled does not wait.
+    def _read(self) -> _Vocabulary | str:
+        # It takes a second, for which whoever asks for another form does not wait.
         with self._reading:
             if self._vocabulary is None:
                 self._vocabulary = _Vocabulary.of(self._tokenizer, self._width)
-        if isinstance(self._vocabulary, str):
-            raise InvalidRequest(f"{constraint.kind}: {self._vocabulary}", param=constraint.kind)
-        return self._vocabulary
+            return self._vocabulary
+
+
+class Form:
+    """A constraint for the tokens of a model, compiled once for all who hold it. Any thread may use it."""
+
+    def __init__(self, constraint: Constraint, vocabulary: Callable[[], _Vocabulary | str]) -> None:
+        self._constraint = constraint
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._start: Matcher | None = None
+        self._refusal: str | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `matcher` returns, or raises, without waiting for anything to be compiled."""
+        return self._start is not None or self._refusal is not None
+
+    def compile(self) -> None:
+        """Compile it, which takes a second at worst, unless that was done already."""
+        with self._lock:
+            if self.is_compiled:
+                return
+            vocabulary = self._vocabulary()
+            if isinstance(vocabulary, str):
+                self._refusal = vocabulary
+                return
+            found, self._refusal = _compile(self._constraint, vocabulary)
+            self._start = None if found is None else Matcher(found, vocabulary.ends)
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning of a text. Raises `InvalidRequest` if the constraint cannot be kept."""
+        self.compile()
+        if self._start is None:
+            kind = self._constraint.kind
+            raise InvalidRequest(f"{kind}: {self._refusal}", param=kind)
+        with self._lock:
+            return self._start.copy()
 
 
 class Matcher:
@@ -117,6 +148,10 @@ class Matcher:
         self.inner = inner
         self.ends = ends
         """Tokens that end a text."""
+
+    def copy(self) -> Matcher:
+        """Return another matcher at the same place."""
+        return Matcher(self.inner.deep_copy(), self.ends)
 
     @property
     def is_complete(self) -> bool:
@@ -183,29 +218,6 @@ class MaskMaker:
         if drafting := [each for each in placed if each[2]]:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafting, masks)
         return masks
-
-
-@dataclass(slots=True)
-class _Compiled:
-    """A constraint that is compiled when it is first needed, or the reason why it cannot be."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    start: LLMatcher | None = None
-    refusal: str | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it is compiled or refused."""
-        return self.start is not None or self.refusal is not None
-
-    def begin(self, constraint: Constraint, vocabulary: _Vocabulary) -> LLMatcher:
-        """Return a matcher of its own for the caller. Raises `InvalidRequest`."""
-        with self.lock:
-            if not self.is_done:
-                self.start, self.refusal = _compile(constraint, vocabulary)
-            if self.start is None:
-                raise InvalidRequest(f"{constraint.kind}: {self.refusal}", param=constraint.kind)
-            return self.start.deep_copy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,7 @@ class EngineInference(Route):
             None if tools is None else template.tool_format,
             None if tools is None else tools.schemas,
             parallel=tools is None or tools.parallel,
+            is_json=body.is_json,
             thought=marks,
             in_thought=marks is not None and tokenizer.opens_thought(cast("Sequence[int]", requests[0].prompt)),
         )

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from batchwright.engine.engine import Engine
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
+from batchwright.engine.form_compiler import FormCompiler
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import EngineClosed
 from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
@@ -18,8 +19,9 @@ class SteppedEngine:
 
     It has no thread: while a step is computed nothing else runs on the event loop, and between steps every task that
     got an answer runs until it waits again, usually for its next request. So a request costs no thread switch, unlike
-    with `AsyncEngine`, which keeps the event loop free. Requests that were submitted to the engine directly are
-    computed too, and their responses are dropped.
+    with `AsyncEngine`, which keeps the event loop free. Only new forms of answers are compiled on a thread, and others
+    are computed meanwhile. Requests that were submitted to the engine directly are computed too, and their responses
+    are dropped.
     """
 
     blocking = True
@@ -31,6 +33,8 @@ class SteppedEngine:
         self.model_name = engine.model_name
         self.max_model_len = engine.max_model_len
         self.tokenizer: Tokenizer = engine.core.tokenizer
+        self._clock = engine.core.clock
+        self._forms = FormCompiler(engine.core.grammars)
         self._waiting: dict[str, asyncio.Future[InferenceResponse]] = {}
         self._stepping: asyncio.Task[None] | None = None
 
@@ -45,7 +49,9 @@ class SteppedEngine:
         Raises `InvalidRequest` when the request is refused, `EngineClosed` when the engine failed or is closed. A
         request that fails later, or misses its deadline, is answered with `error` set.
         """
-        self._engine.submit(request)
+        now = self._clock.now()
+        form = await self._forms.form_of(request)
+        self._engine.core.add(request, submitted_at=now, form=form)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[InferenceResponse] = loop.create_future()
         self._waiting[request.request_id] = answer
@@ -70,6 +76,7 @@ class SteppedEngine:
 
     async def close(self) -> None:
         """Cancel all unfinished requests, and close the engine if it is owned."""
+        self._forms.close()
         if self._stepping is not None:
             self._stepping.cancel()
             await asyncio.gather(self._stepping, return_exceptions=True)

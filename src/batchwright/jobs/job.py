@@ -35,6 +35,7 @@ from batchwright.jobs.resume import (
     nothing_succeeded,
     scan,
     sizes_of_lines,
+    tells_costs,
 )
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, fingerprint_of, version_of
@@ -137,6 +138,16 @@ class Job:
         nothing = self._fresh or not self._held.exists()
         self.finished = Finished() if nothing else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""
+        self._require_costs()
+
+    def _require_costs(self) -> None:
+        """Raise `ResumeRefused` if a column is to have costs that no result of a complete job says."""
+        asked = self.spec.columns.cost and self.complete and self.finished.succeeded
+        if asked and not tells_costs(self._held, self.key):
+            raise ResumeRefused(
+                f"--cost: the answers of {self._output} were computed without it, and do not say what they cost: leave "
+                "it out, or start over with --overwrite"
+            )
 
     def _target_of(self, address: RemotePath | None) -> OutputTarget:
         suffix = "".join(PurePath(self._output.name).suffixes[-1 - bool(self._form.compression) :]) or ".jsonl"
@@ -392,6 +403,8 @@ class Job:
             "keep": None if columns.keep is None else [*columns.keep],
             "answer": columns.answer,
             "size": self._working.stat().st_size,
+            # Tables of earlier versions have no such column.
+            **({"cost": True} if columns.cost else {}),
         }
         if made_of == self._state.table and self._target.exists():
             return

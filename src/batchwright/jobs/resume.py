@@ -23,6 +23,8 @@ from batchwright.lines.custom_ids import IdTable
 from batchwright.planning.identical import Place
 
 _FORM = 1
+_IN_THEIR_ORDER = frozenset({"schema"})
+"""Parameters whose parts have an order: properties are answered, and are columns, in that of the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class JobIdentity:
             found.append(f"limit (then {json.dumps(saved.limit)}, now {self.limit})")
         for name in sorted({*self.parameters, *saved.parameters}):
             now_set, then_set = self.parameters.get(name), saved.parameters.get(name)
-            if now_set != then_set:
+            if now_set != then_set or (name in _IN_THEIR_ORDER and _order_of(now_set) != _order_of(then_set)):
                 found.append(f"{name} (then {json.dumps(then_set)}, now {json.dumps(now_set)})")
         if None not in (self.model_files, saved.model_files) and self.model_files != saved.model_files:
             found.append("the files of the model")
@@ -257,6 +259,12 @@ def sizes_of_lines(path: Path, key: str, again: Callable[[Mapping[str, Any]], bo
         yield len(raw), line.error is None or not again(line.error)
 
 
+def tells_costs(path: Path, key: str) -> bool:
+    """Whether any result of the job `key` in `path` says what it cost."""
+    # Within a text, its quotes would be written otherwise.
+    return any(b'"cost":' in raw for _, _, raw in _written(path, key))
+
+
 def nothing_succeeded(path: Path, key: str) -> bool:
     """Whether `path` holds results of the job `key`, all of them errors. Raises `ResumeRefused` as `scan` does."""
     return all(line.error is not None for _, line, _ in _written(path, key))
@@ -278,6 +286,13 @@ def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, bytes]]:
             if not line.id.startswith(prefix) or not number.isascii() or not number.isdigit():
                 raise _foreign(path, position)
             yield int(number), line, raw
+
+
+def _order_of(value: object) -> object:
+    """The keys within a JSON value, in their order."""
+    if isinstance(value, Mapping):
+        return [(name, _order_of(inner)) for name, inner in value.items()]
+    return [_order_of(each) for each in value] if isinstance(value, list) else None
 
 
 def _foreign(path: Path, position: int) -> ResumeRefused:

@@ -101,6 +101,11 @@ class GenerationBody:
         return self._params.is_constrained
 
     @property
+    def is_json(self) -> bool:
+        """Whether the answer must be JSON."""
+        return self._params.json_object or self._params.schema is not None
+
+    @property
     def echoed_logprobs(self) -> int | None:
         """Number of alternatives to each token of a prompt that is echoed. None: no log-probabilities are wanted."""
         return self._params.logprobs if self.echo else None

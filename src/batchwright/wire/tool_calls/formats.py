@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-FormatName: TypeAlias = Literal["hermes", "qwen_coder", "mistral", "llama", "json"]
+FormatName: TypeAlias = Literal[
+    "hermes", "qwen_coder", "mistral", "llama", "pythonic", "granite", "deepseek", "deepseek_v31", "json",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CallMarks:
+    """Markers around each call of several, and what stands between its name and its arguments."""
+
+    begin: str
+    middle: str
+    end: str
+    section_end: str
+    """Marker behind the last call."""
+    kind: str = ""
+    """What stands before the name, with `middle` behind it. The arguments are then in a fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +38,48 @@ class ToolFormat:
     """Markers within a call."""
     short_ids: bool = False
     """Whether the template takes only ids of nine letters and digits."""
+    marks: CallMarks | None = None
+    """Markers around each call, None if there are none."""
 
     @property
     def markers(self) -> frozenset[str]:
         """All markers of the format, which may be special tokens of the model."""
-        return frozenset(each for each in (*self.openings, self.closing, *self.between) if each)
+        marks = self.marks
+        around = () if marks is None else (marks.begin, marks.middle, marks.end, marks.section_end)
+        return frozenset(each for each in (*self.openings, self.closing, *self.between, *around) if each)
 
+
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>",)
+_MARKS = CallMarks("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 
 FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat("qwen_coder", ("<tool_call>", "<function="), "</tool_call>"),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>"),
     ToolFormat("mistral", ("[TOOL_CALLS]",), between=("[ARGS]", "[CALL_ID]"), short_ids=True),
     ToolFormat("llama", ("<|python_tag|>",), at_start=True),
+    ToolFormat("pythonic", ("<|python_start|>",), "<|python_end|>", at_start=True),
+    ToolFormat("granite", ("<|tool_call|>", "<tool_call>")),
+    ToolFormat("deepseek", _DEEPSEEK, marks=replace(_MARKS, kind="function")),
+    ToolFormat("deepseek_v31", _DEEPSEEK, marks=_MARKS),
     ToolFormat("json", at_start=True),
 )
-_SIGNS: tuple[tuple[str, FormatName], ...] = (
-    ("<function=", "qwen_coder"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama"),
-    ('"parameters": dictionary of argument name', "llama"),
+_SIGNS: tuple[tuple[FormatName, tuple[str, ...]], ...] = (
+    ("pythonic", ("[func_name1(",)),
+    ("granite", ("<|tool_call|>",)),
+    ("deepseek", (*_DEEPSEEK, "```json")),
+    ("deepseek_v31", _DEEPSEEK),
+    ("qwen_coder", ("<function=",)),
+    ("hermes", ("<tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama", ("<|python_tag|>",)),
+    ("llama", ('"parameters": dictionary of argument name',)),
 )
 """Texts by which a template is recognized, in this order: it shows them to the model, or writes earlier calls so."""
 
 
 def tool_format(template: str) -> ToolFormat:
     """Return the format that the text of a chat template speaks; if it has no sign of any, plain JSON."""
-    named = next((name for sign, name in _SIGNS if sign in template), "json")
+    named = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), "json")
     return next(each for each in FORMATS if each.name == named)
 
 

@@ -13,6 +13,8 @@ from batchwright.wire.tool_calls.sections import Tools
 
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
+_WITH_PARAMETERS = ("llama", "pythonic")
+"""Formats whose arguments are called parameters. As in Python they cannot be held to a schema, but in JSON they can."""
 _TEXT = r"/(.|\n)*/"
 _SPACE = r"/\n{0,2}/"
 """White space behind a thought."""
@@ -68,9 +70,11 @@ def lazy_call_grammar(
     Arguments of the tools that `strict` names are as their schemas say, those of others any JSON object. All else as
     in `call_grammar`. None if calls of the format cannot be told from text by their markers, or be held to a schema.
     """
-    if form.name not in ("hermes", "mistral"):
+    if not form.openings or form.at_start or form.name == "qwen_coder":
         return None
     opening, repeat = form.openings[0], "*" if parallel else "?"
+    if opening not in tokens and len(form.openings) > 1:
+        return None  # what is free could begin a call by another one
     before = _thought(thought, tokens, in_thought=in_thought)
     if opening in tokens:
         start = [f"start: {before}FREE (calls FREE){repeat}"]
@@ -80,8 +84,8 @@ def lazy_call_grammar(
     rules = [
         *start,
         # The marker begins a call also where the model writes it in several tokens.
-        f"FREE: {_text_without(opening)}",
-        *_calls(form, tokens, several=form.name == "mistral" and parallel and "[ARGS]" not in tokens, is_open=True),
+        f"FREE: {_text_without(*form.openings)}",
+        *_calls(form, tokens, several=parallel and form.name != "hermes" and "[ARGS]" not in tokens, is_open=True),
         *_named_calls(form, held, tokens),
         *([] if thought is None else _thought_rules(thought, tokens)),
     ]
@@ -114,11 +118,15 @@ def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool, is_ope
             one, between = f'{opening} "\\n" call "\\n" {_marker(form.closing, tokens)}', '"\\n"'
         case "mistral" if "[ARGS]" in tokens:
             one, between = f"{opening} call", ""
-        case "mistral":
+        case "mistral" | "granite":
             inner = 'call (", " call)*' if several else "call"
-            return [f'calls: {opening} " [" {inner} "]"']
+            return [f'calls: {opening} "{" [" if form.name == "mistral" else "["}" {inner} "]"']
+        case _ if form.marks is not None:
+            separator = '"\\n"' if form.marks.kind else ""
+            inner = f"call ({separator} call)*" if several else "call"
+            return [f"calls: {opening} {inner} {_marker(form.marks.section_end, tokens)}"]
         case _:
-            one, between = "call", '"; "' if form.name == "llama" else '"\\n"'
+            one, between = "call", '"; "' if form.name in _WITH_PARAMETERS else '"\\n"'
     return [f"calls: marked ({between} marked)*" if several else "calls: marked", f"marked: {one}"]
 
 
@@ -126,7 +134,13 @@ def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str
     """Return what stands before and behind the arguments of a call."""
     if form.name == "mistral" and "[ARGS]" in tokens:
         return f"{json.dumps(name)} {_marker('[ARGS]', tokens)}", ""
-    key = "parameters" if form.name == "llama" else "arguments"
+    if form.marks is not None:
+        begin, middle, end = (_marker(each, tokens) for each in (form.marks.begin, form.marks.middle, form.marks.end))
+        if form.marks.kind:
+            fenced = json.dumps(f"{name}\n```json\n")
+            return f"{begin} {json.dumps(form.marks.kind)} {middle} {fenced}", f' "\\n```" {end}'
+        return f"{begin} {json.dumps(name)} {middle}", f" {end}"
+    key = "parameters" if form.name in _WITH_PARAMETERS else "arguments"
     return json.dumps(f'{{"name": {json.dumps(name)}, "{key}": '), ' "}"'
 
 

@@ -115,12 +115,13 @@ class JsonCall:
     as it comes. An object without the name of a tool in `names`, or with arguments that are no object, is refused.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
-        """Begin behind the opening brace."""
+    def __init__(self, names: Collection[str], *, needs_arguments: bool = False) -> None:
+        """Begin behind the opening brace. `needs_arguments`: whether an object without arguments is no call."""
         self.state = State.READING
         self.name: str | None = None
         """Name of the tool, once it is certain that this is a call."""
         self._names = names
+        self._needs_arguments = needs_arguments
         self._part = _Part.KEY_OR_END
         self._value = JsonValueEnd()
         self._raw = ""
@@ -215,7 +216,7 @@ class JsonCall:
 
     def _finish(self, arguments: list[str]) -> None:
         if self.name is None:
-            if _NAME not in self._said:
+            if _NAME not in self._said or (self._needs_arguments and "arguments" not in self._said):
                 self.state = State.REFUSED
                 return
             self.name = self._said[_NAME]

@@ -6,12 +6,14 @@ space beside calls and thoughts belongs to their format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchwright.stop_strings import StopAutomaton
 from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
 from batchwright.wire.tool_calls.json_values import SPACE, State
+from batchwright.wire.tool_calls.marked_calls import MarkedSection
 from batchwright.wire.tool_calls.pieces import Answer, Arguments, CallBegin, Content, Piece, Thought
+from batchwright.wire.tool_calls.pythonic import PythonicSection
 from batchwright.wire.tool_calls.sections import JsonSection, NamedSection, Section, TaggedSection, Tools
 
 
@@ -24,6 +26,8 @@ class AnswerForm:
     tools: Tools | None = None
     parallel: bool = True
     """Whether an answer may have several calls; if not, all but the first are left out."""
+    is_json: bool = False
+    """Whether the answer was asked to be JSON, of which only a named tool with its arguments is a call."""
     thought: ThoughtMarks | None = None
     """Marks of thoughts. None: the model does not think."""
     in_thought: bool = False
@@ -45,7 +49,10 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         self._thought = None if form.thought is None else _ThoughtParser(form.thought, is_open=form.in_thought)
         tools = form.tool_format if form.tools else None
-        self._calls = None if tools is None else _CallParser(tools, form.tools or {}, parallel=form.parallel)
+        if tools is not None and form.is_json:
+            # A marker within such an answer is part of one of its texts.
+            tools = replace(tools, openings=(), closing="") if tools.at_start else None
+        self._calls = None if tools is None else _CallParser(tools, form)
 
     def push(self, text: str) -> list[Piece]:
         """Return what the next characters of the answer turned out to be."""
@@ -139,17 +146,18 @@ class _ThoughtParser:
 class _CallParser:
     """Finds the calls in the text of an answer."""
 
-    def __init__(self, form: ToolFormat, tools: Tools, *, parallel: bool) -> None:
-        self._form = form
-        self._tools = tools
-        self._parallel = parallel
-        self._automaton = StopAutomaton(form.openings)
+    def __init__(self, tool_format: ToolFormat, form: AnswerForm) -> None:
+        self._form = tool_format
+        self._tools: Tools = form.tools or {}
+        self._parallel = form.parallel
+        self._is_json = form.is_json
+        self._automaton = StopAutomaton(tool_format.openings)
         self._node = 0
         self._held = ""
         """Text that may be the beginning of a marker."""
         self._space = ""
         """White space that is content unless a call follows."""
-        self._at_start = form.at_start
+        self._at_start = tool_format.at_start
         self._after_call = False
         self._section: Section | None = None
         self._raw = ""
@@ -208,7 +216,7 @@ class _CallParser:
             return at + 1
         self._at_start = False
         if character in "{[":
-            self._open("")
+            self._open("", character)
         return at
 
     def _read_content(self, text: str, at: int) -> int:
@@ -223,14 +231,21 @@ class _CallParser:
             self._open(marker)
         return at + end
 
-    def _open(self, marker: str) -> None:
+    def _open(self, marker: str, first: str = "") -> None:
+        """Begin a section behind `marker`, or without one at the character `first`."""
         self._raw, self._section_calls = marker, 0
+        self._section = self._section_of(marker, first)
+
+    def _section_of(self, marker: str, first: str) -> Section:
+        if self._form.marks is not None:
+            return MarkedSection(self._form.marks, self._tools, self)
         if self._form.name == "mistral":
-            self._section = NamedSection(self._tools, self)
-        elif self._form.name == "qwen_coder":
-            self._section = TaggedSection(self._tools, self, begun=marker == self._form.openings[1])
-        else:
-            self._section = JsonSection(self._tools, self)
+            return NamedSection(self._tools, self)
+        if self._form.name == "qwen_coder":
+            return TaggedSection(self._tools, self, begun=marker == self._form.openings[1])
+        if self._form.name == "pythonic" and first != "{":
+            return PythonicSection(self._tools, self)
+        return JsonSection(self._tools, self, need_arguments=self._is_json)
 
     def _read_section(self, section: Section, text: str, at: int) -> int:
         end = section.read(text, at)

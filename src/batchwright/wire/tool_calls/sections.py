@@ -45,11 +45,13 @@ class Section(Protocol):
 class JsonSection:
     """Reader of calls as JSON objects: one, several between commas, semicolons or white space, or a list of them."""
 
-    def __init__(self, tools: Tools, sink: CallSink) -> None:
+    def __init__(self, tools: Tools, sink: CallSink, *, need_arguments: bool = False) -> None:
+        """`need_arguments`: whether an object without arguments is no call."""
         self.state = State.READING
         self.rest = ""
         self._tools = tools
         self._sink = sink
+        self._need_arguments = need_arguments
         self._call: JsonCall | None = None
         self._between = ""
         """Text since the last call that is lost on the next one, and kept if there is none."""
@@ -67,7 +69,8 @@ class JsonSection:
 
     def _read_between(self, character: str, at: int) -> int:
         if character == "{":
-            self._call, self._has_begun = JsonCall(self._tools), False
+            self._call = JsonCall(self._tools, needs_arguments=self._need_arguments)
+            self._has_begun = False
         elif character == "[" and not self._calls and not self._in_list:
             self._in_list = True
         elif character == "]" and self._calls and self._in_list and not self._between:
