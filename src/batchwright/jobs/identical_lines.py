@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import IO, Any, Generic, TypeVar
 
 import msgspec
@@ -49,16 +48,37 @@ def find_repeats(
     `model` is the name for lines that name none. `check` raises `InvalidRequest` for a body that cannot be computed,
     which gets no answer of another; None: whoever computes decides. Raises `InputError` if the input is damaged.
     """
+    found = _repeats_among(job, defaults, model, lambda line: True)
+    if check is None or not len(found):
+        return found
+    known = found
+
+    def is_valid(line: Line) -> bool:
+        if known.group_of(line.number) is None:
+            return False
+        try:
+            check(line.endpoint, line.body)
+        except InvalidRequest:
+            return False
+        return True
+
+    # Only these few are checked, in another pass.
+    return _repeats_among(job, defaults, model, is_valid)
+
+
+def _repeats_among(
+    job: Job,
+    defaults: SamplingParams | Mapping[str, Any],
+    model: str | None,
+    is_wanted: Callable[[Line], bool],
+) -> Repeats:
     finder = RepeatFinder()
     for record in job.source.records():
         line = job.parser.parse(record)
-        if isinstance(line, Line):
+        if isinstance(line, Line) and is_wanted(line):
             identity = identity_of(line.endpoint, line.body, defaults, model)
             if identity is not None:
-                with suppress(InvalidRequest):
-                    if check is not None:
-                        check(line.endpoint, line.body)
-                    finder.add(line.number, identity)
+                finder.add(line.number, identity)
     return finder.repeats()
 
 

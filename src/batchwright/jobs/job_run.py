@@ -182,7 +182,7 @@ class JobRun:
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
             costs = self._cost_planner(job)
-            repeats = self._found_repeats(job)
+            repeats = self._found_repeats(job, checks=False)
             planned = plan(
                 job,
                 self._tokenizer(),
@@ -250,7 +250,7 @@ class JobRun:
         loaded = self._loaded(job)
         if self._may_share:
             self._show("reading", job)
-        self._repeats = self._found_repeats(job)
+        self._repeats = self._found_repeats(job, checks=True)
         self._load_seconds = self.clock.now() - before
         try:
             _run_coroutine(self._compute(job, loaded))
@@ -285,11 +285,14 @@ class JobRun:
         """Whether identical requests are asked once. Nothing is known of an inference that was given."""
         return self.dedupe and self.given_inference is None
 
-    def _found_repeats(self, job: Job) -> Repeats | None:
-        """The lines that are asked once with others; None if each is asked."""
+    def _found_repeats(self, job: Job, *, checks: bool) -> Repeats | None:
+        """The lines that are asked once with others; None if each is asked.
+
+        `checks`: whether those that a model here refuses are to be left out.
+        """
         if not self._may_share:
             return None
-        check = self._check if self.choice.backend is None else None
+        check = self._check if checks and self.choice.backend is None else None
         return find_repeats(job, self.spec.defaults, self.spec.model, check)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
