@@ -29,6 +29,7 @@ from .paged import Case, Paged, Problem, textbook
 
 CPU = torch.device("cpu")
 KERNELS = load_kernels(torch.float32)
+pytestmark = pytest.mark.usefixtures("two_threads")
 needs_native = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"no compiled kernels: {KERNELS}")
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
