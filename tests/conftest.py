@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import tests.cores  # noqa: F401  before any test imports torch
 from hypothesis import HealthCheck, settings
 from stamina.instrumentation import set_on_retry_hooks
 

@@ -14,7 +14,7 @@ from batchwright import Engine, SamplingParams
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.native import NativeKernels, load_kernels
 
-from .support import NEW_TOKENS, confirmed_greedy, nothing_left, slices
+from .support import NEW_TOKENS, confirmed_greedy, nothing_left, slices, threads
 
 # Triton reads this when it is first imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -42,7 +42,7 @@ def prompts(smollm2_path: Path) -> list[list[int]]:
 def together(smollm2_path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
     """What the engine adds to all prompts at once, in its default form but in float32; and its figures."""
     greedy = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(smollm2_path, dtype="float32", kv_memory="400MB") as engine:
+    with threads(2), Engine(smollm2_path, dtype="float32", kv_memory="400MB") as engine:
         responses = engine.generate(prompts, greedy)
         assert [response.error for response in responses] == [None] * len(prompts)
         return [list(response.token_ids) for response in responses], engine.stats.copy()
@@ -96,6 +96,12 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
 @pytest.fixture
 def torch_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads compute, for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    with threads(torch.get_num_threads()):
+        yield torch.set_num_threads
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """Two threads compute, for the tests of a module."""
+    with threads(2):
+        yield

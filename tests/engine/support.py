@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,17 @@ TINY: dict[str, Any] = {
     "eos_token_id": None,
 }
 """A config that most decoder-only architectures take."""
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Have so many threads compute in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def slices(ids: list[int], lengths: list[int]) -> list[list[int]]:

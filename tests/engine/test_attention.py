@@ -18,6 +18,7 @@ from batchwright.scheduling import Sequence
 from .paged import BLOCK, CPU, Case, Paged, Problem, textbook
 
 KERNELS = load_kernels(torch.float32)
+pytestmark = pytest.mark.usefixtures("two_threads")
 needs_native = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"no compiled kernels: {KERNELS}")
 FAST = [pytest.param("native", marks=needs_native), "sdpa"]
 

@@ -139,7 +139,9 @@ def tiny_prompts() -> list[list[int]]:
     scope="module",
     params=[pytest.param((shape, name), id=f"{shape}-{name}") for shape in _SHAPES for name in PRECISIONS],
 )
-def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+def small(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, two_threads: None
+) -> Iterator[Small]:
     shape, precision = request.param
     folder = tmp_path_factory.mktemp(shape)
     tiny_model(folder, "mistral" if shape == "windowed" else "llama", **_SHAPES[shape])

@@ -100,21 +100,21 @@ def test_stop_token_ids(engine: Engine) -> None:
     assert response.output == engine.core.tokenizer.decode(free.token_ids[:first])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_spanning_tokens(engine: Engine, stream: bool) -> None:
+def test_stop_strings_spanning_tokens(engine: Engine) -> None:
     free = only(engine.generate(STORY, replace(GREEDY, max_tokens=20)))
-    for start in range(1, len(free.output) - 4, 9):
-        stop = free.output[start : start + 4]
-        params = replace(GREEDY, max_tokens=20, stop=("never there", stop))
+    stops = [free.output[start : start + 4] for start in range(1, len(free.output) - 4, 9)]
+    params = [replace(GREEDY, max_tokens=20, stop=("never there", stop)) for stop in stops]
+    requests = [InferenceRequest.of(STORY, each) for each in params]
+    streamed: dict[str, list[StreamEvent]] = {request.request_id: [] for request in requests}
+    for event in engine.stream(requests):
+        streamed[event.request_id].append(event)
+    responses = engine.generate([STORY] * len(stops), params)
+    for stop, response, events in zip(stops, responses, streamed.values(), strict=True):
         wanted = free.output[: free.output.find(stop)]
-        if stream:
-            events = list(engine.stream(STORY, params))
-            assert joined(events) == wanted
-            response = final(events)
-        else:
-            response = only(engine.generate(STORY, params))
-        assert (response.output, response.finish_reason) == (wanted, "stop")
-        assert free.token_ids[: len(response.token_ids)] == response.token_ids
+        assert joined(events) == wanted
+        for each in (response, final(events)):
+            assert (each.output, each.finish_reason) == (wanted, "stop")
+            assert free.token_ids[: len(each.token_ids)] == each.token_ids
 
 
 def test_a_stop_string_is_not_honoured_before_min_tokens(engine: Engine) -> None:
@@ -347,21 +347,21 @@ def _require_rows_rounded_alone(dtype: torch.dtype) -> None:
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str, body: str) -> None:
     prompts = [STORY, LIST, "def add(a, b):", "The sea", STORY]
     params = [
-        SamplingParams(max_tokens=24, temperature=1.0, seed=11, ignore_eos=True),
-        SamplingParams(max_tokens=24, temperature=1.4, seed=12, top_p=0.95, ignore_eos=True),
-        SamplingParams(max_tokens=24, temperature=0.8, seed=13, top_k=50, repetition_penalty=1.2, ignore_eos=True),
-        SamplingParams(max_tokens=24, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
-        SamplingParams(max_tokens=24, temperature=1.0, seed=15, ignore_eos=True),
+        SamplingParams(max_tokens=14, temperature=1.0, seed=11, ignore_eos=True),
+        SamplingParams(max_tokens=14, temperature=1.4, seed=12, top_p=0.95, ignore_eos=True),
+        SamplingParams(max_tokens=14, temperature=0.8, seed=13, top_k=50, repetition_penalty=1.2, ignore_eos=True),
+        SamplingParams(max_tokens=14, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
+        SamplingParams(max_tokens=14, temperature=1.0, seed=15, ignore_eos=True),
     ]
     with Engine(smollm2_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
         if "compiled products" not in engine.stats.implementation:
             _require_rows_rounded_alone(getattr(torch, dtype))
         alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
         assert [response.token_ids for response in engine.generate(prompts, params)] == alone
-        strangers = ["Elsewhere", "x = 1\n" * 30] * 6
-        noise = [SamplingParams(max_tokens=20, temperature=1.5)] * 12
+        strangers = ["Elsewhere", "x = 1\n" * 30] * 4
+        noise = [SamplingParams(max_tokens=14, temperature=1.5)] * 8
         mixed = engine.generate([*strangers, *reversed(prompts)], [*noise, *reversed(params)])
-        assert [response.token_ids for response in reversed(mixed[12:])] == alone
+        assert [response.token_ids for response in reversed(mixed[8:])] == alone
     assert alone[0] != alone[4]
 
 

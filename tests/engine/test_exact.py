@@ -42,8 +42,10 @@ def test_all_together_in_transformers(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = make_engine(body="transformers")
-    assert outputs(engine, prompts) == expected
-    assert engine.stats.cached_tokens > 900
+    # Not those of middle length, which take most of the time: short ones, and the two longest, which begin alike.
+    some = [*(index for index, prompt in enumerate(prompts) if len(prompt) < 129), len(prompts) - 2, len(prompts) - 1]
+    assert outputs(engine, [prompts[index] for index in some]) == [expected[index] for index in some]
+    assert engine.stats.cached_tokens > 800
 
 
 def test_alone(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
@@ -68,9 +70,10 @@ def test_alone_with_a_warm_prefix_cache(
 def test_steps_of_64_tokens(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
 ) -> None:
-    some = slice(None, None, 3 if body == "transformers" else 2)
+    # With transformers' body not the longest, but two that begin alike.
+    some = [*range(0, 39, 3), 34] if body == "transformers" else range(0, 40, 2)
     engine = make_engine(body=body, max_batch_tokens=64, prefix_caching=prefix_caching)
-    assert outputs(engine, prompts[some]) == expected[some]
+    assert outputs(engine, [prompts[index] for index in some]) == [expected[index] for index in some]
     assert (engine.stats.cached_tokens > 0) == prefix_caching
 
 
@@ -91,7 +94,8 @@ def test_kv_for_little_more_than_the_longest_prompt(
 ) -> None:
     bytes_per_token = 30 * 2 * 3 * 64 * 4
     engine = make_engine(kv_memory=bytes_per_token * 16 * 96)
-    assert outputs(engine, prompts) == expected
+    assert outputs(engine, prompts[::3]) == expected[::3]
+    assert max(map(len, prompts)) == len(prompts[39]) > 15 * 96
     assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 96
 
 

@@ -26,7 +26,12 @@ def minilm_path() -> Path:
 
 @pytest.fixture(scope="session")
 def encoder(minilm_path: Path) -> Encoder:
-    return Encoder(minilm_path)
+    """The real one, with two lanes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    encoder = Encoder(minilm_path)
+    torch.set_num_threads(before)
+    return encoder
 
 
 @pytest.fixture(scope="session")
