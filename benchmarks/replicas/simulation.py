@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from batchwright.planning.arrangement import LineShape
+from batchwright.planning.job_order import JobOrder
 from batchwright.routing.prefixes import KEY_TOKENS
 from batchwright.routing.router import Capacity, Router
 from batchwright.routing.work import Work
@@ -15,6 +19,8 @@ from benchmarks.replicas.device import Device, Job, Speed
 
 _WINDOW = 2
 """Lines that are held for each place of the devices, as `ReplicatedInference` does."""
+_READ = 2
+"""Lines that are read for one that is taken, as in a run."""
 _BLOCK, _BLOCKS = 64, 8
 
 
@@ -40,10 +46,11 @@ class Policy(Protocol):
 
 
 class Routed(Policy):
-    """Lines go where `Router` sends them."""
+    """Lines go where `Router` sends them, in the order of `JobOrder`, as in a run."""
 
     def __init__(self, jobs: Sequence[Job], devices: int, speed: Speed) -> None:
         self._router = Router[int]()
+        self._order = JobOrder[Job](devices * speed.places)
         self._jobs, self._read = jobs, 0
         self._most = _WINDOW * devices * speed.places
         for number in range(devices):
@@ -51,14 +58,24 @@ class Routed(Policy):
             self._router.learn(number, speed.prefill, speed.full())
 
     def take(self, now: float) -> list[tuple[int, Job]]:
-        while self._read < len(self._jobs) and len(self._router) < self._most:
-            job = self._jobs[self._read]
-            self._router.submit(self._read, Work(job.prompt, job.limit, prefixes=job.prefixes))
-            self._read += 1
+        while len(self._router) < self._most and (self._read < len(self._jobs) or len(self._order)):
+            self._read_on()
+            job = self._order.take(more=self._read < len(self._jobs))
+            if job is not None:
+                self._router.submit(job.number, Work(job.prompt, job.limit, prefixes=job.prefixes))
         return [(device, self._jobs[key]) for key, device in self._router.assign(now)]
 
     def ended(self, device: int, job: Job) -> None:
         self._router.finish(job.number, job.answer)
+        self._order.ended(job.number, job.answer)
+
+    def _read_on(self) -> None:
+        for job in self._jobs[self._read : self._read + _READ]:
+            if self._order.full:
+                return
+            shape = LineShape(job.prompt, job.limit, np.array(job.prefixes, np.int64))
+            self._order.add(job.number, job, size=1, shape=shape)
+            self._read += 1
 
 
 class Static(Policy):
