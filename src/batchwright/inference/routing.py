@@ -156,8 +156,12 @@ class RoutedInference(_Renaming):
 def _flag_for(endpoint: str) -> str:
     """Return the flag with which a model for `endpoint` is loaded."""
     if endpoint in CLASSIFIER_URLS:
-        needed = "" if endpoint == CLASSIFY_URL else ", a cross-encoder: a sequence classifier with one label"
-        return f"--classifier NAME{needed}"
+        if endpoint == CLASSIFY_URL:
+            return "--classifier NAME"
+        return (
+            "--classifier NAME, a cross-encoder: a sequence classifier with one label; or with --embedding-model NAME, "
+            "whose vectors are compared"
+        )
     return "--embedding-model NAME" if endpoint == EMBEDDINGS_URL else "--model NAME"
 
 

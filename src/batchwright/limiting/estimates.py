@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from batchwright.wire.classifying import pair_fields
 from batchwright.wire.requests import (
     CHAT_URL,
     CLASSIFY_URL,
@@ -22,7 +23,7 @@ from batchwright.wire.requests import (
 
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
-_INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents", SCORE_URL: "text_2"}
+_INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents"}
 """Fields with the texts that are encoded."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
@@ -58,7 +59,7 @@ def prompt_tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     if endpoint == RERANK_URL:
         return tokens + len(prompts) * _tokens(body.get("query"))
     if endpoint == SCORE_URL:
-        first = body.get("text_1")
+        first = body.get(pair_fields(body)[0])
         return tokens + (sum(map(_tokens, first)) if isinstance(first, list) else len(prompts) * _tokens(first))
     return tokens
 
@@ -81,7 +82,8 @@ def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
         return [body.get("messages")]
     if endpoint == RESPONSES_URL:
         return [body.get("instructions"), body.get("input")]
-    given = body.get(_INPUTS.get(endpoint, "prompt"))
+    name = pair_fields(body)[1] if endpoint == SCORE_URL else _INPUTS.get(endpoint, "prompt")
+    given = body.get(name)
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]

@@ -34,8 +34,19 @@ SCORE_URL = "/v1/score"
 CLASSIFY_URL = "/classify"
 CLASSIFIER_URLS = frozenset({RERANK_URL, SCORE_URL, CLASSIFY_URL})
 """Endpoints of sequence classifiers, such as cross-encoders."""
+PAIR_URLS = frozenset({RERANK_URL, SCORE_URL})
+"""Those whose inputs are pairs of texts, which an embedding model can score, too."""
 ENCODER_URLS = CLASSIFIER_URLS | {EMBEDDINGS_URL}
 """Endpoints whose answers are computed from the input alone, and have no generated tokens."""
+ALIASES: Mapping[str, str] = {
+    "/rerank": RERANK_URL,
+    "/v2/rerank": RERANK_URL,
+    "/score": SCORE_URL,
+    "/v1/classify": CLASSIFY_URL,
+}
+"""Other paths of endpoints, which clients of vLLM, Cohere and Jina use."""
+PAIR_FIELDS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+"""Fields with the first and the second texts of pairs in a body for `/v1/score`, in each of vLLM's forms."""
 RESPONSES_URL = "/v1/responses"
 """Computed here in its text form (`wire/text_responses.py`); bodies for elsewhere are passed on as they are."""
 
