@@ -38,6 +38,7 @@ from batchwright.wire.dialects import dialect_for
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.failures import Failure
     from batchwright.jobs.job_run import RunInterrupted
     from batchwright.jobs.report import RunReport
 
@@ -379,6 +380,16 @@ def _has_begun(report: RunReport) -> bool:
     return report.done > report.resumed or bool(spending and (spending.cost or spending.unknown_requests))
 
 
+def _not_here(failure: Failure) -> str:
+    """Return what is wrong with the models that lines name, and what has the lines answered."""
+    if "does not serve" in failure.message:  # it is here, so no other model answers in its name
+        return (
+            "is here for other lines: leave the model out of them, or load one that answers them, with --model, "
+            "--embedding-model or --classifier"
+        )
+    return "is not here: to have them answered nevertheless, add --served-model-name NAME (or '*')"
+
+
 def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
     if quiet:
         return
@@ -387,11 +398,10 @@ def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)
-    not_found = [failure.count for failure in report.failures if failure.code == ModelNotFound.code]
+    not_found = [failure for failure in report.failures if failure.code == ModelNotFound.code]
     if not_found and not report.pacing:
         console.print(
-            f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
-            "--served-model-name NAME (or '*'), and --overwrite.",
+            f"{not_found[0].count:,} of them name a model that {_not_here(not_found[0])}, and --overwrite.",
             highlight=False,
         )
     if report.failures:

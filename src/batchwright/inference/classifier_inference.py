@@ -12,7 +12,7 @@ from batchwright.encoder.classifier import Classifier
 from batchwright.encoder.pairs import TypedTokens
 from batchwright.errors import InvalidRequest
 from batchwright.inference.calls import chosen_model
-from batchwright.inference.encoder_inference import PIECE, EncoderInference, Vector
+from batchwright.inference.encoder_inference import PIECE, REMEDY, EncoderInference, Vector
 from batchwright.inference.inference import Call
 from batchwright.wire.classifying import (
     ClassifierBody,
@@ -34,6 +34,7 @@ class ClassifierInference(EncoderInference):
     ) -> None:
         super().__init__(classifier, names)
         self.classifier = classifier
+        classifier.tokenizer.remedy = REMEDY
         self._unix_time = unix_time
 
     @property

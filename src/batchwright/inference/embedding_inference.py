@@ -11,7 +11,7 @@ import numpy as np
 from batchwright.encoder.encoder import Encoder
 from batchwright.errors import InvalidRequest
 from batchwright.inference.calls import chosen_model
-from batchwright.inference.encoder_inference import PIECE, EncoderInference, Vector
+from batchwright.inference.encoder_inference import PIECE, REMEDY, EncoderInference, Vector
 from batchwright.inference.inference import Call
 from batchwright.padding.rectangle import Ids
 from batchwright.wire.classifying import PairsBody, RerankBody, read_rerank, read_score, rerank_answer, score_answer
@@ -32,6 +32,7 @@ class EmbeddingInference(EncoderInference):
     ) -> None:
         super().__init__(encoder, names)
         self.encoder = encoder
+        encoder.tokenizer.remedy = REMEDY
         self._unix_time = unix_time
 
     async def answer(self, call: Call) -> dict[str, Any]:
