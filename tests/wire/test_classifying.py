@@ -20,8 +20,8 @@ def test_each_form_of_pairs(names: tuple[str, str]) -> None:
     assert (body.first, body.second, body.first_param, body.param) == (("a",), ("b", "c"), first, second)
     assert read_score({first: ["a", "b"], second: ["c", "d"]}).inputs == (("a", "c"), ("b", "d"))
     assert sent_inputs(SCORE_URL, {first: "a", second: ["b", {"image": "c"}], "other": 1}) == ["a b", "a "]
-    with pytest.raises(InvalidRequest, match=f"^{second} is missing"):
-        read_score({first: "a"} | ({"documents": None} if second == "items" else {}))
+    with pytest.raises(InvalidRequest, match=f"^{'documents' if first == 'queries' else second} is missing"):
+        read_score({first: "a", "items": None})
     with pytest.raises(InvalidRequest, match="has 2 texts"):
         read_score({first: ["a", "b"], second: ["c"]})
 
