@@ -44,7 +44,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/score", {"model": EMBEDS, "queries": DOCUMENTS, "items": DOCUMENTS}),
     ("/classify", {"model": LABELS, "input": DOCUMENTS}),
     ("/v1/classify", {"model": LABELS, "input": "A fine day.", "use_activation": True}),
-    ("/v1/embeddings", {"model": EMBEDS, "input": QUERY, "encoding_format": "base64"}),
+    ("/v1/embeddings", {"model": EMBEDS, "input": QUERY}),
 ]
 
 
@@ -90,8 +90,17 @@ def lines(asked: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def told(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body without what differs each time."""
-    return {name: value for name, value in body.items() if name not in ("id", "created")}
+    """A body without what differs each time, and with numbers of three digits, as rows are computed beside others."""
+    found: dict[str, Any] = _rounded({name: value for name, value in body.items() if name not in ("id", "created")})
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def bodies_of(output: Path) -> dict[int, dict[str, Any]]:
