@@ -72,6 +72,9 @@ _CLASSIFIER = (
     "A model for lines for /v1/rerank and /v1/score, which cross-encoders answer, and /classify: a folder or hub id; "
     "may be repeated."
 )
+_EMBEDDING = (
+    "The model for lines for /v1/embeddings, and for /v1/rerank and /v1/score without a cross-encoder, such as minilm."
+)
 _SERVED = (
     "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
     "another model fails."
@@ -160,9 +163,7 @@ def run_command(
     ],
     output: Annotated[str | None, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
     model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
-    embedding_model: Annotated[
-        str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
-    ] = None,
+    embedding_model: Annotated[str | None, _model_option(help=_EMBEDDING)] = None,
     classifier: Annotated[list[str] | None, _model_option(help=_CLASSIFIER, metavar="NAME", show_default=False)] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
     replicas: Annotated[str | None, _model_option(help=_REPLICAS, metavar="N|auto", show_default=False)] = None,
