@@ -367,7 +367,7 @@ def test_from_coroutines(folder: Path, tiny: Engine, texts: list[list[int]]) -> 
             assert answer.error is None
         with pytest.raises(EngineClosed):
             await engine.score([[1], [2]], [[3], [4]])
-        return found
+        return [*found]
 
     scores, [alone] = asyncio.run(work())
     for score, other in zip([*scores, alone], [*expected, expected[0]], strict=True):
