@@ -279,10 +279,11 @@ def test_responses_that_are_no_json_are_asked_again() -> None:
 
 
 def test_null_is_no_form_and_no_tool() -> None:
-    defaults, null = {"json_object": True, "max_tokens": 5, "seed": 1}, {"response_format": None, "seed": None}
+    defaults, null = {"json_object": True, "max_tokens": 5, "seed": 1}, {"response_format": None}
     filled = with_defaults({"messages": [], "tool_choice": None, **null}, defaults, chat=True)
     assert filled["response_format"] == {"type": "json_object"}
     assert (filled["seed"], filled["tool_choice"]) == (1, None)
+    assert with_defaults({"seed": None}, defaults, chat=False)["seed"] is None  # as the endpoint understands it
     told = with_defaults({"input": "a", "text": None}, defaults, chat=False, responses=True)
     assert told["text"] == {"format": {"type": "json_object"}}
     read = read_generation({"messages": [{"role": "user", "content": "a"}], **null}, chat=True, defaults=defaults)

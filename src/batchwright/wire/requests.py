@@ -290,8 +290,8 @@ def with_defaults(
     chat: bool,
     responses: bool = False,
 ) -> dict[str, Any]:
-    """Return `body` with the fields of `defaults` that it leaves out, or that are null in it; only those that differ
-    from `OPENAI_DEFAULTS`, unless `defaults` is a mapping.
+    """Return `body` with the fields of `defaults` that it leaves out; only those that differ from `OPENAI_DEFAULTS`,
+    unless `defaults` is a mapping. A form that is null is left out, too.
 
     `chat` and `responses` say whether the body is for chats or responses, which have names of their own for some.
     Values are for msgspec, which also writes tuples and integer keys as JSON.
@@ -301,17 +301,18 @@ def with_defaults(
     form = {name: defaults[name] for name in FORM_FIELDS if name in defaults}
     if form.get("schema") is not None:
         form["schema"] = schema_of(form["schema"])
-    given = {name for name, value in body.items() if value is not None}
     filled = {
-        name: value for name, value in defaults.items() if name not in form and not _FIELDS_OF.get(name, {name}) & given
+        name: value
+        for name, value in defaults.items()
+        if name not in form and not _FIELDS_OF.get(name, {name}) & body.keys()
     }
-    if not given & {*FORM_NAMES, "text"}:
+    if all(body.get(name) is None for name in (*FORM_NAMES, "text")):
         filled |= form_fields(form, responses=responses)
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     if responses and "max_tokens" in filled:
         filled["max_output_tokens"] = filled.pop("max_tokens")
-    return {**filled, **{name: value for name, value in body.items() if name in given or name not in filled}}
+    return {**filled, **{name: value for name, value in body.items() if value is not None or name not in filled}}
 
 
 def filled(
