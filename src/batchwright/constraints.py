@@ -45,11 +45,14 @@ def schema_of(given: object) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
     try:
+        if given is object:
+            raise TypeError("object is any value")
         return _schema_of_type(given)
     except Exception as error:  # a model's own code may raise anything
+        reason = "" if given is object else f" ({' '.join(str(error).split())[:_REASON_SHOWN]})"
         raise InvalidRequest(
-            f"schema={shown(given)}: must be a JSON Schema as a dict, a pydantic model or a dataclass "
-            f"({str(error)[:_REASON_SHOWN]})",
+            f"schema={shown(given)}: must be a JSON Schema as a dict, or a type with a schema of its own: a pydantic "
+            f"model, a dataclass, or one such as list[int]; json_object=True is for any object{reason}",
             param="schema",
         ) from error
 
@@ -154,7 +157,7 @@ def _compact(value: object) -> str:
 @lru_cache(maxsize=256)
 def _schema_of_type(given: Any) -> dict[str, Any]:
     if isinstance(given, (str, bytes, int, float, list, tuple, type(None))):
-        raise TypeError(f"a {type(given).__name__} is no type")
+        raise TypeError(f"a value of type {type(given).__name__} is no type")
     schema = _adapter(given).json_schema() if _is_of_pydantic(given) else msgspec.json.schema(given)
     _close_objects(schema)
     return schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from batchwright import (
+    AsyncEngine,
     ContextLengthExceeded,
     Engine,
+    EngineClosed,
     InferenceRequest,
     InferenceResponse,
     InvalidRequest,
@@ -344,6 +347,34 @@ def test_one_context_serves_all_and_what_is_wrong_fails_alone(tiny: Engine) -> N
         tiny.score([[1], [2]], [[3]])
     (no_tokenizer,) = tiny.score("a", ["b"])
     assert isinstance(no_tokenizer.error, InvalidRequest)
+
+
+def test_from_coroutines(folder: Path, tiny: Engine, texts: list[list[int]]) -> None:
+    some, endings = [*texts[:6], [1]], [*([number, 5] for number in range(6)), [VOCAB]]
+    expected = tiny.score(some, endings)
+
+    async def work() -> list[list[Score]]:
+        async with AsyncEngine(Engine(folder, dtype="float32", kv_memory="8MB")) as engine:
+            found = await asyncio.gather(engine.score(some, endings), engine.score(some[0], endings[:1]))
+            assert await engine.score([], []) == []
+            with pytest.raises(ValueError, match="contexts: 2 for 1 continuations"):
+                await engine.score([[1], [2]], [[3]])
+            given_up = asyncio.ensure_future(engine.score(texts, [[1]] * len(texts)))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            answer = await engine.generate([1, 2], SamplingParams(max_tokens=1))  # which comes after the cancellation
+            assert answer.error is None
+        with pytest.raises(EngineClosed):
+            await engine.score([[1], [2]], [[3], [4]])
+        return [*found]
+
+    scores, [alone] = asyncio.run(work())
+    for score, other in zip([*scores, alone], [*expected, expected[0]], strict=True):
+        assert type(score.error) is type(other.error)
+        if score.error is None:
+            assert score.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert (score.is_greedy, len(score.tokens)) == (other.is_greedy, 2)
 
 
 @pytest.mark.needs_model

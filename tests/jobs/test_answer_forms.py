@@ -14,11 +14,15 @@ import pytest
 
 from batchwright.engine.engine import Engine
 from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest, ResumeRefused
-from batchwright.jobs.invalid_answers import INVALID_JSON, InvalidAnswers
+from batchwright.jobs.answers import answer_of
+from batchwright.jobs.invalid_answers import INVALID_JSON, InvalidAnswers, marked_invalid
+from batchwright.jobs.reading import read_results
 from batchwright.jobs.run import run
 from batchwright.jobs.schema_columns import PropertyColumn, columns_of, values_of
 from batchwright.jobs.spec import JobSpec
 from batchwright.request import FORM_FIELDS, Choice, InferenceRequest, SamplingParams
+from batchwright.wire.chats import read_tools
+from batchwright.wire.requests import read_generation, with_defaults
 
 from .fakes import FakeEngine, read
 
@@ -264,6 +268,60 @@ def test_lines_without_a_form_are_never_asked_again() -> None:
     assert forms.again(2, CHAT, {}, {"choices": [{"message": {"content": "[]"}}, {"message": {"content": "["}}]}) == {}
     assert forms.settled(1, cut) is cut
     assert forms.again(3, TEXT, {"echo": True}, {"choices": [{"text": "Give JSON: {}"}]}) is None
+
+
+def response(*texts: str) -> dict[str, Any]:
+    """An answer of `/v1/responses` with these texts, and a call of a tool."""
+    said = [{"type": "message", "content": [{"type": "output_text", "text": text}]} for text in texts]
+    return {"status": "completed", "output": [{"type": "reasoning", "summary": []}, *said, {"type": "function_call"}]}
+
+
+def test_responses_that_are_no_json_are_asked_again() -> None:
+    kind, body = "/v1/responses", {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 5}
+    asked = InvalidAnswers(1, SamplingParams())
+    assert asked.again(1, kind, body, response("{}")) is None
+    assert asked.again(1, kind, body, response()) is None
+    assert asked.again(1, kind, {"text": {"format": {"type": "text"}}}, response("{")) is None
+    assert asked.again(1, kind, {"text": {"format": 5}}, response("{")) is None
+    assert asked.again(1, kind, body, response("{}", "{")) == {**body, "max_output_tokens": 10}
+    assert asked.again(1, kind, body, response("{")) is None
+    settled = asked.settled(1, response("{"))
+    assert answer_of({"body": settled}, None)[1].finish_reason == INVALID_JSON
+    assert marked_invalid(settled) == 1
+    mended = response("{}")
+    asked.again(2, kind, body, response("{"))
+    assert asked.settled(2, mended) is mended
+    assert marked_invalid(mended) == 0
+    defaults = InvalidAnswers(1, {"json_object": True, "max_tokens": 5})
+    assert defaults.again(1, kind, {"text": None}, response("{")) == {"text": None, "max_output_tokens": 10}
+
+
+def test_null_is_no_form_and_no_tool() -> None:
+    defaults, null = {"json_object": True, "max_tokens": 5, "seed": 1}, {"response_format": None}
+    filled = with_defaults({"messages": [], "tool_choice": None, **null}, defaults, chat=True)
+    assert filled["response_format"] == {"type": "json_object"}
+    assert (filled["seed"], filled["tool_choice"]) == (1, None)
+    assert with_defaults({"seed": None}, defaults, chat=False)["seed"] is None  # as the endpoint understands it
+    told = with_defaults({"input": "a", "text": None}, defaults, chat=False, responses=True)
+    assert told["text"] == {"format": {"type": "json_object"}}
+    read = read_generation({"messages": [{"role": "user", "content": "a"}], **null}, chat=True, defaults=defaults)
+    assert read.is_constrained
+    assert read_tools({"tools": None, "tool_choice": None, "parallel_tool_calls": None}) is None
+    asked = InvalidAnswers(1, defaults)
+    assert asked.again(1, CHAT, null, {"choices": [{"message": {"content": "["}}]}) is not None
+
+
+def test_typed_columns_are_shown_once(tmp_path: Path) -> None:
+    rows = tmp_path / "out.csv"
+    rows.write_text('text,stars,answer,error,finish_reason\ngood,5,"{""stars"": 5}",,stop\nbad,,no,,length\n')
+    good, bad = read_results(rows)
+    assert (good.prompt, good.answer) == ("text: good", '{"stars": 5}')
+    assert (bad.prompt, bad.answer) == ("text: bad", "no")
+
+
+def test_a_type_of_any_value_is_no_schema() -> None:
+    with pytest.raises(InvalidRequest, match=r"^schema=<class 'object'>: .* json_object=True is for any object$"):
+        SamplingParams(schema=object)
 
 
 def test_jobs_of_earlier_versions_go_on() -> None:

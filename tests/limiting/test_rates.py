@@ -15,7 +15,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.limiting.estimates import tokens_of_bytes, tokens_of_request
 from batchwright.limiting.quotas import Quotas, of_values
 from batchwright.limiting.rates import PERIOD, SLOT, Change, Grant, RateLimiter, Refusal, Subject, oldest_slot, slot_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL, SCORE_URL
 
 _START = 1_700_000_003.0
 _STEPS = st.lists(
@@ -334,6 +334,13 @@ def test_a_long_outage_leaves_nothing_behind_but_its_last_minute() -> None:
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}], "max_tokens": 1},
             3,
         ),
+        (CHAT_URL, {"messages": [], "tools": [{"type": "function"}], "max_tokens": 1}, 6 + 1),
+        (CHAT_URL, {"messages": [], "tools": [{"a": 1}], "tool_choice": "none", "max_tokens": 1}, 1),
+        (CHAT_URL, {"messages": [], "tools": None, "response_format": None, "max_tokens": 1}, 1),
+        (CHAT_URL, {"messages": [], "response_format": {"type": "x" * 29}, "max_tokens": 1}, 10 + 1),
+        (CHAT_URL, {"messages": [], "tools": ["\ud800"], "max_tokens": 1}, 1),
+        (RESPONSES_URL, {"input": "x", "text": {"format": {"type": "x" * 29}}, "max_output_tokens": 1}, 1 + 10 + 2),
+        (SCORE_URL, {"queries": "x" * 8, "items": ["y" * 4, "z" * 4]}, 2 + 2 * 2),
         (EMBEDDINGS_URL, {"input": ["x" * 8] * 3}, 6),
         (EMBEDDINGS_URL, {"input": "x" * 8, "max_tokens": 100}, 2),
         (COMPLETION_URL, {"prompt": None, "max_tokens": "many", "n": -1}, 256),

@@ -56,7 +56,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (RERANK, {"query": QUERY, "documents": []}),
     (RERANK, {"query": QUERY, "documents": ["a", 5]}),
     (RERANK, {"query": QUERY, "documents": ["a", ""]}),
-    (RERANK, {"query": QUERY, "documents": DOCUMENTS, "top_n": 0}),
+    (RERANK, {"query": QUERY, "documents": DOCUMENTS, "top_n": -1}),
     (RERANK, {"query": QUERY, "documents": DOCUMENTS, "model": "feelings"}),
     (RERANK, {"query": QUERY, "documents": ["a", LONG]}),
     (RERANK, {"query": QUERY, "documents": DOCUMENTS, "max_chunks_per_doc": 5}),

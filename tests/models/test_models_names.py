@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from batchwright.errors import DownloadError, ModelNotFound, UnsupportedModel
-from batchwright.models import cache_dir, resolve
+from batchwright.models import cache_dir, resolve, served_name
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -217,3 +217,22 @@ def test_download_takes_what_is_needed_and_no_more(
     assert lines == ["downloading org/tiny from the model hub (0 MB)"]
     assert capfd.readouterr() == ("", "")
     assert resolve("org/tiny", pull=False) == folder
+
+
+@pytest.mark.parametrize(
+    ("given", "served"),
+    [
+        ("./folder", "folder"),
+        (".//a/b/", "a/b"),
+        ("././a", "a"),
+        ("../a", "../a"),
+        ("./../a", "../a"),
+        ("/a/b", "/a/b"),
+        ("./minilm", "./minilm"),
+        ("minilm", "minilm"),
+        ("./", "./"),
+        ("org/model", "org/model"),
+    ],
+)
+def test_served_names_of_folders(given: str, served: str) -> None:
+    assert served_name(given) == served

@@ -16,7 +16,7 @@ from batchwright.pricing.bounds import most_cost, most_output
 from batchwright.pricing.price_sources import told_prices
 from batchwright.pricing.rates import ModelPrices, Rate, Rates
 from batchwright.pricing.usage import TokensUsed
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RERANK_URL, SCORE_URL
 
 PRICES = told_prices("input=1,cached=0.1,cache_write=1.25,output=4")
 TIERED = ModelPrices.of(Rates(Rate(100, ((50, 300), (400, 200))), Rate(1000, ((50, 4000), (400, 3000)))))
@@ -48,6 +48,29 @@ def test_nothing_that_is_possible_costs_more(
     used = TokensUsed(prompt, data.draw(st.integers(0, limit * n)), cached, written)
     rates = prices.batch if batch else prices.live
     assert used.cost(rates) <= most(body, prices, batch=batch)
+
+
+@given(
+    first=st.lists(st.text(min_size=1), min_size=1, max_size=3),
+    second=st.lists(st.text(min_size=1), min_size=3, max_size=5),
+    is_rank=st.booleans(),
+)
+def test_pairs_repeat_their_first_text(first: list[str], second: list[str], is_rank: bool) -> None:
+    first = [*first, first[0], first[0]][: len(second)] if len(first) > 1 else first
+    first = first[:1] if len(first) != len(second) else first
+    body = {"query": first[0], "documents": second} if is_rank else {"data_1": first, "data_2": second}
+    firsts = first[:1] * len(second) if is_rank or len(first) == 1 else first
+    # A byte a token, and a template around each pair.
+    tokens = sum(len((a + b).encode(errors="replace")) + 100 for a, b in zip(firsts, second, strict=True))
+    assert TokensUsed(tokens, 0).cost(PRICES.live) <= most(body, endpoint=RERANK_URL if is_rank else SCORE_URL)
+
+
+def test_ranked_images_have_no_bound() -> None:
+    assert most({"query": "a", "documents": [{"text": "b"}]}, endpoint=RERANK_URL) > 0
+    for name in ("query", "documents"):
+        body: dict[str, Any] = {"query": "a", "documents": ["b"], name: [{"image": "c"}]}
+        with pytest.raises(InvalidRequest, match=f"^{name} has more than texts"):
+            most(body, endpoint=RERANK_URL)
 
 
 def test_how_many_tokens_an_answer_may_have() -> None:

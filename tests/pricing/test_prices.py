@@ -218,6 +218,8 @@ def test_a_part_of_a_price_is_never_rounded_down(rate: Rate, factor: Fraction, t
         ),
         ({"prompt_tokens": 10, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 11}}, None),
         ({"prompt_tokens": 10, "completion_tokens": 1, "prompt_tokens_details": {"audio_tokens": 1}}, None),
+        ({"total_tokens": 9}, TokensUsed(9, 0)),
+        ({"total_tokens": 9, "output_tokens": 1}, None),
         ({"prompt_tokens": -1, "completion_tokens": 1}, None),
         ({"prompt_tokens": True, "completion_tokens": 1}, None),
         ({"prompt_tokens": 1.5, "completion_tokens": 1}, None),

@@ -20,6 +20,7 @@ from tests.server.conftest import Service, routes, with_service
 from batchwright.clock import ManualClock
 from batchwright.server.http.audit_trail import AuditMiddleware, Sparing
 from batchwright.service.access.audit import AuditLog
+from batchwright.wire.requests import ALIASES, ENCODER_URLS
 
 _DAY = 86_400.0
 _NOON = datetime(2030, 5, 10, 12, tzinfo=UTC).timestamp()
@@ -89,7 +90,7 @@ async def _ended(client: Any, batch_id: str) -> bool:
 @with_service()
 async def test_every_route_that_changes_something_writes_a_line(service: Service) -> None:
     texts = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/batch/sync")
-    online = (*texts, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
+    online = (*texts, *ENCODER_URLS, *ALIASES)
     changing = [(method, path) for method, path in routes(service) if method != "GET" and path not in online]
     assert len(changing) >= 12
     batch = {"input_file_id": "file-" + "0" * 24, "endpoint": "/v1/completions", "completion_window": "24h"}

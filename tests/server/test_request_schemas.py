@@ -162,7 +162,7 @@ def test_of_each_field_at_its_edges(form: str) -> None:
         }
         beside = besides.get(name, {})
         for value in EDGES:
-            if name == "text_1" and isinstance(value, list) and len(value) > 1:
+            if form == "score" and name == "text_1" and isinstance(value, list) and len(value) > 1:
                 continue  # there must be as many of the other
             kind.assert_agrees({**kind.needed, **beside, name: value})
     kind.assert_agrees({})

@@ -24,6 +24,7 @@ from batchwright.service.access.api_keys import SCOPES, ApiKeys
 from batchwright.store import open_store
 from batchwright.store.records import ApiKey
 from batchwright.store.transaction import migrations
+from batchwright.wire.requests import ALIASES, ENCODER_URLS
 
 _T = TypeVar("_T")
 
@@ -211,7 +212,7 @@ def _needed(path: str) -> str | None:
     if path.startswith("/v1/admin"):
         return "admin"
     texts = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/batch/sync")
-    online = (*texts, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
+    online = (*texts, *ENCODER_URLS, *ALIASES)
     return "online" if path in online else "batches"
 
 

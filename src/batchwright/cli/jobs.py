@@ -18,6 +18,7 @@ from batchwright.cli.store_options import StoreFlags, open_local_files, settings
 from batchwright.durable_files import replacing
 from batchwright.errors import Conflict, InputError
 from batchwright.service.access.api_keys import DEFAULT_TENANT as TENANT
+from batchwright.wire.requests import ALIASES
 
 if TYPE_CHECKING:
     from batchwright.service.batches.batch_service import BatchService
@@ -66,7 +67,8 @@ def submit(
     Exit status with --wait: 0 all lines succeeded, 3 some failed, 1 it did not complete.
     """
     pairs = _pairs(metadata or [])
-    target = endpoint or _endpoint_of(file)
+    named = endpoint or _endpoint_of(file)
+    target = ALIASES.get(named, named)
 
     async def work(jobs: BatchService) -> Seen:
         uploaded = await jobs.upload(TENANT, file.name, _chunks(file))

@@ -38,6 +38,7 @@ from batchwright.wire.dialects import dialect_for
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.failures import Failure
     from batchwright.jobs.job_run import RunInterrupted
     from batchwright.jobs.report import RunReport
 
@@ -70,6 +71,9 @@ _MODEL = (
 _CLASSIFIER = (
     "A model for lines for /v1/rerank and /v1/score, which cross-encoders answer, and /classify: a folder or hub id; "
     "may be repeated."
+)
+_EMBEDDING = (
+    "The model for lines for /v1/embeddings, and for /v1/rerank and /v1/score without a cross-encoder, such as minilm."
 )
 _SERVED = (
     "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
@@ -163,9 +167,7 @@ def run_command(
     ],
     output: Annotated[str | None, io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
     model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
-    embedding_model: Annotated[
-        str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
-    ] = None,
+    embedding_model: Annotated[str | None, _model_option(help=_EMBEDDING)] = None,
     classifier: Annotated[list[str] | None, _model_option(help=_CLASSIFIER, metavar="NAME", show_default=False)] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
     replicas: Annotated[str | None, _model_option(help=_REPLICAS, metavar="N|auto", show_default=False)] = None,
@@ -385,6 +387,16 @@ def _has_begun(report: RunReport) -> bool:
     return report.done > report.resumed or bool(spending and (spending.cost or spending.unknown_requests))
 
 
+def _not_here(failure: Failure) -> str:
+    """Return what is wrong with the models that lines name, and what has the lines answered."""
+    if "does not serve" in failure.message:  # it is here, so no other model answers in its name
+        return (
+            "is here for other lines: leave the model out of them, or load one that answers them, with --model, "
+            "--embedding-model or --classifier"
+        )
+    return "is not here: to have them answered nevertheless, add --served-model-name NAME (or '*')"
+
+
 def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
     if quiet:
         return
@@ -393,11 +405,10 @@ def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)
-    not_found = [failure.count for failure in report.failures if failure.code == ModelNotFound.code]
+    not_found = [failure for failure in report.failures if failure.code == ModelNotFound.code]
     if not_found and not report.pacing:
         console.print(
-            f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
-            "--served-model-name NAME (or '*'), and --overwrite.",
+            f"{not_found[0].count:,} of them name a model that {_not_here(not_found[0])}, and --overwrite.",
             highlight=False,
         )
     if report.failures:

@@ -19,7 +19,7 @@ from batchwright.encoder.layouts import LAYOUTS, Cells, Layout
 from batchwright.encoder.pairs import Pair, PairTokenizer, TypedTokens
 from batchwright.engine.bodies.load import choose_device, choose_dtype, read_config
 from batchwright.errors import InvalidRequest, UnsupportedModel
-from batchwright.models import resolve
+from batchwright.models import resolve, served_name
 
 _WINDOW = 4096
 """Inputs whose tokens are held at a time."""
@@ -84,7 +84,7 @@ class Classifier:
         self.layout: Layout = layout or ("packed" if self._body.packs else "bucketed")
         self.max_length = checked_length(max_length, _made_for(folder), self._body.max_positions)
         self.tokenizer = PairTokenizer(folder, config.vocab_size, self.max_length, truncate=truncate, lower_case=False)
-        self.model_name = str(model)
+        self.model_name = served_name(str(model))
         self.device_type = where.type
         """cpu or cuda."""
         dtype_name = str(kind).removeprefix("torch.")

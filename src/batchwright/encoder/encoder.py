@@ -21,7 +21,7 @@ from batchwright.encoder.transformers_encoder import WrappedBody
 from batchwright.engine.bodies.load import choose_device, choose_dtype, read_config
 from batchwright.engine.bodies.weights import Weights
 from batchwright.errors import InvalidRequest, UnsupportedModel
-from batchwright.models import resolve
+from batchwright.models import resolve, served_name
 from batchwright.padding.rectangle import Ids
 
 _PROBE_LENGTHS = (24, 11, 2)
@@ -75,7 +75,7 @@ class Encoder:
         self.tokenizer = TextTokenizer(
             folder, self._body.vocab_size, self.max_length, truncate=truncate, lower_case=settings.lower_case
         )
-        self.model_name = str(model)
+        self.model_name = served_name(str(model))
         self.layout = layout
         self.dim = self._body.dim * len(settings.pooling)
         self.description = f"{self._body.description}, {layout}, {str(kind).removeprefix('torch.')} on {where}"

@@ -35,7 +35,7 @@ class PairTokenizer(TextTokenizer):
     """
 
     _pairs = True
-    _remedy = "truncate_prompt_tokens=-1 cuts it, and so does a Classifier made with truncate=True"
+    remedy = "a Classifier made with truncate=True cuts it"
 
     def encode_inputs(self, inputs: Sequence[Any], most: int | None = None) -> list[TypedTokens | InvalidRequest]:
         """Return the tokens of each input, a text, a pair or a list of token ids, or why it cannot be computed.

@@ -24,7 +24,8 @@ class TextTokenizer:
     """
 
     _pairs = False
-    _remedy = "truncate_prompt_tokens=-1 cuts it, and so does an Encoder made with truncate=True"
+    remedy = "an Encoder made with truncate=True cuts it"
+    """What to do about a text that is too long besides; those that answer requests say what these offer."""
 
     def __init__(self, folder: Path, vocab_size: int, max_length: int, *, truncate: bool, lower_case: bool) -> None:
         from transformers import AutoTokenizer
@@ -150,5 +151,5 @@ class TextTokenizer:
     def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"prompt of {tokens} tokens is longer than max_length={self.max_length}: shorten or split it"
-            + ("" if text is None else f" ({self._remedy})")
+            + ("" if text is None else f" ({self.remedy})")
         )

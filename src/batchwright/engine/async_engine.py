@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.engine import Engine
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.form_compiler import FormCompiler
 from batchwright.engine.grammars import Form
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 
 _Item = StreamEvent | BatchwrightError
 
@@ -111,6 +113,36 @@ class AsyncEngine:
             async for event in events:
                 yield event
 
+    async def score(
+        self, contexts: TextOrTokens | Sequence[TextOrTokens], continuations: Sequence[TextOrTokens]
+    ) -> list[Score]:
+        """Return the log-likelihood of each of `continuations` after its context, as `Engine.score` does.
+
+        Cancelling the awaiting task cancels what is not computed. Raises `EngineClosed` if the engine is closed.
+        """
+        scoring = await asyncio.to_thread(Scoring, contexts, continuations, self.tokenizer)
+
+        async def ask(request: InferenceRequest) -> None:
+            scores = scoring.prompt_scores[request.request_id]
+            error: BatchwrightError | None = None
+            try:
+                async with contextlib.aclosing(self._events(request, stream=False, scores=scores)) as events:
+                    async for event in events:
+                        error = event.response.error if event.response is not None else error
+            except EngineClosed:
+                raise
+            except BatchwrightError as refusal:
+                error = refusal
+            scoring.answered(request.request_id, error)
+
+        tasks = [asyncio.ensure_future(ask(request)) for request in scoring.requests]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return scoring.scores()
+
     async def unfinished_work(self, prefix: str) -> UnfinishedWork:
         """Return what is left of the requests whose ids begin with `prefix`, between two steps.
 
@@ -144,13 +176,15 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
+    async def _events(
+        self, request: InferenceRequest, *, stream: bool, scores: PromptScores | None = None
+    ) -> AsyncGenerator[StreamEvent]:
         reader = _Reader()
         now = self._clock.now()
         if self._closing:
             raise EngineClosed("the engine is closed") from self._failure
         form = await self._forms.form_of(request)
-        self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now, form=form))
+        self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now, form=form, scores=scores))
         ended = False
         try:
             while not ended:
@@ -177,10 +211,17 @@ class AsyncEngine:
             raise EngineClosed("the engine is closed") from self._failure
 
     def _add(
-        self, request: InferenceRequest, reader: _Reader, *, stream: bool, submitted_at: float, form: Form | None
+        self,
+        request: InferenceRequest,
+        reader: _Reader,
+        *,
+        stream: bool,
+        submitted_at: float,
+        form: Form | None,
+        scores: PromptScores | None,
     ) -> None:
         try:
-            self._engine.core.add(request, stream=stream, submitted_at=submitted_at, form=form)
+            self._engine.core.add(request, stream=stream, submitted_at=submitted_at, form=form, scores=scores)
         except BatchwrightError as error:
             reader.put(error)
         except Exception as error:  # whatever it is, it fails this request only

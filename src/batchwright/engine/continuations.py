@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from batchwright.engine.scoring import PromptScores
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.errors import InvalidRequest
+from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.request import InferenceRequest, Score, TokenLogprob
 
 TextOrTokens: TypeAlias = str | Sequence[int]
@@ -49,6 +49,53 @@ class SharedScoring:
         return PromptScores(
             [*self.first.context, *self.first.tokens], 0, len(self.first.context), tokenizer, endings=others
         )
+
+
+class Scoring:
+    """The scores of continuations: the requests for them, and what their answers say.
+
+    Arguments as of `Engine.score`. Raises ValueError if the numbers of contexts and continuations do not match.
+    """
+
+    def __init__(
+        self,
+        contexts: TextOrTokens | Sequence[TextOrTokens],
+        continuations: Sequence[TextOrTokens],
+        tokenizer: Tokenizer,
+    ) -> None:
+        given = cast("Sequence[TextOrTokens]", contexts)
+        if isinstance(contexts, str) or (given and isinstance(given[0], int)):
+            given = [cast("TextOrTokens", contexts)] * len(continuations)
+        if len(given) != len(continuations):
+            raise ValueError(
+                f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each"
+            )
+        self._found: dict[int, Score] = {}
+        wanted: dict[int, Continuation] = {}
+        for place, pair in enumerate(zip(given, continuations, strict=True)):
+            try:
+                wanted[place] = continuation_of(*pair, tokenizer)
+            except InvalidRequest as refusal:
+                self._found[place] = Score(math.nan, False, error=refusal)
+        self.wanted = len(wanted)
+        """Number of scores that are computed."""
+        asked = [(each.request(), each) for each in shared(wanted)]
+        self.requests = [request for request, _ in asked]
+        """What is asked of the engine."""
+        self.prompt_scores = {request.request_id: each.scores(tokenizer) for request, each in asked}
+        """Where the engine puts its answers, by the ids of the requests."""
+        self._asked = {request.request_id: each for request, each in asked}
+
+    def answered(self, request_id: str, error: BatchwrightError | None) -> int:
+        """Take the answer to a request, which may have failed with `error`, and return how many scores it is."""
+        own, places = self.prompt_scores.pop(request_id), self._asked[request_id].places
+        for place, ending in places:
+            self._found[place] = Score(math.nan, False, error=error) if error else score_of(own.ended(ending))
+        return len(places)
+
+    def scores(self) -> list[Score]:
+        """Return the scores in the order of the continuations, when all requests are answered."""
+        return [self._found[place] for place in range(len(self._found))]
 
 
 def shared(continuations: Mapping[int, Continuation]) -> list[SharedScoring]:

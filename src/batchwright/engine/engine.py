@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody, load_body
-from batchwright.engine.continuations import Continuation, TextOrTokens, continuation_of, score_of, shared
+from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.prompts import as_requests, refused
@@ -21,7 +20,7 @@ from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS, EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
-from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve, served_name
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 from batchwright.scheduling import Scheduler, SloController
 
@@ -50,7 +49,7 @@ class Engine:
         config = (config or EngineConfig()).with_options(**options)
         _require_generating(str(model))
         folder = resolve(str(model))
-        self.model_name = str(model)
+        self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:
             self._core: EngineCore | None = _core(loaded, folder, config, clock or MonotonicClock())
@@ -185,31 +184,13 @@ class Engine:
         have in common is computed once, whatever their order. If one cannot be computed, the `error` of its score is
         set and the others are not affected. Raises ValueError if the numbers do not match.
         """
-        given = cast("Sequence[TextOrTokens]", contexts)
-        if isinstance(contexts, str) or (given and isinstance(given[0], int)):
-            given = [cast("TextOrTokens", contexts)] * len(continuations)
-        if len(given) != len(continuations):
-            raise ValueError(
-                f"contexts: {len(given)} for {len(continuations)} continuations; give one, or one for each"
-            )
-        found: dict[int, Score] = {}
-        wanted: dict[int, Continuation] = {}
-        tokenizer = self.core.tokenizer
-        for place, pair in enumerate(zip(given, continuations, strict=True)):
-            try:
-                wanted[place] = continuation_of(*pair, tokenizer)
-            except InvalidRequest as refusal:
-                found[place] = Score(math.nan, False, error=refusal)
-        asked = {(request := each.request()).request_id: (request, each) for each in shared(wanted)}
-        scores = {name: each.scores(tokenizer) for name, (_, each) in asked.items()}
-        with _bar(len(wanted), progress) as advance:
-            for event in self._events([request for request, _ in asked.values()], stream=False, scores=scores):
+        scoring = Scoring(contexts, continuations, self.core.tokenizer)
+        with _bar(scoring.wanted, progress) as advance:
+            for event in self._events(scoring.requests, stream=False, scores=scoring.prompt_scores):
                 if event.response is not None:
-                    error, own = event.response.error, scores.pop(event.request_id)
-                    for place, ending in asked[event.request_id][1].places:
-                        found[place] = Score(math.nan, False, error=error) if error else score_of(own.ended(ending))
+                    for _ in range(scoring.answered(event.request_id, event.response.error)):
                         advance()
-        return [found[place] for place in range(len(given))]
+        return scoring.scores()
 
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""

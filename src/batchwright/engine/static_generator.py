@@ -30,7 +30,7 @@ from batchwright.errors import (
     NonFiniteLogits,
     UnsupportedModel,
 )
-from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.models import DEFAULT_MODEL, resolve, served_name
 from batchwright.padding import PaddingConfig, PaddingOptimizer
 from batchwright.request import InferenceRequest, InferenceResponse, SamplingParams
 from batchwright.scheduling import Sequence as TokenSequence
@@ -82,7 +82,7 @@ class StaticGenerator:
         self.tokenizer = Tokenizer(folder, config.vocab_size)
         self._grammars = Grammars(self.tokenizer, config.vocab_size)
         self._masks = MaskMaker(config.vocab_size)
-        self.model_name = str(model)
+        self.model_name = served_name(str(model))
         self._clock = clock or MonotonicClock()
         self._one_at_a_time = threading.Lock()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from batchwright.errors import DeadlineExceeded, EngineClosed, ModelNotFound, shown
 from batchwright.inference.inference import Call
+from batchwright.models import served_name
 from batchwright.request import Traffic
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def chosen_model(asked: str | None, names: Sequence[str]) -> str:
     if asked is None:
         return names[0]
     if asked not in names:
+        if served_name(asked) in names:
+            return served_name(asked)
         raise ModelNotFound(f"model={shown(asked)} is not served here: choose from {', '.join(names)}")
     return asked
 

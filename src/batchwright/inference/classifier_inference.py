@@ -12,13 +12,12 @@ from batchwright.encoder.classifier import Classifier
 from batchwright.encoder.pairs import TypedTokens
 from batchwright.errors import InvalidRequest
 from batchwright.inference.calls import chosen_model
-from batchwright.inference.encoder_inference import PIECE, EncoderInference, Vector
+from batchwright.inference.encoder_inference import PIECE, REMEDY, EncoderInference, Vector
 from batchwright.inference.inference import Call
 from batchwright.wire.classifying import (
     ClassifierBody,
     RerankBody,
     classify_answer,
-    param_of,
     read_classifying,
     rerank_answer,
     score_answer,
@@ -35,6 +34,7 @@ class ClassifierInference(EncoderInference):
     ) -> None:
         super().__init__(classifier, names)
         self.classifier = classifier
+        classifier.tokenizer.remedy = REMEDY
         self._unix_time = unix_time
 
     @property
@@ -50,7 +50,7 @@ class ClassifierInference(EncoderInference):
         with self._held.hold(call.traffic):
             sequences: list[TypedTokens] = []
             for start in range(0, len(body.inputs), PIECE):
-                sequences += await self._threads.run(call.traffic, self._encoded, call.endpoint, body, start, most)
+                sequences += await self._threads.run(call.traffic, self._encoded, body, start, most)
             logits = np.stack(await self._vectors(call, sequences, body.priority, until))
             return await self._threads.run(call.traffic, self._answer, call, body, model, logits, sequences)
 
@@ -70,13 +70,12 @@ class ClassifierInference(EncoderInference):
             return rerank_answer(key, model, cast("RerankBody", body), scores, tokens)
         return score_answer(key, created, model, scores, tokens)
 
-    def _encoded(self, endpoint: str, body: ClassifierBody, start: int, most: int | None) -> list[TypedTokens]:
+    def _encoded(self, body: ClassifierBody, start: int, most: int | None) -> list[TypedTokens]:
         """Tokenize the piece of the inputs that begins at `start`."""
         found: list[TypedTokens] = []
         inputs = body.inputs[start : start + PIECE]
         for position, tokens in enumerate(self.classifier.tokenizer.encode_inputs(inputs, most), start):
             if isinstance(tokens, InvalidRequest):
-                param = param_of(endpoint)
-                raise type(tokens)(f"{param}[{position}]: {tokens}", param=param) from tokens
+                raise type(tokens)(f"{body.param}[{position}]: {tokens}", param=body.param) from tokens
             found.append(tokens)
         return found

@@ -35,6 +35,8 @@ PIECE = 32
 _LINES = "lines of batches"
 _LINES_WEIGHT = 0.05
 """Weight of all batch lines together, relative to an online owner of weight 1."""
+REMEDY = '"truncate_prompt_tokens": -1 in the body cuts it'
+"""What a request can do about a text that is too long."""
 _DOUBLINGS = 5
 """Most steps of priority that count; each doubles or halves the weight of an input."""
 

@@ -44,9 +44,13 @@ from batchwright.wire.engine_gauges import Queue
 from batchwright.wire.fields import deadline_seconds, priority_of
 from batchwright.wire.requests import (
     CHAT_URL,
+    CLASSIFY_URL,
     COMPLETION_URL,
     EMBEDDINGS_URL,
+    ENCODER_URLS,
+    RERANK_URL,
     RESPONSES_URL,
+    SCORE_URL,
     filled,
     read_model,
     require_few_completions,
@@ -58,7 +62,16 @@ _T = TypeVar("_T")
 _AHEAD = 0.25
 _LEAST_AHEAD = 32
 """Calls to hold besides those under way, at least and in proportion, so that the next one is there in time."""
-_LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data", RESPONSES_URL: "output"}
+_LIST_OF = {
+    CHAT_URL: "choices",
+    COMPLETION_URL: "choices",
+    EMBEDDINGS_URL: "data",
+    RESPONSES_URL: "output",
+    RERANK_URL: "results",
+    SCORE_URL: "data",
+    CLASSIFY_URL: "data",
+}
+"""Field of answers with what was asked for."""
 _PROBE_SECONDS = 10.0
 ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
@@ -336,7 +349,7 @@ class EndpointInference(Route):
         require_sizes(call.body)
         if call.endpoint == RESPONSES_URL:
             require_response_now(call.body)
-        elif call.endpoint != EMBEDDINGS_URL:
+        elif call.endpoint not in ENCODER_URLS:
             require_few_completions(call.body)
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
@@ -510,7 +523,7 @@ class EndpointInference(Route):
 
 def answer_bound(call: Call) -> int | None:
     """Return the most tokens that the answers to a call may have together; None: no bound."""
-    if call.endpoint == EMBEDDINGS_URL:
+    if call.endpoint in ENCODER_URLS:
         return 0
     named = next((call.body[name] for name in ANSWER_BOUNDS if call.body.get(name) is not None), None)
     if named is None and call.defaults is not None:

@@ -151,9 +151,18 @@ class EndpointClient:
 
     async def beside(self, path: str) -> str:
         """Get what an engine shows beside its API, such as its metrics at "/metrics"."""
-        url = self._base.with_path(self._base.path.rstrip("/").removesuffix("/v1") + path)
+        url = self._beside(path)
         async with self._answer("GET", path, None, None, url) as response:
             return (await self._whole(response)).decode(errors="replace")
+
+    def _beside(self, path: str) -> URL:
+        return self._base.with_path(self._base.path.rstrip("/").removesuffix("/v1") + path)
+
+    def _url(self, path: str) -> URL:
+        if (url := self._urls.get(path)) is None:
+            url = self._beside(path) if self._dialect.is_beside(path) else URL(self.url + path)
+            self._urls[path] = url
+        return url
 
     async def close(self) -> None:
         """Close the connections. Later requests raise `EngineClosed`."""
@@ -195,8 +204,7 @@ class EndpointClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and yield a successful response, of which only the head has been read."""
         try:
-            url = url or self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
-            async with await self._head(method, url, body) as response:
+            async with await self._head(method, url or self._url(path), body) as response:
                 if heard is not None and (stated := self._stated(response)):
                     heard(stated)
                 if response.status != HTTPStatus.OK:

@@ -332,7 +332,8 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    first = _number(usage.get("prompt_tokens", usage.get("input_tokens")))
+    # Where answers are scores, `total_tokens` may be all that is stated.
+    first = _number(usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens"))))
     second = _number(usage.get("completion_tokens", usage.get("output_tokens", 0)))
     if first is None or second is None:
         return None

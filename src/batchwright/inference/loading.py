@@ -145,13 +145,13 @@ def local_inference(
     routes: list[Route] = []
     if engine is not None:
         routes.append(EngineInference(engine, system_fingerprint=fingerprint))
-    if encoder is not None:
-        routes.append(EmbeddingInference(encoder))
     if classifiers:
         from batchwright.inference.classifier_inference import ClassifierInference
 
         # A text to be classified that names no model is for one with several labels, if there is one.
         routes += map(ClassifierInference, sorted(classifiers, key=lambda each: each.scores_pairs))
+    if encoder is not None:
+        routes.append(EmbeddingInference(encoder))  # which scores pairs that name no model if nothing else does
     return RoutedInference(routes, aliases)
 
 

@@ -22,6 +22,7 @@ from batchwright.inference.inference import (
     why_not_ready,
     work_of,
 )
+from batchwright.models import served_name
 from batchwright.pacing.figures import PacerFigures
 from batchwright.wire.requests import (
     CLASSIFIER_URLS,
@@ -66,8 +67,10 @@ class RoutedInference(_Renaming):
 
     def __init__(self, routes: Sequence[Route], aliases: Mapping[str, str] | None = None) -> None:
         self.routes = tuple(routes)
-        self._aliases = dict(aliases or {})
         own = self._own_names()
+        self._aliases = {
+            alias: model if model in own else served_name(model) for alias, model in (aliases or {}).items()
+        }
         for alias, model in self._aliases.items():
             if alias in own:
                 raise InputError(f"model_alias {alias}={model}: {alias} is the name of a model: choose another")
@@ -145,7 +148,7 @@ class RoutedInference(_Renaming):
             )
         meant = None if model is None else self._aliases.get(model, model)
         for route in serving:
-            if meant is None or not route.models or meant in route.models:
+            if meant is None or not route.models or meant in route.models or served_name(meant) in route.models:
                 return route
         served = [name for route in serving for name in route.models]
         names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
@@ -156,8 +159,12 @@ class RoutedInference(_Renaming):
 def _flag_for(endpoint: str) -> str:
     """Return the flag with which a model for `endpoint` is loaded."""
     if endpoint in CLASSIFIER_URLS:
-        needed = "" if endpoint == CLASSIFY_URL else ", a cross-encoder: a sequence classifier with one label"
-        return f"--classifier NAME{needed}"
+        if endpoint == CLASSIFY_URL:
+            return "--classifier NAME"
+        return (
+            "--classifier NAME, a cross-encoder: a sequence classifier with one label; or with --embedding-model NAME, "
+            "whose vectors are compared"
+        )
     return "--embedding-model NAME" if endpoint == EMBEDDINGS_URL else "--model NAME"
 
 
@@ -211,7 +218,7 @@ class StandIn(_Renaming):
     def _resolved(self, call: Call) -> tuple[Inference, str | None, Call]:
         asked = read_model(call.body)
         stands_in = asked in self._names or ANY_MODEL in self._names
-        if asked is None or not stands_in or asked in self._inner.models:
+        if asked is None or not stands_in or {asked, served_name(asked)} & {*self._inner.models}:
             return self._inner, None, call
         body = {name: value for name, value in call.body.items() if name != "model"}
         return self._inner, asked, replace(call, body=body)

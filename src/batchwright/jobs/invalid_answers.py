@@ -11,7 +11,8 @@ from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import form_overrides
 from batchwright.wire.fields import MAX_TOKENS
-from batchwright.wire.requests import ENCODER_URLS
+from batchwright.wire.requests import ENCODER_URLS, RESPONSES_URL
+from batchwright.wire.text_responses import form_of_response
 
 INVALID_JSON = "invalid_json"
 """Finish reason of an answer that is no JSON, although each try was to be."""
@@ -44,7 +45,7 @@ class InvalidAnswers:
         self, number: int, endpoint: str, body: Mapping[str, Any], answer: dict[str, Any]
     ) -> Mapping[str, Any] | None:
         """Return the body to ask line `number` with once more; None if its `answer` is what it gets."""
-        if endpoint in ENCODER_URLS or not self._wants_json(body) or not invalid_choices(answer):
+        if endpoint in ENCODER_URLS or not self._wants_json(endpoint, body) or not invalid_texts(answer):
             return None
         if body.get("echo"):
             return None  # its texts begin with the prompt
@@ -53,14 +54,17 @@ class InvalidAnswers:
             return None
         line.tries += 1
         line.answer = answer
-        line.body = self._larger(line.body)
+        line.body = self._larger(endpoint, line.body)
         return line.body
 
     def settled(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the last answer to line `number` as it is written: each text that is still no JSON says so."""
         if self._lines.pop(number, None) is None:
             return answer
-        invalid = invalid_choices(answer)
+        invalid = invalid_texts(answer)
+        if "output" in answer:
+            incomplete = {"status": "incomplete", "incomplete_details": {"reason": INVALID_JSON}}
+            return {**answer, **incomplete} if invalid else answer
         choices = [
             {**choice, "finish_reason": INVALID_JSON} if place in invalid else choice
             for place, choice in enumerate(answer["choices"])
@@ -72,16 +76,18 @@ class InvalidAnswers:
         line = self._lines.get(number)
         return None if line is None else line.answer
 
-    def _wants_json(self, body: Mapping[str, Any]) -> bool:
+    def _wants_json(self, endpoint: str, body: Mapping[str, Any]) -> bool:
         try:
-            form = form_overrides(body) or self._defaults
+            asked = {"response_format": form_of_response(body)} if endpoint == RESPONSES_URL else body
+            form = form_overrides(asked) or self._defaults
         except InvalidRequest:
             return False  # what an endpoint elsewhere makes of it is not known
         return form.get("schema") is not None or bool(form.get("json_object"))
 
-    def _larger(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         changed: dict[str, Any] = {}
-        name = next((each for each in _LIMITS if body.get(each) is not None), "max_tokens")
+        usual = "max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens"
+        name = next((each for each in _LIMITS if body.get(each) is not None), usual)
         limit = body.get(name, self._defaults.get("max_tokens"))
         if type(limit) is int:
             changed[name] = min(2 * limit, MAX_TOKENS)
@@ -91,9 +97,9 @@ class InvalidAnswers:
         return {**body, **changed}
 
 
-def invalid_choices(answer: Mapping[str, Any]) -> set[int]:
-    """Return the places of the texts in an answer that are no JSON."""
-    choices = answer.get("choices")
+def invalid_texts(answer: Mapping[str, Any]) -> set[int]:
+    """Return the places of the texts in an answer that are no JSON: of its choices, or of the items of its output."""
+    choices = answer.get("output" if "output" in answer else "choices")
     return {
         place
         for place, choice in enumerate(choices if isinstance(choices, list) else ())
@@ -103,6 +109,8 @@ def invalid_choices(answer: Mapping[str, Any]) -> set[int]:
 
 def marked_invalid(answer: Mapping[str, Any]) -> int:
     """Return how many texts of a settled answer say that they are no JSON."""
+    if isinstance(details := answer.get("incomplete_details"), Mapping):
+        return int(details.get("reason") == INVALID_JSON)
     choices = answer.get("choices")
     return sum(
         isinstance(choice, Mapping) and choice.get("finish_reason") == INVALID_JSON
@@ -113,8 +121,16 @@ def marked_invalid(answer: Mapping[str, Any]) -> int:
 def _text(choice: object) -> object:
     if not isinstance(choice, Mapping):
         return None
+    if choice.get("type") == "message":  # of an answer of `/v1/responses`
+        return _output_text(choice.get("content"))
     message = choice.get("message")
     return message.get("content") if isinstance(message, Mapping) else choice.get("text")
+
+
+def _output_text(content: object) -> str | None:
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if part.get("type") == "output_text"]
+    return "".join(text for text in texts if isinstance(text, str)) if texts else None
 
 
 def _is_json(text: str) -> bool:

@@ -16,10 +16,11 @@ from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.bounds import require_sizes
-from batchwright.wire.classifying import read_classifying
+from batchwright.wire.classifying import read_classifying, sent_inputs
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import known_fields
 from batchwright.wire.requests import (
+    ALIASES,
     CHAT_URL,
     CLASSIFIER_URLS,
     COMPLETION_URL,
@@ -88,6 +89,9 @@ def check_sent_body(
     require_endpoint(dialect, endpoint)
     if endpoint == RESPONSES_URL:
         return texts_of_response(body)
+    if endpoint in CLASSIFIER_URLS:
+        require_sizes(body)
+        return sent_inputs(endpoint, body)
     if dialect.name == OPENAI.name:
         return check_body(endpoint, body, defaults)
     require_sizes(body)
@@ -154,8 +158,9 @@ class LineParser:
         if isinstance(record.content, bytes) and self.input_format in ("jsonl", "json"):
             with suppress(ValueError):
                 line = _decode_url(record.content)
-                if isinstance(line.url, str) and line.url in ENCODER_URLS and bytes(line.body):
-                    return line.url
+                url = ALIASES.get(line.url, line.url) if isinstance(line.url, str) else None
+                if url in ENCODER_URLS and bytes(line.body):
+                    return url
         return COMPLETION_URL
 
     def _rendered(self, row: Mapping[str, object]) -> dict[str, Any]:

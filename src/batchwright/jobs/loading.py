@@ -33,7 +33,7 @@ from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
 from batchwright.wire.dialects import OPENAI, Dialect
-from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL
+from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, PAIR_URLS
 
 Via: TypeAlias = Literal["live", "batch", "auto"]
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
 
 
+_EMBEDDED = PAIR_URLS | {EMBEDDINGS_URL}
+"""Endpoints whose lines an embedding model answers."""
 _LIVE_AT_ONCE = 64
 """Live requests at once that the forecast of a deadline assumes, where their number is found as they run."""
 
@@ -184,7 +186,7 @@ class ModelChoice:
     @property
     def told_apart(self) -> frozenset[str]:
         """Endpoints for whose lines there are models of their own."""
-        embeds = {EMBEDDINGS_URL} if self.embedding_model is not None else set()
+        embeds = _EMBEDDED if self.embedding_model is not None else set()
         return frozenset(embeds | (CLASSIFIER_URLS if self.classifiers else set()))
 
     def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
@@ -192,7 +194,7 @@ class ModelChoice:
         if self.backend is not None:
             return LoadedModels(None, None)
         model = self.model if not self.told_apart or {*endpoints} - self.told_apart else None
-        embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
+        embedding_model = self.embedding_model if _EMBEDDED & {*endpoints} else None
         classifiers = self.classifiers if CLASSIFIER_URLS & {*endpoints} else ()
         if self.processes is not None or self.ray is not None:
             return LoadedModels(None, None, replicas_of=(model, embedding_model), classifiers_of=classifiers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -119,7 +119,8 @@ def _results(path: AnyPath, files: Sequence[AnyPath], state: Mapping[str, Any]) 
 def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> ReadableResult:
     if column not in row or ERROR not in row:
         raise InputError(f"{path} has no columns {column!r} and {ERROR!r}: it is no output of a run")
-    others = [name for name in row if name not in (column, *_ADDED)]
+    told = {column, *_ADDED, *_properties(row[column])}
+    others = [name for name in row if name not in told]
     shown = "\n".join(f"{name}: {_text(row[name])}" for name in others if row[name] not in (None, ""))
     tokens = row.get(COMPLETION_TOKENS)
     return ReadableResult(
@@ -130,6 +131,17 @@ def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> 
         _text(row.get(FINISH_REASON)) or None,
         int(str(tokens)) if tokens not in (None, "") else None,
     )
+
+
+def _properties(answer: object) -> Collection[str]:
+    """Return the names of the columns that an answer in JSON may have beside its own, where they would be twice."""
+    if not isinstance(answer, str) or not answer.lstrip().startswith("{"):
+        return ()
+    try:
+        value = json.loads(answer)
+    except (ValueError, RecursionError):
+        return ()
+    return value if isinstance(value, dict) else ()
 
 
 def _prompts(state: Mapping[str, Any]) -> Iterator[tuple[int, str | None]]:

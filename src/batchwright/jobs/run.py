@@ -119,7 +119,8 @@ def run(
     - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
     - `embedding_model`: the model for lines for `/v1/embeddings`. `classifiers`: the models for lines for `/v1/rerank`
-      and `/v1/score`, which cross-encoders answer, and `/classify`; lines that name none get the first that can.
+      and `/v1/score`, which cross-encoders answer, else the embedding model, and `/classify`; lines that name none get
+      the first that can.
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
       its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.

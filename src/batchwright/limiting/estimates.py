@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from batchwright.wire.classifying import pair_fields
 from batchwright.wire.requests import (
     CHAT_URL,
     CLASSIFY_URL,
@@ -20,9 +23,10 @@ from batchwright.wire.requests import (
     SCORE_URL,
 )
 
+_encode = msgspec.json.Encoder().encode
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
-_INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents", SCORE_URL: "text_2"}
+_INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents"}
 """Fields with the texts that are encoded."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
@@ -55,10 +59,12 @@ def prompt_tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """Return the estimated tokens of an online request's prompts or texts to encode."""
     prompts = _prompts(endpoint, body)
     tokens = sum(map(_tokens, prompts))
+    if endpoint in (CHAT_URL, RESPONSES_URL):
+        return tokens + _beside_prompt(body)
     if endpoint == RERANK_URL:
         return tokens + len(prompts) * _tokens(body.get("query"))
     if endpoint == SCORE_URL:
-        first = body.get("text_1")
+        first = body.get(pair_fields(body)[0])
         return tokens + (sum(map(_tokens, first)) if isinstance(first, list) else len(prompts) * _tokens(first))
     return tokens
 
@@ -74,17 +80,33 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
 
 
 def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
-    """Texts, lists of token ids, or one list of messages. What else stands in the body counts nothing, since an
-    endpoint elsewhere may overlook it.
-    """
+    """Texts, lists of token ids, or one list of messages."""
     if endpoint == CHAT_URL:
         return [body.get("messages")]
     if endpoint == RESPONSES_URL:
         return [body.get("instructions"), body.get("input")]
-    given = body.get(_INPUTS.get(endpoint, "prompt"))
+    name = pair_fields(body)[1] if endpoint == SCORE_URL else _INPUTS.get(endpoint, "prompt")
+    given = body.get(name)
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]
+
+
+def _beside_prompt(body: Mapping[str, Any]) -> int:
+    """Return the tokens of what templates and providers write into the prompt of a chat: its tools, and the schema of
+    its answer in OpenAI's forms. Those of vLLM never stand there.
+    """
+    text = body.get("text")
+    written = [
+        None if body.get("tool_choice") == "none" else body.get("tools"),
+        body.get("functions"),
+        body.get("response_format"),
+        text.get("format") if isinstance(text, Mapping) else None,
+    ]
+    try:
+        return sum(tokens_of_bytes(len(_encode(each))) for each in written if each)
+    except (ValueError, OverflowError, TypeError, RecursionError):
+        return 0  # it has no form as JSON, for which the body is refused when it is read
 
 
 def _tokens(prompt: Any) -> int:

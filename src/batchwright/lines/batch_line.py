@@ -16,6 +16,7 @@ from batchwright.errors import DeadlineExceeded, InvalidRequest, shown
 from batchwright.wire.bounds import MAX_MODEL
 from batchwright.wire.error_bodies import error_body, hides_details, status_of
 from batchwright.wire.requests import (
+    ALIASES,
     CHAT_URL,
     CLASSIFY_URL,
     COMPLETION_URL,
@@ -50,7 +51,7 @@ class BatchLine:
 
     custom_id: str
     endpoint: str
-    """One of `ENDPOINTS`."""
+    """One of `ENDPOINTS`; the `url` of the line may be another name of it (`ALIASES`)."""
     body: Mapping[str, Any]
 
     @property
@@ -114,6 +115,7 @@ def check_batch_line(line: Mapping[str, Any]) -> BatchLine:
     check_custom_id("custom_id", custom_id)
     if method != "POST":
         raise InvalidRequest(f"method is {shown(method)}: it must be 'POST'.", param="method", code="invalid_method")
+    url = ALIASES.get(url, url) if isinstance(url, str) else url
     if url not in ENDPOINTS:
         raise InvalidRequest(
             f"url is {shown(url)}: it must be one of {', '.join(ENDPOINTS)}.", param="url", code="invalid_url"
@@ -236,7 +238,9 @@ def token_count(body: Mapping[str, Any], name: str, detail: str | None = None) -
     Names are those of chats. An answer of `/v1/responses` calls prompts input, and completions output.
     """
     counts = _part(body, "usage")
-    if "input_tokens" in counts and "prompt_tokens" not in counts:
+    if "prompt_tokens" not in counts and name == "prompt_tokens" and "input_tokens" not in counts:
+        name = "total_tokens"  # all that Jina states of what it ranks
+    elif "input_tokens" in counts and "prompt_tokens" not in counts:
         name, detail = _NAMES_OF_RESPONSES.get(name, name), detail and _NAMES_OF_RESPONSES.get(detail, detail)
     count = (counts if detail is None else _part(counts, detail)).get(name)
     return count if isinstance(count, int) and 0 <= count < 2**53 else 0

@@ -6,7 +6,7 @@ Built-in models and GGUF files are converted once and kept in `cache_dir()`.
 
 from batchwright.models.cache import ModelStatus, cache_dir, inventory
 from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel, Kind
-from batchwright.models.resolution import fingerprint, resolve
+from batchwright.models.resolution import fingerprint, resolve, served_name
 
 __all__ = [
     "BUILTIN",
@@ -18,4 +18,5 @@ __all__ = [
     "fingerprint",
     "inventory",
     "resolve",
+    "served_name",
 ]

@@ -43,6 +43,18 @@ def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None =
     raise _unknown(name_or_path)
 
 
+def served_name(name_or_path: str) -> str:
+    """Return the name under which a model is served: a path in this folder without the `./` before it.
+
+    One that would then be that of a built-in model stays as it is.
+    """
+    name = name_or_path
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    name = name.rstrip("/")
+    return name_or_path if not name or name in BUILTIN else name
+
+
 def fingerprint(name_or_path: str) -> str:
     """Return a text that changes when the model's files change, without fetching or converting anything.
 

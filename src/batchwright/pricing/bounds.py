@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from batchwright.errors import InvalidRequest, shown
 from batchwright.pricing.rates import ModelPrices, Picodollars, Rates
 from batchwright.pricing.usage import is_usual_tier
-from batchwright.wire.requests import ENCODER_URLS
+from batchwright.wire.classifying import pair_fields
+from batchwright.wire.requests import ENCODER_URLS, PAIR_FIELDS, RERANK_URL, SCORE_URL
 
 NO_ANSWER_BOUND = "max_tokens_missing"
 """Code of the error of a request that does not say how long its answer may be."""
@@ -51,10 +54,32 @@ def most_cost(
     Raises `InvalidRequest` if there is no such bound, naming the field.
     """
     _require_bounded(body)
-    prompt = size + (_TOOLS_TEMPLATE_TOKENS if body.get("tools") or body.get("functions") else _TEMPLATE_TOKENS)
+    prompt = (
+        size
+        + _repeated(endpoint, body)
+        + (_TOOLS_TEMPLATE_TOKENS if body.get("tools") or body.get("functions") else _TEMPLATE_TOKENS)
+    )
     rates = prices.batch if batch else _dearest(prices, body.get("service_tier"))
     output = 0 if endpoint in ENCODER_URLS else most_output(body)
     return rates.request + prompt * rates.dearest_input(prompt) + output * rates.output.most(prompt)
+
+
+def _repeated(endpoint: str, body: Mapping[str, Any]) -> int:
+    """Return the most tokens that stand in the pairs of a body beyond its bytes.
+
+    The first text of several pairs is read with each of them, in a template of its own where a chat model ranks.
+    """
+    if endpoint not in (RERANK_URL, SCORE_URL):
+        return 0
+    names = ("query", "documents") if endpoint == RERANK_URL else pair_fields(body)
+    first, second = body.get(names[0]), body.get(names[1])
+    pairs = len(second) if isinstance(second, list) else 1
+    again = 0 if isinstance(first, list) and len(first) > 1 else (pairs - 1) * _bytes_of(first)
+    return again + pairs * _TEMPLATE_TOKENS
+
+
+def _bytes_of(value: object) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def most_output(body: Mapping[str, Any]) -> int:
@@ -101,6 +126,11 @@ def _require_bounded(body: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name}: what it costs has no bound; {_REMEDY}", param=name)
     if isinstance(body.get("prompt"), Mapping):
         raise InvalidRequest(f"prompt: that of a stored prompt has no bound; {_REMEDY}", param="prompt")
+    for name in ("query", "documents", *{name: None for names in PAIR_FIELDS for name in names}):
+        value = body.get(name)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Mapping) and each.keys() - {"text"}:
+                raise InvalidRequest(f"{name} has more than texts, whose tokens have no bound; {_REMEDY}", param=name)
     for name in ("messages", "input"):
         for where, kind in _unbounded_parts(name, body.get(name)):
             raise InvalidRequest(

@@ -47,7 +47,7 @@ class TokensUsed:
 
 
 def read_usage(answer: Mapping[str, Any]) -> TokensUsed | None:
-    """Read the `usage` of an answer, in the forms of chats, completions, embeddings, responses and messages.
+    """Read the `usage` of an answer, in the forms of chats, completions, embeddings, ranks, responses and messages.
 
     None if the answer has none, or one that contradicts itself.
     """
@@ -56,6 +56,9 @@ def read_usage(answer: Mapping[str, Any]) -> TokensUsed | None:
         return None
     if "prompt_tokens" in usage:
         return _openai(usage, "prompt_tokens", "completion_tokens", "prompt_tokens_details")
+    if "total_tokens" in usage and "input_tokens" not in usage and "output_tokens" not in usage:
+        # All that some state of what they rank or classify, where nothing is generated.
+        return _openai(usage, "total_tokens", "completion_tokens", "prompt_tokens_details")
     if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
         return _messages(usage)
     return _openai(usage, "input_tokens", "output_tokens", "input_tokens_details")

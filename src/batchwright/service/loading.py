@@ -22,7 +22,7 @@ from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import RoutedInference
-from batchwright.models import resolve
+from batchwright.models import resolve, served_name
 from batchwright.pacing.limits import told_limits
 from batchwright.service.observability.logs import logger
 from batchwright.service.settings import Settings
@@ -97,8 +97,9 @@ def model_times(settings: Settings) -> dict[str, float]:
     if settings.backend != "engine" or settings.ray is not None:
         return {}
     names = (settings.model, settings.embedding_model, *settings.classifier)
-    times = {name: _made_at(resolve(name, pull=False)) for name in names if name}
-    return times | {alias: times[model] for alias, model in settings.aliases.items() if model in times}
+    times = {served_name(name): _made_at(resolve(name, pull=False)) for name in names if name}
+    meant = {alias: served_name(model) for alias, model in settings.aliases.items()}
+    return times | {alias: times[model] for alias, model in meant.items() if model in times}
 
 
 def _made_at(folder: Path) -> float:

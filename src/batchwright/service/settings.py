@@ -202,7 +202,10 @@ class Settings(_EngineSettings):
         "Model", DEFAULT_MODEL, "Model that generates: a built-in name, a local folder, a GGUF file or a hub id."
     )
     embedding_model: str = _setting(
-        "Model", DEFAULT_EMBEDDING_MODEL, "Model for /v1/embeddings, named in the same way; an empty text: none."
+        "Model",
+        DEFAULT_EMBEDDING_MODEL,
+        "Model for /v1/embeddings, and for /v1/rerank and /v1/score without a cross-encoder, named in the same way; an "
+        "empty text: none.",
     )
     classifier: Names = _setting(
         "Model",

@@ -140,9 +140,12 @@ _MESSAGE = Bound(
     },
 )
 _BOUNDS: Mapping[str, Bound] = {
+    "data_1": Bound(items=MAX_INPUTS),
+    "data_2": Bound(items=MAX_INPUTS),
     "documents": Bound(items=MAX_INPUTS, each=Bound(members=MAX_MESSAGE_FIELDS)),
     "functions": _TOOLS,
     "input": _PROMPTS,
+    "items": Bound(items=MAX_INPUTS),
     "logit_bias": Bound(members=MAX_BIASES, key=MAX_TOKEN_DIGITS),
     "messages": Bound(items=MAX_MESSAGES, each=_MESSAGE),
     "metadata": Bound(members=MAX_METADATA, key=MAX_METADATA_KEY, each=Bound(characters=MAX_METADATA_VALUE)),
@@ -150,6 +153,7 @@ _BOUNDS: Mapping[str, Bound] = {
     "prompt": _PROMPTS,
     "prompt_cache_key": _LABEL,
     "prompt_cache_retention": _LABEL,
+    "queries": Bound(items=MAX_INPUTS),
     "safety_identifier": _LABEL,
     "service_tier": _LABEL,
     "stop": Bound(characters=MAX_STOP, items=MAX_STOPS, each=Bound(characters=MAX_STOP)),

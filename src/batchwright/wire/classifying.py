@@ -13,6 +13,7 @@ from batchwright.errors import InvalidRequest, shown
 from batchwright.wire.fields import check_names, deadline_seconds, priority_of
 from batchwright.wire.requests import (
     CLASSIFY_URL,
+    PAIR_FIELDS,
     RERANK_URL,
     SCORE_URL,
     flag,
@@ -26,8 +27,19 @@ Body = dict[str, Any]
 
 _COMMON = frozenset({"priority", "deadline", "deadline_ms", "truncate_prompt_tokens"})
 _RERANK_NAMES = _COMMON | {"query", "documents", "top_n", "return_documents"}
-_SCORE_NAMES = _COMMON | {"text_1", "text_2"}
+_SCORE_NAMES = _COMMON.union(*PAIR_FIELDS)
 _CLASSIFY_NAMES = _COMMON | {"input"}
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (True,),
+    "chat_template_kwargs": ({},),
+    "instruction": (),
+    "max_tokens_per_doc": (0,),
+    "max_tokens_per_query": (0,),
+    "padding": ("do_not_pad",),
+    "truncation_side": ("right",),
+    "use_activation": (True,),
+}
+"""Fields of vLLM that are not supported, and their values that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,8 @@ class ClassifierBody:
     model: str | None
     inputs: tuple[str | tuple[str, str] | list[int], ...]
     """Texts, pairs of texts, or lists of token ids. At least one."""
+    param: str
+    """Name of the field whose parts are the inputs; of pairs, their second texts."""
     most_tokens: int | None
     """Tokens to which each input is cut; `WHOLE_LENGTH`: as many as the model takes; None: none is cut."""
     priority: int
@@ -44,10 +58,21 @@ class ClassifierBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankBody(ClassifierBody):
+class PairsBody(ClassifierBody):
+    """A body whose inputs are pairs of texts, for `/v1/score`."""
+
+    first_param: str
+    """Name of the field with the first texts."""
+    first: tuple[str, ...]
+    """One text for all pairs, or the first text of each."""
+    second: tuple[str, ...]
+    """The second text of each pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankBody(PairsBody):
     """A body for `/v1/rerank`. Its inputs are pairs of the query and a document."""
 
-    documents: tuple[str, ...]
     top_n: int
     return_documents: bool
 
@@ -62,50 +87,88 @@ def read_classifying(endpoint: str, body: Mapping[str, Any]) -> ClassifierBody:
 
 def read_rerank(body: Mapping[str, Any]) -> RerankBody:
     """Read a body for `/v1/rerank`. Raises as `read_classifying`."""
-    check_names(body, frozenset(), _RERANK_NAMES, {})
+    check_names(body, frozenset(), _RERANK_NAMES, REFUSED)
     query = _text("query", required("query", body))
     given = required("documents", body)
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, (list, str)) or not given:
         raise InvalidRequest("documents must be a list of texts that is not empty", param="documents")
+    given = [given] if isinstance(given, str) else given
     documents = tuple(_document(f"documents[{position}]", each) for position, each in enumerate(given))
     top_n = body.get("top_n")
-    if top_n is not None and (type(top_n) is not int or not 0 < top_n < 2**31):
-        raise InvalidRequest(f"top_n={shown(top_n)}: must be a whole number above 0", param="top_n")
+    if top_n is not None and (type(top_n) is not int or not 0 <= top_n < 2**31):
+        raise InvalidRequest(f"top_n={shown(top_n)}: must be a whole number, 0 for all of them", param="top_n")
     return RerankBody(
         inputs=tuple((query, document) for document in documents),
-        documents=documents,
+        param="documents",
+        first_param="query",
+        first=(query,),
+        second=documents,
         top_n=min(top_n or len(documents), len(documents)),
         return_documents=flag("return_documents", body.get("return_documents")),
         **_common(body),
     )
 
 
-def read_score(body: Mapping[str, Any]) -> ClassifierBody:
+def read_score(body: Mapping[str, Any]) -> PairsBody:
     """Read a body for `/v1/score`. Raises as `read_classifying`."""
-    check_names(body, frozenset(), _SCORE_NAMES, {})
-    first, second = (_texts(name, required(name, body)) for name in ("text_1", "text_2"))
+    check_names(body, frozenset(), _SCORE_NAMES, REFUSED)
+    names = pair_fields(body)
+    for name in sorted(frozenset[str]().union(*PAIR_FIELDS).difference(names)):
+        if body.get(name) is not None:
+            raise InvalidRequest(f"{name} is given beside {names[0]}: leave one of them out", param=name)
+    first, second = (_texts(name, required(name, body)) for name in names)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"text_1 has {len(first)} texts and text_2 {len(second)}: give one text_1 for all, or as many of both",
-            param="text_1",
+            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: give one {names[0]} for all, or as many "
+            "of both",
+            param=names[0],
         )
-    if len(first) == 1:
-        first = first * len(second)
-    return ClassifierBody(inputs=tuple(zip(first, second, strict=True)), **_common(body))
+    return PairsBody(
+        inputs=tuple(zip(first * (len(second) if len(first) == 1 else 1), second, strict=True)),
+        param=names[1],
+        first_param=names[0],
+        first=tuple(first),
+        second=tuple(second),
+        **_common(body),
+    )
+
+
+def pair_fields(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the fields with the first and the second texts in a body for `/v1/score`."""
+    given = [names for names in PAIR_FIELDS if any(body.get(name) is not None for name in names)]
+    return max(given, key=lambda names: sum(body.get(name) is not None for name in names), default=PAIR_FIELDS[0])
 
 
 def read_classify(body: Mapping[str, Any]) -> ClassifierBody:
     """Read a body for `/classify`. Raises as `read_classifying`."""
-    check_names(body, frozenset(), _CLASSIFY_NAMES, {})
+    check_names(body, frozenset(), _CLASSIFY_NAMES, REFUSED)
     inputs = texts_or_tokens("input", required("input", body))
     if "" in inputs:
         raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
-    return ClassifierBody(inputs=inputs, **_common(body))
+    return ClassifierBody(inputs=inputs, param="input", **_common(body))
 
 
-def param_of(endpoint: str) -> str:
-    """Return the field of a body whose parts are its inputs."""
-    return {RERANK_URL: "documents", SCORE_URL: "text_2", CLASSIFY_URL: "input"}[endpoint]
+def sent_inputs(endpoint: str, body: Mapping[str, Any]) -> list[str]:
+    """Return the texts, or the pairs as one text each, of a body that is passed on to an endpoint elsewhere.
+
+    Its other fields are left to the endpoint, as are inputs that are no texts, such as images, which count as empty.
+    Raises `InvalidRequest` if an input is missing.
+    """
+    if endpoint == CLASSIFY_URL:
+        return list(map(_sent_text, _listed_items(required("input", body))))
+    names = ("query", "documents") if endpoint == RERANK_URL else pair_fields(body)
+    first, second = (list(map(_sent_text, _listed_items(required(name, body)))) for name in names)
+    pairs = zip(first * (len(second) if len(first) == 1 else 1), second, strict=False)
+    return [" ".join(pair) for pair in pairs]
+
+
+def _listed_items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _sent_text(value: object) -> str:
+    text = value.get("text") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else ""
 
 
 def rerank_answer(key: str, model: str, body: RerankBody, scores: Sequence[float], tokens: int) -> Body:
@@ -113,7 +176,7 @@ def rerank_answer(key: str, model: str, body: RerankBody, scores: Sequence[float
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results: list[Body] = []
     for index in order[: body.top_n]:
-        document = {"document": {"text": body.documents[index]}} if body.return_documents else {}
+        document = {"document": {"text": body.second[index]}} if body.return_documents else {}
         results.append({"index": index, "relevance_score": scores[index], **document})
     return {"id": f"rerank-{key}", "model": model, "results": results, "usage": _usage(tokens)}
 

@@ -14,12 +14,20 @@ from batchwright.errors import InputError, InvalidRequest
 from batchwright.wire.anthropic_answers import MessageChunks, openai_body, openai_error, status_of_error
 from batchwright.wire.anthropic_requests import messages_body
 from batchwright.wire.error_bodies import status_of_kind
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
+from batchwright.wire.requests import (
+    CHAT_URL,
+    CLASSIFIER_URLS,
+    CLASSIFY_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+)
 
 Body: TypeAlias = dict[str, Any]
 
 _ANTHROPIC_HOST = "api.anthropic.com"
 _ANTHROPIC_VERSION = "2023-06-01"
+_JINA_HOST = "api.jina.ai"
 _AZURE_DOMAINS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 """Endings of the hosts of Azure OpenAI resources."""
 
@@ -41,6 +49,9 @@ class Dialect(Protocol):
 
     def path(self, endpoint: str) -> str:
         """Return the path after the base URL for calls of `endpoint`, which is one of `endpoints`."""
+
+    def is_beside(self, path: str) -> bool:
+        """Return whether `path` is one beside `/v1`, if the base URL ends with that, and not below it."""
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         """Return the headers of each request. None: the endpoint needs no key."""
@@ -73,13 +84,18 @@ class OpenAIDialect:
 
     key_header: str | None = None
     """Header that carries the key alone, as Azure wants it. None: `Authorization: Bearer`."""
+    classifies_below: bool = False
+    """Whether its `/classify` is below its base URL, as at Jina, not beside `/v1`, as in vLLM and here."""
 
     name = "openai"
-    endpoints = frozenset({CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL})
+    endpoints = frozenset({CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL}) | CLASSIFIER_URLS
     models_path = "/models"
 
     def path(self, endpoint: str) -> str:
         return endpoint.removeprefix("/v1")
+
+    def is_beside(self, path: str) -> bool:
+        return path == CLASSIFY_URL and not self.classifies_below
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         if api_key is None:
@@ -115,6 +131,9 @@ class AnthropicDialect:
 
     def path(self, endpoint: str) -> str:
         return "/messages"
+
+    def is_beside(self, path: str) -> bool:
+        return False
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         key = {} if api_key is None else {"x-api-key": api_key}
@@ -155,6 +174,8 @@ def dialect_for(name: str | None, address: str) -> Dialect:
     if name == ANTHROPIC.name:
         return ANTHROPIC
     if name == OPENAI.name:
+        if host == _JINA_HOST:
+            return OpenAIDialect(classifies_below=True)
         return OpenAIDialect("api-key") if is_azure(host) else OPENAI
     raise InputError(f"dialect={name!r}: must be one of {', '.join(DIALECTS)}")
 

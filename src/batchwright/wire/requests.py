@@ -34,8 +34,19 @@ SCORE_URL = "/v1/score"
 CLASSIFY_URL = "/classify"
 CLASSIFIER_URLS = frozenset({RERANK_URL, SCORE_URL, CLASSIFY_URL})
 """Endpoints of sequence classifiers, such as cross-encoders."""
+PAIR_URLS = frozenset({RERANK_URL, SCORE_URL})
+"""Those whose inputs are pairs of texts, which an embedding model can score, too."""
 ENCODER_URLS = CLASSIFIER_URLS | {EMBEDDINGS_URL}
 """Endpoints whose answers are computed from the input alone, and have no generated tokens."""
+ALIASES: Mapping[str, str] = {
+    "/rerank": RERANK_URL,
+    "/v2/rerank": RERANK_URL,
+    "/score": SCORE_URL,
+    "/v1/classify": CLASSIFY_URL,
+}
+"""Other paths of endpoints, which clients of vLLM, Cohere and Jina use."""
+PAIR_FIELDS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+"""Fields with the first and the second texts of pairs in a body for `/v1/score`, in each of vLLM's forms."""
 RESPONSES_URL = "/v1/responses"
 """Computed here in its text form (`wire/text_responses.py`); bodies for elsewhere are passed on as they are."""
 
@@ -285,7 +296,7 @@ def with_defaults(
     responses: bool = False,
 ) -> dict[str, Any]:
     """Return `body` with the fields of `defaults` that it leaves out; only those that differ from `OPENAI_DEFAULTS`,
-    unless `defaults` is a mapping.
+    unless `defaults` is a mapping. A form that is null is left out, too.
 
     `chat` and `responses` say whether the body is for chats or responses, which have names of their own for some.
     Values are for msgspec, which also writes tuples and integer keys as JSON.
@@ -300,13 +311,13 @@ def with_defaults(
         for name, value in defaults.items()
         if name not in form and not _FIELDS_OF.get(name, {name}) & body.keys()
     }
-    if not body.keys() & {*FORM_NAMES, "text"}:
+    if all(body.get(name) is None for name in (*FORM_NAMES, "text")):
         filled |= form_fields(form, responses=responses)
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     if responses and "max_tokens" in filled:
         filled["max_output_tokens"] = filled.pop("max_tokens")
-    return {**filled, **body}
+    return {**filled, **{name: value for name, value in body.items() if value is not None or name not in filled}}
 
 
 def filled(

@@ -84,7 +84,7 @@ def chat_of_response(body: Mapping[str, Any]) -> Body:
         **{name: value for name, value in body.items() if name in _SAME},
         "messages": conversation.ended(),
         "max_tokens": most,
-        "response_format": _form(body.get("text")),
+        "response_format": form_of_response(body),
         "reasoning_effort": _effort(body.get("reasoning")),
         "tools": _tools(body.get("tools")),
         "tool_choice": _choice(body.get("tool_choice")),
@@ -227,9 +227,12 @@ def _text_of(where: str, part: object, kinds: tuple[str, ...]) -> str:
     return text
 
 
-def _form(options: object) -> Body | None:
-    """Return the form of the answer that the option `text` asks for, as a chat has it; None if it does not say."""
-    form = _only("text", options, ("format",)).get("format")
+def form_of_response(body: Mapping[str, Any]) -> Body | None:
+    """Return the form of the answer that the field `text` of a body asks for, as a chat has it; None: it does not say.
+
+    Raises `InvalidRequest`.
+    """
+    form = _only("text", body.get("text"), ("format",)).get("format")
     if form is None:
         return None
     kind = form.get("type") if isinstance(form, dict) else None

@@ -25,7 +25,7 @@ from batchwright.wire.bounds import require_sizes
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import deadline_seconds
 from batchwright.wire.requests import (
-    EMBEDDINGS_URL,
+    ENCODER_URLS,
     RESPONSES_URL,
     filled,
     read_model,
@@ -216,7 +216,7 @@ class ProviderBatchInference(Inference):
         require_sizes(call.body)
         if call.endpoint == RESPONSES_URL:
             require_response_now(call.body)
-        elif call.endpoint != EMBEDDINGS_URL:
+        elif call.endpoint not in ENCODER_URLS:
             require_few_completions(call.body)
         body = filled(call.endpoint, call.body, call.defaults)
         model = read_model(call.body)

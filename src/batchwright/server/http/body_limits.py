@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchwright.errors import Overloaded
 from batchwright.server.http.error_answers import HttpError
 from batchwright.service.settings import Settings
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL
+from batchwright.wire.requests import ALIASES, CHAT_URL, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL
 
 UPLOAD = ("POST", "/v1/files")
 """Request whose body has its own limit, counted while it is written to a blob."""
@@ -26,7 +26,7 @@ class BodyLimits:
         online = settings.max_online_body_size, "max_online_body_size"
         prompts = settings.max_body_size, "max_body_size"
         self._by_path: dict[str, tuple[int, str]] = dict.fromkeys(
-            (CHAT_URL, COMPLETION_URL, RESPONSES_URL, *ENCODER_URLS), online
+            (CHAT_URL, COMPLETION_URL, RESPONSES_URL, *ENCODER_URLS, *ALIASES), online
         )
         self._by_path |= dict.fromkeys(_PROMPTS, prompts)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Path, Request
@@ -40,26 +40,48 @@ from batchwright.store.records import ApiKey
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import (
+    ALIASES,
     CHAT_URL,
     CLASSIFY_URL,
     COMPLETION_URL,
     EMBEDDINGS_URL,
     ENCODER_URLS,
+    PAIR_FIELDS,
     RERANK_URL,
     RESPONSES_URL,
     SCORE_URL,
     wants_stream,
 )
 
+_Route = TypeVar("_Route", bound=Callable[..., Awaitable[Response]])
+
 router = APIRouter(tags=["Online"], route_class=JsonRoute)
 
-_LISTS = ("documents", "text_1", "text_2")
+_LISTS = ("documents", *{name: None for names in PAIR_FIELDS for name in names})
 
 
 def _options(answer: type, *, stream: bool = True) -> dict[str, Any]:
     """Return options of a route. OpenAPI 3.1 has no schema for the events of a stream."""
     answers = {200: {"model": answer, "content": {"text/event-stream": {}} if stream else {}}}
     return {"response_class": Response, "responses": answers, "dependencies": [needs("online")]}
+
+
+def _also_at(endpoint: str) -> Callable[[_Route], _Route]:
+    """Return a decorator that makes a route of `endpoint` answer at its other paths, too, which are not described."""
+
+    def add(route: _Route) -> _Route:
+        for path in (path for path, meant in ALIASES.items() if meant == endpoint):
+            router.add_api_route(
+                path,
+                route,
+                methods=["POST"],
+                response_class=Response,
+                dependencies=[needs("online")],
+                include_in_schema=False,
+            )
+        return route
+
+    return add
 
 
 class Model(ApiModel):
@@ -135,6 +157,7 @@ async def embeddings(
     return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key, slo)
 
 
+@_also_at(RERANK_URL)
 @router.post(RERANK_URL, **_options(Reranked, stream=False))
 async def rerank(
     body: RerankBody,
@@ -145,10 +168,11 @@ async def rerank(
     key: Key,
     slo: SloNamed = None,
 ) -> Response:
-    """Rank documents by how well they answer a query, with a cross-encoder."""
+    """Rank documents by how well they answer a query, with a cross-encoder, or the vectors of an embedding model."""
     return await _answer(RERANK_URL, body, request, services, request_id, flow, key, slo)
 
 
+@_also_at(SCORE_URL)
 @router.post(SCORE_URL, **_options(Scores, stream=False))
 async def score(
     body: ScoreBody,
@@ -159,10 +183,11 @@ async def score(
     key: Key,
     slo: SloNamed = None,
 ) -> Response:
-    """Score pairs of texts with a cross-encoder."""
+    """Score pairs of texts with a cross-encoder, or by the cosine similarity of an embedding model's vectors."""
     return await _answer(SCORE_URL, body, request, services, request_id, flow, key, slo)
 
 
+@_also_at(CLASSIFY_URL)
 @router.post(CLASSIFY_URL, **_options(Classes, stream=False))
 async def classify(
     body: ClassifyBody,

@@ -13,11 +13,11 @@ from pydantic import ConfigDict, WithJsonSchema
 
 from batchwright.constraints import MAX_CHARACTERS
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
-from batchwright.wire import bounds, text_responses
+from batchwright.wire import bounds, classifying, text_responses
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.chats import EFFORTS, TEMPLATE_OPTIONS, TOOL_NAME
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
-from batchwright.wire.requests import ROLES
+from batchwright.wire.requests import PAIR_FIELDS, ROLES
 
 _Schema = dict[str, Any]
 
@@ -269,13 +269,13 @@ _TOP_LOGPROBS_NEED_LOGPROBS = [
 ]
 
 
-def _body(title: str, needed: str, properties: dict[str, _Schema], **more: Any) -> WithJsonSchema:
+def _body(title: str, needed: str | None, properties: dict[str, _Schema], **more: Any) -> WithJsonSchema:
     """Return the schema of a body with these fields; any other field has to be null."""
     return WithJsonSchema(
         {
             "title": title,
             "type": "object",
-            "required": [needed],
+            "required": [] if needed is None else [needed],
             "properties": properties,
             "additionalProperties": _NULL,
             "maxProperties": bounds.MAX_FIELDS,
@@ -485,6 +485,9 @@ _DOCUMENT: _Schema = {
     "propertyNames": {"maxLength": bounds.MAX_NAME},
     "maxProperties": bounds.MAX_MESSAGE_FIELDS,
 }
+_NEUTRAL: dict[str, _Schema] = {
+    name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in classifying.REFUSED.items()
+}
 RerankBody = Annotated[
     dict[str, Any],
     _body(
@@ -493,32 +496,46 @@ RerankBody = Annotated[
         {
             **_COMMON,
             "query": {**_TEXT, "description": "What the documents are ranked by."},
-            "documents": _list(
-                {"anyOf": [_TEXT, _DOCUMENT]},
-                bounds.MAX_INPUTS,
-                minItems=1,
-                description="Texts, or objects with `text`.",
-            ),
-            "top_n": _whole(1, 2**31 - 1, description="Number of documents to return, best first; left out: all."),
+            "documents": {
+                "anyOf": [_TEXT, _list({"anyOf": [_TEXT, _DOCUMENT]}, bounds.MAX_INPUTS, minItems=1)],
+                "description": "Texts, or objects with `text`.",
+            },
+            "top_n": _whole(0, 2**31 - 1, description="Number of documents to return, best first; 0 or left out: all."),
             "return_documents": {**_FLAG, "default": False, "description": "Whether their texts are returned."},
             "truncate_prompt_tokens": _TRUNCATE,
+            **_NEUTRAL,
         },
         required=["query", "documents"],
     ),
 ]
 _TEXTS: _Schema = {"anyOf": [_TEXT, _list(_TEXT, bounds.MAX_INPUTS, minItems=1)]}
+_PAIR_NAMES = sorted({name for names in PAIR_FIELDS for name in names})
+_PAIR: dict[str, _Schema] = {
+    "text_1": {"description": "One text for all of `text_2`, or as many."},
+    "text_2": {"description": "Texts to compare with it."},
+}
 ScoreBody = Annotated[
     dict[str, Any],
     _body(
         "ScoreRequest",
-        "text_1",
+        None,
         {
             **_COMMON,
-            "text_1": {**_TEXTS, "description": "One text for all of `text_2`, or as many."},
-            "text_2": {**_TEXTS, "description": "Texts to compare with it."},
+            **{
+                name: {**_either(_TEXTS), "description": "Another name of one of the two, in vLLM's other forms."}
+                | _PAIR.get(name, {})
+                for name in _PAIR_NAMES
+            },
             "truncate_prompt_tokens": _TRUNCATE,
+            **_NEUTRAL,
         },
-        required=["text_1", "text_2"],
+        anyOf=[
+            {
+                "required": list(names),
+                "properties": {name: _TEXTS if name in names else _NULL for name in _PAIR_NAMES},
+            }
+            for names in PAIR_FIELDS
+        ],
     ),
 ]
 ClassifyBody = Annotated[
@@ -530,6 +547,7 @@ ClassifyBody = Annotated[
             **_COMMON,
             "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
             "truncate_prompt_tokens": _TRUNCATE,
+            **_NEUTRAL,
         },
     ),
 ]

@@ -16,6 +16,7 @@ from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
+from batchwright.wire.requests import ALIASES
 
 NO_NUL = r"^[^\x00]*$"
 
@@ -113,6 +114,11 @@ class OutputExpiresAfter(ApiModel):
     seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
 
 
+def _endpoint_meant(given: object) -> object:
+    """Return the endpoint of which `given` is another path; any other value unchanged."""
+    return ALIASES.get(given, given) if isinstance(given, str) else given
+
+
 class BatchCreate(ApiModel):
     """A batch of the lines of an uploaded file."""
 
@@ -120,7 +126,7 @@ class BatchCreate(ApiModel):
 
     input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
     """Id of the uploaded file."""
-    endpoint: Endpoint
+    endpoint: Annotated[Endpoint, BeforeValidator(_endpoint_meant)]
     """The endpoint of all its lines."""
     completion_window: Window
     metadata: Metadata | None = None
