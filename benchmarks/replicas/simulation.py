@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batchwright.planning.arrangement import LineShape
+from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
 from batchwright.routing.prefixes import KEY_TOKENS
 from batchwright.routing.router import Capacity, Router
@@ -50,7 +50,10 @@ class Routed(Policy):
 
     def __init__(self, jobs: Sequence[Job], devices: int, speed: Speed) -> None:
         self._router = Router[int]()
-        self._order = JobOrder[Job](devices * speed.places)
+        self._order = JobOrder[Job](
+            devices * speed.places,
+            caches=Caches(devices, devices * speed.kv_tokens // KEY_TOKENS, KEY_TOKENS),
+        )
         self._jobs, self._read = jobs, 0
         self._most = _WINDOW * devices * speed.places
         for number in range(devices):

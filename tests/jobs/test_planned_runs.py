@@ -29,6 +29,7 @@ def few_shot(lines: int, beginnings: int) -> list[dict[str, Any]]:
 def test_prompts_that_begin_alike_follow_one_another(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", few_shot(60, 6))
     engine = FakeEngine(slots=15)  # so that all lines are known at once
+    engine.stats.kv_blocks = 200
     run(source, tmp_path / "out.jsonl", model=engine)  # type: ignore[arg-type]
     firsts = [prompt[0] for prompt in engine.prompts]
     assert sorted(firsts) == sorted(str(number % 6) for number in range(60))

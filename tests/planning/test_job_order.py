@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.planning.arrangement import LineShape
+from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
 
 
@@ -15,7 +17,7 @@ def shape(prompt: list[int], *, tokens: int = 10, limit: int = 100, expected: in
 
 
 def order_of(
-    shapes: list[LineShape], *, places: int = 2, answers: list[int] | None = None, **options: int
+    shapes: list[LineShape], *, places: int = 2, answers: list[int] | None = None, **options: Any
 ) -> list[int]:
     """The numbers of the lines in the order in which they are taken; each is answered when `places` later ones are."""
     order = JobOrder[int](places, **options)
@@ -86,6 +88,19 @@ def test_the_surest_to_be_short_are_kept_for_the_end() -> None:
     # Most of the job has both, as the input does.
     for start in range(0, 800, 100):
         assert 30 <= sum(sizes[number] == 500 for number in taken[start : start + 100]) <= 70
+
+
+def test_beginnings_that_caches_hold_anyway_need_not_be_together() -> None:
+    shapes = [shape([each % 3, 7], tokens=32) for each in range(60)]
+    assert order_of(shapes, caches=Caches(1, 1000, 16)) == list(range(60))
+    assert order_of(shapes, caches=Caches(1, 10, 16)) != list(range(60))
+
+
+def test_each_cache_goes_through_beginnings_of_its_own() -> None:
+    shapes = [shape([each % 4, 7], tokens=32) for each in range(80)]
+    taken = order_of(shapes, places=40, caches=Caches(2, 10, 16))
+    for start in range(0, 80, 20):
+        assert len({number % 4 for number in taken[start : start + 20]}) in (2, 3), "two side by side"
 
 
 def test_what_a_line_says_of_its_answer_is_believed() -> None:

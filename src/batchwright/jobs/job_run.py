@@ -51,6 +51,7 @@ from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
+from batchwright.planning.arrangement import Caches
 from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import in_dollars
 from batchwright.request import Prompt
@@ -358,7 +359,9 @@ class JobRun:
         tokenizer = self._tokenizer() if self._engine is None else self._engine.core.tokenizer
         if tokenizer is None:
             return None
-        return EngineOrder(stats.max_num_seqs, stats.block_size, tokenizer.encode, self.spec.defaults)
+        replicas = max(1, stats.max_num_seqs // (self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS))
+        caches = Caches(1 if self._engine is not None else replicas, stats.kv_blocks, stats.block_size)
+        return EngineOrder(stats.max_num_seqs, caches, tokenizer.encode, self.spec.defaults)
 
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:

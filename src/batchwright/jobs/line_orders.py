@@ -11,7 +11,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.jobs.lines import check_body
 from batchwright.lines.batch_line import token_count
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
-from batchwright.planning.arrangement import LineShape
+from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
 from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.planning.prefix_tree import block_ids
@@ -99,13 +99,13 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
     def __init__(
         self,
         places: int,
-        block_size: int,
+        caches: Caches,
         encode: Callable[[Prompt], list[int]],
         defaults: SamplingParams | Mapping[str, Any],
     ) -> None:
         """`places`: lines that the engines compute at once; `encode` returns the tokens of a prompt, or raises."""
-        self._order = JobOrder[_Line](places)
-        self._block_size = block_size
+        self._order = JobOrder[_Line](places, caches=caches)
+        self._block_size = caches.block_tokens
         self._encode = encode
         self._defaults = defaults
         self._limit: int = getattr(defaults, "max_tokens", LONGEST_COUNTED)

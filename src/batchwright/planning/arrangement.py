@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,15 @@ class LineShape:
     """Tokens of its answer, as the line says itself; None if it does not."""
 
 
+class Caches(NamedTuple):
+    """The KV caches of the engines that compute lines."""
+
+    number: int
+    blocks: int
+    """Blocks of all of them."""
+    block_tokens: int
+
+
 class Arrangement(NamedTuple):
     """An order of lines, given by their indices."""
 
@@ -47,30 +58,55 @@ class Arrangement(NamedTuple):
 
 
 def arranged(
-    shapes: Sequence[LineShape], lengths: ExpectedLengths, *, places: int, cached: _Ints | None = None
+    shapes: Sequence[LineShape],
+    lengths: ExpectedLengths,
+    *,
+    places: int,
+    caches: Caches | None = None,
+    cached: _Ints | None = None,
 ) -> Arrangement:
     """The order in which lines cost the least and leave the fewest of `places` empty at the end.
 
     - Lines whose prompts begin alike follow one another, depth first, so that each beginning is computed once, and its
-      blocks are free for others when the last of them has begun. Inside a beginning, the longest answers come first.
-    - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job:
-      prompts and answers stay mixed, of which the ones need multipliers and the others bandwidth.
-    - Those whose answers are the surest to be short are kept for the end.
+      blocks are free for others when the last of them has begun.
+    - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
+      and so are lines within a beginning: prompts and answers stay mixed, of which the ones need multipliers and the
+      others bandwidth.
+    - Those whose answers are the surest to be short are kept for the end, among them the longest first.
 
-    `cached` are the blocks that are in the cache now: what goes on after them comes first.
+    `cached` are the blocks that are in the cache now: what goes on after them comes first. For replicas, as many
+    beginnings are gone through side by side as they have `caches`; where these hold all beginnings anyway, lines need
+    not follow one another.
     """
     nothing = np.zeros(0, np.int64)
     # What is cached is put among the lines, as one that comes before all others.
     tree = PrefixTree.of(Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached]))
-    units = _units(tree)
-    clusters = _clusters(shapes, units[:-1])
+    beginnings = _units(tree)
+    clusters = _clusters(shapes, beginnings[:-1])
     means, tails = _expected(shapes, clusters, lengths)
-    depth_first = np.empty(len(units), np.int64)
-    depth_first[tree.order(np.append(tails, np.inf))] = np.arange(len(units))
+    number = 1 if caches is None else caches.number
+    fits = caches is not None and _fits(tree, shapes, means, places, caches.blocks, caches.block_tokens)
+    units = np.arange(len(beginnings)) if fits else beginnings
     ranks, is_kept = _ranks(units, clusters, means, tails, places)
+    inside = np.where(is_kept[units[:-1]], tails, -_evenly(_kinds(units[:-1], clusters), np.arange(len(shapes))))
+    depth_first = np.empty(len(units), np.int64)
+    depth_first[tree.order(np.append(inside, np.inf))] = np.arange(len(units))
     order = np.lexsort((depth_first[:-1], ranks[units[:-1]]))
     kept = is_kept[units[order]]
-    return Arrangement(order[~kept], order[kept], clusters)
+    first = order[~kept]
+    if number > 1 and not fits:
+        work = means + [each.prompt_tokens for each in shapes]
+        first = first[_side_by_side(units[first], work[first], number)]
+    return Arrangement(first, order[kept], clusters)
+
+
+def _fits(
+    tree: PrefixTree, shapes: Sequence[LineShape], means: _Floats, places: int, blocks: int, block_tokens: int
+) -> bool:
+    """Whether caches hold all shared beginnings twice over, beside the lines that are computed."""
+    shared = int(tree.own_blocks[tree.counts > 1].sum())
+    held = sum(each.prompt_tokens for each in shapes) + float(means.sum())
+    return 2 * shared <= blocks - places * held / max(1, len(shapes)) / block_tokens
 
 
 def _units(tree: PrefixTree) -> _Ints:
@@ -118,16 +154,48 @@ def _ranks(
     np.minimum.at(first, units, np.arange(len(units)))
     is_kept = _kept(work, longest, first, _RESERVED * places * float(tails.max(initial=0.0)), cached)
     # Beginnings are spread among themselves, and lines alone by their clusters.
-    kinds = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters), start=1)}
-    of_line = np.fromiter((kinds[each] for each in clusters), np.int64, len(clusters))
     kind = np.zeros(count, np.int64)
-    kind[units] = np.where(sizes[units] > 1, 0, of_line)
+    kind[units] = np.where(sizes[units] > 1, 0, 1 + _numbered(clusters))
     spread = _evenly(kind, first)
     spread[cached] = -1.0
     order = np.lexsort((first, np.where(is_kept, -longest, spread), is_kept))
     ranks = np.empty(count, np.int64)
     ranks[order] = np.arange(count)
     return ranks, is_kept
+
+
+def _numbered(clusters: Sequence[Cluster]) -> _Ints:
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    return np.fromiter((numbers[each] for each in clusters), np.int64, len(clusters))
+
+
+def _kinds(units: _Ints, clusters: Sequence[Cluster]) -> _Ints:
+    """For each line, the number of the lines of its unit and cluster."""
+    numbers = _numbered(clusters)
+    return np.unique(units * (int(numbers.max(initial=0)) + 1) + numbers, return_inverse=True)[1]
+
+
+def _side_by_side(units: _Ints, work: _Floats, caches: int) -> _Ints:
+    """The order in which lines, which come by unit, are divided among caches that take them at the same pace.
+
+    A unit goes to the cache that has the least to do, and one of more than a cache's share to several.
+    """
+    share = float(work.sum()) / caches
+    before = np.cumsum(work) - work
+    starts = np.flatnonzero(np.diff(units, prepend=-1))
+    within = before - np.repeat(before[starts], np.diff(np.append(starts, len(units))))
+    is_first = np.diff(units, prepend=-1) != 0
+    is_first |= np.diff(within // max(share, 1e-9), prepend=0.0) != 0
+    pieces = np.append(np.flatnonzero(is_first), len(units))
+    loads = [(0.0, cache) for cache in range(caches)]
+    starts_of = np.empty(len(pieces) - 1)
+    for piece, (start, end) in enumerate(pairwise(pieces)):
+        load, cache = heapq.heappop(loads)
+        starts_of[piece] = load
+        heapq.heappush(loads, (load + float(work[start:end].sum()), cache))
+    sizes = np.diff(pieces)
+    at = np.repeat(starts_of - before[pieces[:-1]], sizes) + before
+    return np.argsort(at, kind="stable")
 
 
 def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: int) -> _Bools:

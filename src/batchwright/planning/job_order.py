@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from batchwright.planning.arrangement import LineShape, arranged
+from batchwright.planning.arrangement import Caches, LineShape, arranged
 from batchwright.planning.expected_lengths import Cluster, ExpectedLengths
 
 _Item = TypeVar("_Item")
@@ -43,11 +43,21 @@ class JobOrder(Generic[_Item]):
     end wait for the end of the job. A line that says how urgent it is goes before all others, or after them.
     """
 
-    def __init__(self, places: int, *, most_lines: int = _MOST_LINES, most_bytes: int = _MOST_BYTES) -> None:
-        """`places`: number of lines that are computed at once. Raises ValueError unless all are positive."""
+    def __init__(
+        self,
+        places: int,
+        *,
+        caches: Caches | None = None,
+        most_lines: int = _MOST_LINES,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        """`places`: number of lines that are computed at once; `caches`: those of the engines, None: one, of any size.
+
+        Raises ValueError unless all are positive.
+        """
         if places < 1 or most_lines < 1 or most_bytes < 1:
             raise ValueError(f"places={places}, most_lines={most_lines}, most_bytes={most_bytes}: must be at least 1")
-        self._places = places
+        self._places, self._caches = places, caches
         self._most_lines, self._most_bytes = most_lines, most_bytes
         self.lengths = ExpectedLengths()
         self._urgent: list[_Entry[_Item]] = []
@@ -121,7 +131,9 @@ class JobOrder(Generic[_Item]):
         self._look_at = max(_FIRST_LOOK, 2 * self.lengths.observed)
         entries = sorted((*self._first, *self._last, *self._added), key=lambda each: each.number)
         cached = None if self._cached is None else self._cached.blocks
-        found = arranged([each.shape for each in entries], self.lengths, places=self._places, cached=cached)
+        found = arranged(
+            [each.shape for each in entries], self.lengths, places=self._places, caches=self._caches, cached=cached
+        )
         for entry, cluster in zip(entries, found.clusters, strict=True):
             entry.cluster = cluster
         self._first = deque(entries[index] for index in found.first)
