@@ -21,6 +21,7 @@ from batchwright.errors import BatchwrightError, InputError
 from batchwright.jobs.remote.addresses import (
     explained,
     filesystem_of,
+    is_condition_not_met,
     local_name,
     may_pass,
     scheme_of,
@@ -42,6 +43,8 @@ _ATTEMPTS = 10
 _PAUSES = Backoff(0.5, 30.0, jitter=(0.5, 1.0))
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oci", "oss", "memory"})
 """Schemes of stores in which what is written appears whole or not at all."""
+_IF_MATCH = frozenset({"s3", "s3a"})
+"""Schemes whose drivers can write on the condition that an object has a tag."""
 _TAGS = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Digest", "checksum")
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created", "last_commit")
 
@@ -116,12 +119,12 @@ class RemotePath:
         info = self.info()
         if info is None:
             raise InputError(f"input {self} does not exist")
-        tag, modified = ((info[name] for name in names if info.get(name)) for names in (_TAGS, _TIMES))
-        found = next(tag, None), next(modified, None)
-        size = info.get("size")
-        return Version(
-            size if isinstance(size, int) else None, *(None if each is None else str(each) for each in found)
-        )
+        return _version_in(info)
+
+    def version_if_any(self) -> Version | None:
+        """The version of what is here; None if there is nothing. Raises `InputError`."""
+        info = self.info()
+        return None if info is None else _version_in(info)
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """Open it for reading bytes; errors while reading are `InputError`s."""
@@ -152,6 +155,53 @@ class RemotePath:
     def write_bytes(self, content: bytes) -> None:
         """Replace the content, whole. Raises OSError."""
         self._replace(partial(io.BytesIO, content))
+
+    def create(self, content: bytes) -> bool:
+        """Write the content if nothing is here, and return whether it was written. Raises OSError.
+
+        False also if an answer was lost, and the request repeated: read what is there. Some stores check first and then
+        write, or do not check at all.
+        """
+        try:
+            return self._written_if(content, mode="create")
+        except FileNotFoundError:  # no folder yet, where a store has folders
+            self.write_bytes(content)
+            return True
+
+    def replace(self, content: bytes, version: Version | None) -> bool:
+        """Replace the content if it is still of that version, or nothing if that is None; whether it was replaced.
+
+        Only where the store has conditional writes; elsewhere it is replaced whatever it is. Raises OSError.
+        """
+        if version is None:
+            return self.create(content)
+        if scheme_of(self.address) in _IF_MATCH and version.tag is not None:
+            try:
+                return self._written_if(content, IfMatch=version.tag)
+            except FileNotFoundError:
+                return False
+        self.write_bytes(content)
+        return True
+
+    def _written_if(self, content: bytes, **condition: str) -> bool:
+        def write() -> bool:
+            try:
+                self.filesystem.pipe_file(self.path, content, **condition)
+            except Exception as error:
+                if is_condition_not_met(error):
+                    return False
+                unknown = isinstance(error, OSError) and error.errno == errno.ENOSYS
+                if not unknown and not isinstance(error, (NotImplementedError, TypeError, ValueError)):
+                    raise
+                self._write_once(partial(io.BytesIO, content))
+            return True
+
+        try:
+            return retried(write)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise _as_os_error(self, error) from error
 
     def upload(self, source: Path, offset: int = 0, size: int | None = None) -> None:
         """Replace the content by that of a file on this machine, or by `size` bytes of it. Raises OSError."""
@@ -192,6 +242,13 @@ class RemotePath:
                 raise
         if not whole:
             filesystem.mv(target, self.path)
+
+
+def _version_in(info: Mapping[str, Any]) -> Version:
+    tag, modified = ((info[name] for name in names if info.get(name)) for names in (_TAGS, _TIMES))
+    found = next(tag, None), next(modified, None)
+    size = info.get("size")
+    return Version(size if isinstance(size, int) else None, *(None if each is None else str(each) for each in found))
 
 
 AnyPath: TypeAlias = Path | RemotePath
