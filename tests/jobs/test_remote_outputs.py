@@ -247,15 +247,20 @@ def test_a_second_machine_is_refused(source: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_that_lost_its_output_ends(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(number: int) -> None:
-        if number == 20:
-            os.environ[results.STATE_VARIABLE] = str(tmp_path / "other")
-            run(source, OUT, model=fake())
+    renew, renewals = OutputLease.renew, list[OutputLease]()
 
-    # The first one is not heard of while the second waits.
+    def sleep_before_the_third(lease: OutputLease) -> None:
+        renewals.append(lease)
+        if len(renewals) == 3:
+            monkeypatch.setenv(results.STATE_VARIABLE, str(tmp_path / "other"))
+            run(source, OUT, model=fake())
+        renew(lease)
+
     clock = leases(monkeypatch, lambda made: clock.advance(5))
+    monkeypatch.setattr(OutputLease, "renew", sleep_before_the_third)
     with pytest.raises(ResumeRefused, match="taken over"):
-        run(source, OUT, model=fake(slots=1, on_step=lose))
+        run(source, OUT, model=fake(slots=1))
+    assert renewals[0] is renewals[2] is not renewals[3]
     assert len(lines()) == LINES
     manifest = Manifest.decode(OUT, objects()[MANIFEST])
     assert (manifest.attempt, {attempt_of(part.name) for part in manifest.parts}) == (2, {1, 2})
