@@ -11,8 +11,10 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +28,8 @@ from tests.jobs.fakes import by_id, text_of
 import batchwright
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError, MissingExtra, ModelNotFound
-from batchwright.inference.replicas import ray_actor
+from batchwright.inference.replicas import ray_actor, ray_opening
 from batchwright.inference.replicas.messages import Broken, ReplicaSpec, decode_from_replica, encoded
-from batchwright.inference.replicas import ray_opening
 from batchwright.inference.replicas.ray_opening import JOINED, open_ray_replicas
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.jobs.job_run import RunProgress
