@@ -149,9 +149,7 @@ def _join(ray: Any, address: str) -> str:
             named = _resolved(address)
             _require_answer(named)
         within = None if address == LOCAL else JOIN_SECONDS
-        _in_time(
-            lambda: ray.init(address=named, logging_level=logging.ERROR, log_to_driver=False, **options), within
-        )
+        _in_time(lambda: ray.init(address=named, logging_level=logging.ERROR, log_to_driver=False, **options), within)
         return named
     except (OSError, RuntimeError, ValueError, AssertionError) as error:  # among them ConnectionError, TimeoutError
         _let_print(True)

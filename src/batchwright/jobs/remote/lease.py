@@ -120,6 +120,7 @@ class OutputLease:
             content = (self._folder / lease_name(highest)).read_bytes() if highest else None
             holder = None if content is None else Holder.decode(content)
             if holder is not None and content is not None and holder.token != self._noted():
+                is_news = seen is None
                 if seen is None:
                     seen, seen_at = (highest, content), self._clock.now()
                 elif seen != (highest, content):
@@ -129,7 +130,7 @@ class OutputLease:
                     )
                 unchanged = self._clock.now() - seen_at
                 if not holder.is_dead(self._wall(), unchanged):
-                    if unchanged <= 0:
+                    if is_news:
                         _log.warning(
                             "%s is held by another run (%s); whether it is alive is known in %.0f s at most",
                             self._folder,

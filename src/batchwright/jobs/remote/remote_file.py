@@ -122,8 +122,11 @@ class RemotePath:
         return _version_in(info)
 
     def version_if_any(self) -> Version | None:
-        """The version of what is here; None if there is nothing. Raises `InputError`."""
-        info = self.info()
+        """The version of what is here, for `replace`; None if there is nothing. Raises OSError."""
+        try:
+            info = self.info()
+        except InputError as error:
+            raise OSError(errno.EIO, str(error), str(self)) from error
         return None if info is None else _version_in(info)
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
