@@ -1,4 +1,4 @@
-"""What the control groups of this process leave to it of the machine: containers see all cores and all of the memory."""
+"""What the control groups of this process leave to it of the machine, of which containers see all."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _join(ray: Any, address: str) -> str:
 
 
 def _resolved(address: str) -> str:
-    """The address of the cluster that `auto` stands for; any other as it is. Raises ConnectionError if there is none."""
+    """The address of the cluster that `auto` stands for; any other as it is. Raises ConnectionError without one."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if address != "auto":
@@ -190,7 +190,7 @@ def _in_time(work: Callable[[], object], seconds: float | None) -> None:
     def carry_out() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # raised where it is waited for
             failed.append(error)
 
     # A daemon: the process may end although Ray still waits in it.

@@ -174,7 +174,7 @@ class OutputLease:
                 self.renew()
             except ResumeRefused:
                 return
-            except Exception:  # noqa: BLE001 - the next commit meets it too, and ends the run
+            except Exception:  # the next commit meets it too, and ends the run
                 _log.debug("the lease of %s could not be renewed", self._folder, exc_info=True)
 
     def renew(self) -> None:
