@@ -355,8 +355,14 @@ def test_an_s3_replaces_what_was_read_and_nothing_else(bucket: str, tmp_path: Pa
     lease.take(0)
     lease.renew()
     assert RemotePath(f"{bucket}/conditions").listed() == ["_lease-000001.json"]
+    second = OutputLease(RemotePath(f"{bucket}/conditions"), tmp_path / "other", pause=lambda seconds: lease.renew())
+    with pytest.raises(ResumeRefused, match=r"another run is writing s3://.*process \d+ on "):
+        second.take(0)
     lease.release()
     assert RemotePath(f"{bucket}/conditions").listed() == []
+    second.take(0)
+    assert second.attempt == 1
+    second.release()
 
 
 @pytest.mark.parametrize(("count", "kills"), [(10_000, 2), (100_000, KILLS)] if KILLS else [(1500, 1)])
