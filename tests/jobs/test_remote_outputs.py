@@ -313,7 +313,7 @@ import batchwright.jobs.remote.results as results
 from batchwright.jobs.run import run
 from tests.jobs.fakes import FakeEngine
 results.PART_BYTES = int(sys.argv[3])
-results.PART_SECONDS = 0.2
+results.PART_SECONDS = float(sys.argv[4])
 lease.LEASE_SECONDS = 1.0
 run(sys.argv[1], sys.argv[2], model=FakeEngine(slots=256, keep_requests=False))
 # Unlike `ru_maxrss`, it is not that of the process that started this one.
@@ -374,14 +374,15 @@ def test_an_s3_and_kills(bucket: str, tmp_path: Path, count: int, kills: int) ->
         for n in range(count):
             file.write(json.dumps({"id": f"q{n}", "prompt": f"prompt {n}" + "x" * 100}).encode() + b"\n")
     address, chance = f"{bucket}/out-{count}.jsonl", random.Random(1)
-    part_bytes = count * 10
+    # Parts of a few lines are many on a slow machine: those of the campaign are made by size.
+    part_bytes, seconds = count * 10, "60" if KILLS else "0.2"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
     peaks: list[int] = []
     """The most memory of each process, in KiB, as it was last seen."""
 
     def start(machine: int, **more: str) -> subprocess.Popen[bytes]:
         state = {results.STATE_VARIABLE: str(tmp_path / f"machine-{machine}"), **more}
-        arguments = [sys.executable, "-c", CHILD, f"{source}/*.jsonl", address, str(part_bytes)]
+        arguments = [sys.executable, "-c", CHILD, f"{source}/*.jsonl", address, str(part_bytes), seconds]
         return subprocess.Popen(arguments, env={**environment, **state}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def parts() -> int:
