@@ -43,8 +43,6 @@ _ATTEMPTS = 10
 _PAUSES = Backoff(0.5, 30.0, jitter=(0.5, 1.0))
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oci", "oss", "memory"})
 """Schemes of stores in which what is written appears whole or not at all."""
-_IF_MATCH = frozenset({"s3", "s3a"})
-"""Schemes whose drivers can write on the condition that an object has a tag."""
 _TAGS = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Digest", "checksum")
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created", "last_commit")
 
@@ -174,19 +172,19 @@ class RemotePath:
     def replace(self, content: bytes, version: Version | None) -> bool:
         """Replace the content if it is still of that version, or nothing if that is None; whether it was replaced.
 
-        Only where the store has conditional writes; elsewhere it is replaced whatever it is. Raises OSError.
+        Only where the driver has conditional writes; elsewhere it is replaced whatever it is. Raises OSError.
         """
         if version is None:
             return self.create(content)
-        if scheme_of(self.address) in _IF_MATCH and version.tag is not None:
+        if condition := _condition(scheme_of(self.address), version):
             try:
-                return self._written_if(content, IfMatch=version.tag)
+                return self._written_if(content, **condition)
             except FileNotFoundError:
                 return False
         self.write_bytes(content)
         return True
 
-    def _written_if(self, content: bytes, **condition: str) -> bool:
+    def _written_if(self, content: bytes, **condition: Any) -> bool:
         def write() -> bool:
             try:
                 self.filesystem.pipe_file(self.path, content, **condition)
@@ -245,6 +243,17 @@ class RemotePath:
                 raise
         if not whole:
             filesystem.mv(target, self.path)
+
+
+def _condition(scheme: str | None, version: Version) -> dict[str, Any]:
+    """What a driver writes with only if the object is still of a version; empty where it has no such condition."""
+    if scheme in ("s3", "s3a") and version.tag is not None:
+        return {"IfMatch": version.tag}
+    if scheme in ("az", "abfs", "abfss") and version.tag is not None:
+        from azure.core import MatchConditions
+
+        return {"etag": version.tag, "match_condition": MatchConditions.IfNotModified}
+    return {}
 
 
 def _version_in(info: Mapping[str, Any]) -> Version:
