@@ -116,7 +116,7 @@ class OutputLease:
         seen_at = 0.0
         while True:
             attempts = attempts_in(self._folder.listed())
-            highest = attempts[-1] if attempts else 0
+            highest = max(attempts, default=0)
             content = (self._folder / lease_name(highest)).read_bytes() if highest else None
             holder = None if content is None else Holder.decode(content)
             if holder is not None and content is not None and holder.token != self._noted():
@@ -157,7 +157,7 @@ class OutputLease:
         # Some stores do not know the condition, and a request that was repeated met what it had made itself.
         if self._token_in(place) != mine.token:
             return False
-        if attempts_in(self._folder.listed())[-1:] != [attempt]:
+        if self._highest() > attempt:
             place.remove()
             return False
         self.attempt, self._mine = attempt, mine
@@ -184,12 +184,12 @@ class OutputLease:
                 return
             if self._lost is None:
                 place = self._folder / lease_name(self.attempt)
-                highest = attempts_in(self._folder.listed())[-1:]
-                if highest == [self.attempt] and self._token_in(place) == self._mine.token:
+                highest = self._highest()
+                if highest <= self.attempt and self._token_in(place) == self._mine.token:
                     self._mine = replace(self._mine, renewed=self._wall())
                     place.write_bytes(self._mine.encode())
                     return
-                content = (self._folder / lease_name(highest[0])).read_bytes() if highest else None
+                content = (self._folder / lease_name(highest)).read_bytes() if highest else None
                 self._lost = self.lost_to(None if content is None else Holder.decode(content))
             raise self._lost
 
@@ -213,6 +213,9 @@ class OutputLease:
             self.attempt = 0
         if self._thread is not None:
             self._thread.join()
+
+    def _highest(self) -> int:
+        return max(attempts_in(self._folder.listed()), default=0)
 
     def _token_in(self, place: RemotePath) -> str | None:
         content = place.read_bytes()
