@@ -11,8 +11,10 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +28,9 @@ from tests.jobs.fakes import by_id, text_of
 import batchwright
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError, MissingExtra, ModelNotFound
-from batchwright.inference.replicas import ray_actor
+from batchwright.inference.replicas import ray_actor, ray_opening
 from batchwright.inference.replicas.messages import Broken, ReplicaSpec, decode_from_replica, encoded
-from batchwright.inference.replicas.ray_opening import open_ray_replicas
+from batchwright.inference.replicas.ray_opening import JOINED, open_ray_replicas
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loading import NoModel
@@ -107,6 +109,7 @@ def test_a_stopped_driver_a_killed_actor_and_a_killed_node_cost_nothing(
     assert report.resumed > 2
     assert next(kills, None) is None
     assert texts_in(output) == texts_in(tmp_path / "whole.jsonl")
+    assert any((each.detail or "").startswith(f"{JOINED} {cluster.address}, which has ") for each in seen)
     assert any("waiting for a node with 1 CPU" in (each.detail or "") for each in seen)
     assert any("of 2 replicas are not up" in (each.waiting or "") for each in seen)
     assert capsys.readouterr().out == ""  # where results may go
@@ -188,6 +191,43 @@ def test_a_worker_on_a_store_computes_on_the_cluster_of_its_settings(
             asyncio.run(loading.load_inference(Settings(data=tmp_path, **wrong)))
     with pytest.raises(ValidationError, match="did you mean 'num_gpus'"):
         Settings(data=tmp_path, **{**on_ray, "resources": '{"num_gpu": 1}'})
+
+
+class RayOf:
+    """Ray whose `init` does what a test wants."""
+
+    def __init__(self, init: Callable[[], object]) -> None:
+        self._init = init
+
+    def init(self, **options: Any) -> object:
+        return self._init()
+
+
+@pytest.mark.parametrize("address", ["auto", "{}", "ray://{}"])
+def test_a_cluster_that_has_ended_is_named_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        ended = f"127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", ended)
+    with pytest.raises(InputError, match=rf"{ended.partition(':')[2]}.*refused.*ray start") as caught:
+        ray_opening._join(RayOf(pytest.fail), address.format(ended))
+    assert ("by RAY_ADDRESS" in str(caught.value)) == (address == "auto")
+
+
+def test_a_cluster_that_takes_nobody_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny() -> None:
+        raise PermissionError(13, "Permission denied", "/tmp/ray/session_1/sockets")
+
+    monkeypatch.setattr(ray_opening, "JOIN_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        never = threading.Event()
+        with pytest.raises(InputError, match=r"took no driver within"):
+            ray_opening._join(RayOf(never.wait), address)
+        never.set()
+        monkeypatch.setattr(ray_opening, "JOIN_SECONDS", 60)
+        with pytest.raises(InputError, match=r"sockets.*belongs to another user"):
+            ray_opening._join(RayOf(deny), address)
+        assert ray_opening._join(RayOf(bool), address) == address
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

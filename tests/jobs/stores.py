@@ -110,6 +110,6 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
         super().mv(path1, path2, **options)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        if mode == "wb":
+        if mode in ("wb", "xb"):
             self._fail_now_and_then()
         return super()._open(path, mode, **options)

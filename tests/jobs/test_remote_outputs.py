@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ fsspec = pytest.importorskip("fsspec")
 
 import stamina  # noqa: E402
 
+from batchwright.clock import ManualClock  # noqa: E402
 from batchwright.errors import InputError, ResumeRefused  # noqa: E402
 from batchwright.jobs.job_run import RunInterrupted  # noqa: E402
 from batchwright.jobs.reading import read_results  # noqa: E402
 from batchwright.jobs.remote import results  # noqa: E402
-from batchwright.jobs.remote.parts import MANIFEST, Manifest  # noqa: E402
+from batchwright.jobs.remote.lease import OutputLease  # noqa: E402
+from batchwright.jobs.remote.parts import MANIFEST, Manifest, attempt_of  # noqa: E402
 from batchwright.jobs.remote.remote_file import RemotePath  # noqa: E402
 from batchwright.jobs.run import run  # noqa: E402
 
@@ -211,15 +213,79 @@ def test_other_jobs_and_other_data_are_left_alone(source: Path, tmp_path: Path) 
         run(source, "https://host/out.jsonl", model=fake())
 
 
-def test_a_run_that_lost_its_output_ends(source: Path, tmp_path: Path) -> None:
-    def lose(number: int) -> None:
-        if number == 20:
-            os.environ[results.STATE_VARIABLE] = str(tmp_path / "other")
-            run(source, OUT, model=fake())
+def leases(monkeypatch: pytest.MonkeyPatch, pause: Callable[[list[OutputLease]], object]) -> ManualClock:
+    """The clock of the runs from here on, whose `pause` is given the leases of all of them. It stands still."""
+    made: list[OutputLease] = []
+    clock = ManualClock(1e9)
 
-    with pytest.raises(ResumeRefused, match="taken over"):
-        run(source, OUT, model=fake(slots=1, on_step=lose))
+    def make(folder: RemotePath, note: Path) -> OutputLease:
+        made.append(OutputLease(folder, note, clock=clock, wall=clock.now, pause=lambda seconds: pause(made)))
+        return made[-1]
+
+    monkeypatch.setattr(results, "OutputLease", make)
+    return clock
+
+
+def test_a_second_machine_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def live(made: list[OutputLease]) -> None:
+        clock.advance(1)
+        made[0].renew()
+
+    def begin_another(number: int) -> None:
+        if number == 20:
+            with monkeypatch.context() as other:
+                other.setenv(results.STATE_VARIABLE, str(tmp_path / "other"))
+                with pytest.raises(ResumeRefused, match=r"another run is writing .*process \d+ on .*, since "):
+                    run(source, OUT, model=fake(), overwrite=True)
+            refused.append(number)
+
+    clock, refused = leases(monkeypatch, live), list[int]()
+    assert run(source, OUT, model=fake(slots=1, on_step=begin_another)).succeeded == LINES
+    assert refused == [20]
     assert len(lines()) == LINES
+    assert work(tmp_path) == []
+
+
+def test_a_run_that_lost_its_output_ends(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renew, renewals = OutputLease.renew, list[OutputLease]()
+
+    def sleep_before_the_third(lease: OutputLease) -> None:
+        renewals.append(lease)
+        if len(renewals) == 3:
+            monkeypatch.setenv(results.STATE_VARIABLE, str(tmp_path / "other"))
+            run(source, OUT, model=fake())
+        renew(lease)
+
+    clock = leases(monkeypatch, lambda made: clock.advance(5))
+    monkeypatch.setattr(OutputLease, "renew", sleep_before_the_third)
+    with pytest.raises(ResumeRefused, match="taken over"):
+        run(source, OUT, model=fake(slots=1))
+    assert renewals[0] is renewals[2] is not renewals[3]
+    assert len(lines()) == LINES
+    manifest = Manifest.decode(OUT, objects()[MANIFEST])
+    assert (manifest.attempt, {attempt_of(part.name) for part in manifest.parts}) == (2, {1, 2})
+
+
+def test_a_manifest_of_a_run_that_lost_is_replaced(tmp_path: Path) -> None:
+    """Where a store has no conditional writes, one that slept between its look and its write may still write."""
+    files = [tmp_path / name / "out.jsonl" for name in "ab"]
+    first, second = (results.RemoteResults(RemotePath(OUT), file, ()) for file in files)
+    for each, file in zip((first, second), files, strict=True):
+        file.parent.mkdir()
+        each.restore(copies=True)
+        file.write_bytes(b"1\n2\n3\n4\n")
+        each.begin({})
+        each.commit(4)
+        if each is first:
+            stale = objects()[MANIFEST]
+            each.close()
+    fsspec.filesystem("faulty").pipe_file(f"{OUT}/{MANIFEST}", stale)
+    second.commit(8)
+    manifest = Manifest.decode(OUT, objects()[MANIFEST])
+    assert [part.size for part in manifest.parts] == [4, 4]
+    assert {attempt_of(part.name) for part in manifest.parts} == {1, 2}
+    second.close()
+    assert sorted(objects()) == sorted([MANIFEST, *(part.name for part in manifest.parts)])
 
 
 def test_an_output_of_another_machine_is_not_paid_twice(source: Path, tmp_path: Path) -> None:
@@ -234,6 +300,7 @@ def test_an_output_of_another_machine_is_not_paid_twice(source: Path, tmp_path: 
     state = remote.restore(copies=True)
     assert state is not None
     remote.begin(state)
+    remote.close()
     os.environ[results.STATE_VARIABLE] = str(tmp_path / "other")
     with pytest.raises(ResumeRefused, match="are noted on"):
         run(source, OUT, model=fake())
@@ -241,11 +308,13 @@ def test_an_output_of_another_machine_is_not_paid_twice(source: Path, tmp_path: 
 
 CHILD = """
 import sys, zlib
+import batchwright.jobs.remote.lease as lease
 import batchwright.jobs.remote.results as results
 from batchwright.jobs.run import run
 from tests.jobs.fakes import FakeEngine
 results.PART_BYTES = int(sys.argv[3])
-results.PART_SECONDS = 0.2
+results.PART_SECONDS = float(sys.argv[4])
+lease.LEASE_SECONDS = 1.0
 run(sys.argv[1], sys.argv[2], model=FakeEngine(slots=256, keep_requests=False))
 # Unlike `ru_maxrss`, it is not that of the process that started this one.
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -270,26 +339,62 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
-def test_an_s3_and_kills(bucket: str, tmp_path: Path) -> None:
+def test_an_s3_replaces_what_was_read_and_nothing_else(bucket: str, tmp_path: Path) -> None:
+    place = RemotePath(f"{bucket}/conditions/x")
+    assert place.create(b"1")
+    assert not place.create(b"2")
+    version = place.version()
+    assert place.replace(b"3", version)
+    assert not place.replace(b"4", version)
+    assert not place.replace(b"4", None)
+    assert place.read_bytes() == b"3"
+    version = place.version()
+    place.remove()
+    assert not place.replace(b"5", version)
+    lease = OutputLease(RemotePath(f"{bucket}/conditions"), tmp_path / "note")
+    lease.take(0)
+    lease.renew()
+    assert RemotePath(f"{bucket}/conditions").listed() == ["_lease-000001.json"]
+    second = OutputLease(RemotePath(f"{bucket}/conditions"), tmp_path / "other", pause=lambda seconds: lease.renew())
+    with pytest.raises(ResumeRefused, match=r"another run is writing s3://.*process \d+ on "):
+        second.take(0)
+    lease.release()
+    assert RemotePath(f"{bucket}/conditions").listed() == []
+    second.take(0)
+    assert second.attempt == 1
+    second.release()
+
+
+@pytest.mark.parametrize(("count", "kills"), [(10_000, 2), (100_000, KILLS)] if KILLS else [(1500, 1)])
+def test_an_s3_and_kills(bucket: str, tmp_path: Path, count: int, kills: int) -> None:
     """Killed at random moments, now on this machine and now on a new one: each line once, in the parts alone."""
-    count, kills = (100_000, KILLS) if KILLS else (1500, 1)
     store = fsspec.filesystem("s3", use_listings_cache=False)
-    with store.open(f"{bucket}/in/a.jsonl", "wb") as file:
+    source = f"{bucket}/in-{count}"
+    with store.open(f"{source}/a.jsonl", "wb") as file:
         for n in range(count):
             file.write(json.dumps({"id": f"q{n}", "prompt": f"prompt {n}" + "x" * 100}).encode() + b"\n")
     address, chance = f"{bucket}/out-{count}.jsonl", random.Random(1)
-    part_bytes = count * 10
+    # Parts of a few lines are many on a slow machine: those of the campaign are made by size.
+    part_bytes, seconds = count * 10, "60" if KILLS else "0.2"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
+    peaks: list[int] = []
+    """The most memory of each process, in KiB, as it was last seen."""
 
     def start(machine: int, **more: str) -> subprocess.Popen[bytes]:
         state = {results.STATE_VARIABLE: str(tmp_path / f"machine-{machine}"), **more}
-        arguments = [sys.executable, "-c", CHILD, f"{bucket}/in/*.jsonl", address, str(part_bytes)]
+        arguments = [sys.executable, "-c", CHILD, f"{source}/*.jsonl", address, str(part_bytes), seconds]
         return subprocess.Popen(arguments, env={**environment, **state}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def parts() -> int:
         with suppress(FileNotFoundError):
             return len(store.glob(f"{address}/part-*"))
         return 0
+
+    def tell(machine: int) -> None:
+        if KILLS:
+            manifest = Manifest.decode(address, store.cat_file(f"{address}/{MANIFEST}"))
+            done = sum(part.lines or 0 for part in manifest.parts)
+            print(f"{count} lines, machine {machine}: {done} in parts, peak {peaks[-1] / 1024:.0f} MiB", flush=True)
 
     done, machine = 2, 0
     for place in ("results.after_part", "results.after_commit"):
@@ -298,29 +403,40 @@ def test_an_s3_and_kills(bucket: str, tmp_path: Path) -> None:
         assert process.returncode == -signal.SIGKILL, errors.decode()
         machine += 1
     for _ in range(kills):
-        process, before, until = start(machine), parts(), time.monotonic() + 60
+        process, before, until = start(machine), parts(), time.monotonic() + (300 if KILLS else 60)
         wanted = before + chance.randrange(1, 3)
         while process.poll() is None and parts() < wanted and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(chance.random() / 10)
+        peaks.append(peak_of(process))
         process.kill()
         _, errors = process.communicate()
         assert process.returncode in (-signal.SIGKILL, 0), errors.decode()
         done += process.returncode == -signal.SIGKILL
+        tell(machine)
         machine += chance.random() < 0.5
 
     process = start(machine)
     told, errors = process.communicate()
     assert process.returncode == 0, errors.decode()
+    peaks.append(int(told))
     manifest = Manifest.decode(address, store.cat_file(f"{address}/{MANIFEST}"))
     names = [name.rpartition("/")[2] for name in store.glob(f"{address}/part-*")]
     assert sorted(names) == sorted(part.name for part in manifest.parts)
+    assert store.glob(f"{address}/_lease-*") == []
     seen: set[str] = set()
     for name in names:
         for line in store.cat_file(f"{address}/{name}").splitlines():
             seen.add(msgspec.json.decode(line)["custom_id"])
     assert len(seen) == count
     assert sum(part.lines or 0 for part in manifest.parts) == count
+    tell(machine)
     if KILLS:
-        print(f"killed {done} times, peak memory {int(told) / 1024:.0f} MiB, {len(names)} parts")
-    assert int(told) < 400 * 1024
+        print(f"killed {done} times, peak memory {max(peaks) / 1024:.0f} MiB, {len(names)} parts", flush=True)
+    assert max(peaks) < 400 * 1024
+
+
+def peak_of(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that a process had so far, in KiB; 0 if it has ended."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)

@@ -16,6 +16,7 @@ from rich.tree import Tree
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.inference.replicas.ray_opening import JOINED
 from batchwright.lines.line_executor import LATEST
 from batchwright.pricing.rates import DOLLAR, shown_dollars
 
@@ -188,12 +189,17 @@ class TerminalProgress:
         # Figures that do not fit into one line go on in the next, however narrow the terminal is.
         self.bar = Live(Group(self._progress, self._standing), console=console, transient=True, refresh_per_second=8)
         self._task = self._progress.add_task("", total=None, share="")
+        self._kept: str | None = None
+        """What was said of the cluster, which stays on the screen."""
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
         rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             self.bar.console.print(Text(failure))
+        if progress.detail != self._kept and (progress.detail or "").startswith(JOINED):
+            self._kept = progress.detail
+            self.bar.console.print(Text(f"batchwright: {self._kept}"))
         drawn = progress.phase, progress.detail
         if drawn == self._drawn and now - self._last < _SECONDS_BETWEEN_DRAWINGS:
             return

@@ -20,7 +20,7 @@ from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, LineParser, check_body
-from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget
+from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
 from batchwright.jobs.remote.results import PartedSink, RemoteResults, work_folder
 from batchwright.jobs.resume import (
@@ -95,12 +95,12 @@ class Job:
         self._working = self._output if self._at_once else self._beside(of_rows if self._keeps_results else of_lines)
         """File that results are appended to."""
         self._again = _RETRIED[spec.retry_failed]
-        self._target = self._target_of(address)
         self._remote: RemoteResults | None = None
         """The results at the address of the output; None for one on this machine."""
         if address is not None:
             folder = address if self._at_once else address.with_name(address.name + of_rows)
             self._remote = RemoteResults(folder, self._working, (journal_path(self._output), self.batches))
+        self._target = self._target_of(address)
         self._spool: Spool | None = None
         self._state_file: StateFile | None = None
         self._begun = False
@@ -152,9 +152,10 @@ class Job:
     def _target_of(self, address: RemotePath | None) -> OutputTarget:
         suffix = "".join(PurePath(self._output.name).suffixes[-1 - bool(self._form.compression) :]) or ".jsonl"
         made = self._beside(".making")
+        fence = no_fence if self._remote is None else self._remote.fence
         if self.spec.to_folder:
-            return FolderTarget(address or self._output, suffix, made)
-        return FileTarget(self._output) if address is None else RemoteFileTarget(address, made)
+            return FolderTarget(address or self._output, suffix, made, fence)
+        return FileTarget(self._output) if address is None else RemoteFileTarget(address, made, fence)
 
     def _restore(self, remote: RemoteResults, state_file: StateFile) -> None:
         """Have on this machine what is at the address of the output. Raises `ResumeRefused` and `InputError`."""
@@ -437,6 +438,8 @@ class Job:
         """Release the output. Safe to call twice."""
         if self._spool is not None and (self.spec.to_stream or not self._begun):
             self._spool.remove()
+        if self._remote is not None:
+            self._remote.close()
         if self._state_file is not None:
             self._state_file.close()
             self._state_file = None

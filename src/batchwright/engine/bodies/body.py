@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from batchwright.cgroups import free_memory
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
 from batchwright.engine.step.batch import StepBatch
 
@@ -27,9 +28,7 @@ def free_bytes(device: torch.device) -> int:
     """Return how much memory is free on `device`."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return free_memory()
 
 
 class ModelBody(ABC):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
+from batchwright.cgroups import threads_for
 from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
 
@@ -109,7 +110,7 @@ def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Pat
         flags = [compiler, *_FLAGS, target, f"-I{_HERE}"]
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(threads_for(len(os.sched_getaffinity(0)))) as pool:
             compiled = [pool.submit(_run, command) for command in commands]
             progress(f"{_COMPILING} 0 of {len(commands)}")
             for done, each in enumerate(as_completed(compiled), start=1):

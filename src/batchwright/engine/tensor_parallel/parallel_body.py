@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from batchwright.cgroups import threads_for
 from batchwright.cpu_cores import core_groups, cores_of, logical_processors
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies.body import ModelBody, free_bytes
@@ -178,7 +179,7 @@ def _places(config: EngineConfig) -> list[tuple[str, tuple[int, ...], int | None
         groups = core_groups(cores_of(os.sched_getaffinity(0)), ranks, option="tensor_parallel")
     except InputError as error:
         raise ValueError(str(error)) from None
-    return [("cpu", logical_processors(group), len(group)) for group in groups]
+    return [("cpu", logical_processors(group), threads_for(len(group), ranks)) for group in groups]
 
 
 def _config_on(config: EngineConfig, device: str) -> EngineConfig:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from batchwright.cgroups import threads_for
 from batchwright.inference.replicas.cores import Place
 from batchwright.inference.replicas.messaged_replica import GRACE, PATIENCE, Connection, MessagedReplica
 from batchwright.inference.replicas.messages import (
@@ -35,7 +36,8 @@ class ProcessReplica(MessagedReplica):
 
     def __init__(self, spec: ReplicaSpec, place: Place, *, patience: float = PATIENCE) -> None:
         super().__init__(patience=patience)
-        self._spec = msgspec.structs.replace(spec, cpus=place.cpus, threads=len(place.cores) or None)
+        threads = threads_for(len(place.cores), spec.count) or None
+        self._spec = msgspec.structs.replace(spec, cpus=place.cpus, threads=threads)
         self._place = place
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,13 @@ from batchwright.models import BUILTIN
 from batchwright.policies.suspects import MAX_CRASHES
 
 LOCAL = "local"
+JOINED = "joined the Ray cluster at"
+"""What progress begins with that names the cluster."""
+JOIN_SECONDS = 90.0
+"""Time within which a cluster has to take this driver, where one answers at its address."""
+_ANSWER_SECONDS = 10.0
+_ADDRESS = "RAY_ADDRESS"
+"""Variable with the address that `auto` stands for, if it is set."""
 _OBJECT_STORE = 100 * 2**20
 """Bytes of the object store of a cluster that is started here: calls and answers pass through it, nothing stays."""
 
@@ -62,8 +70,11 @@ async def open_ray_replicas(
     if closes:
         progress("starting a Ray cluster" if address == LOCAL else f"joining the Ray cluster {address}")
         # In a thread: it takes seconds, and in the main thread it would replace Python's handler of SIGTERM.
-        await asyncio.to_thread(_join, ray, address)
+        named = await asyncio.to_thread(_join, ray, address)
         _keep_sigterm()
+        if address != LOCAL:
+            nodes = sum(node["Alive"] for node in await asyncio.to_thread(ray.nodes))
+            progress(f"{JOINED} {named}, which has {nodes} node{'s' * (nodes != 1)}")
 
     async def close() -> None:
         if closes:
@@ -124,20 +135,72 @@ def _absolute_name(model: str) -> str:
     return str(path.absolute()) if model not in BUILTIN and path.exists() else model
 
 
-def _join(ray: Any, address: str) -> None:
+def _join(ray: Any, address: str) -> str:
+    """Start or join the cluster at `address`, and return which one it is. Raises `InputError`."""
     options: dict[str, Any] = {}
     if address == LOCAL:
         # What is started here tells nobody outside.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    named = address
     _let_print(False)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        if address != LOCAL:
+            named = _resolved(address)
+            _require_answer(named)
+        within = None if address == LOCAL else JOIN_SECONDS
+        _in_time(lambda: ray.init(address=named, logging_level=logging.ERROR, log_to_driver=False, **options), within)
+        return named
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:  # among them ConnectionError, TimeoutError
         _let_print(True)
+        of_machine = f", which is that of this machine by {_source_of_auto()}," if address == "auto" else ""
+        about = f"the cluster at {named}{of_machine} cannot be joined: " if named != address else ""
+        theirs = ", or belongs to another user" if isinstance(error, PermissionError) else ""
         raise InputError(
-            f"ray={address!r}: {error}. Start a cluster (ray start --head) and name its address, or use {LOCAL!r}"
+            f"ray={address!r}: {about}{error}. It may have ended{theirs}: start a cluster (ray stop, then "
+            f"ray start --head) and name its address, or use {LOCAL!r}"
         ) from error
+
+
+def _resolved(address: str) -> str:
+    """The address of the cluster that `auto` stands for; any other as it is. Raises ConnectionError without one."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    if address != "auto":
+        return address
+    given = os.environ.get(_ADDRESS, "")
+    return given if "://" in given else str(canonicalize_bootstrap_address_or_die(address))
+
+
+def _source_of_auto() -> str:
+    return _ADDRESS if os.environ.get(_ADDRESS) else "what `ray start` noted in /tmp/ray, or a process of Ray"
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError if nothing answers at the address of a cluster: Ray itself would wait for a minute or more."""
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+
+
+def _in_time(work: Callable[[], object], seconds: float | None) -> None:
+    """Do `work` in a thread that is left to itself after `seconds`. Raises what it raises, and TimeoutError."""
+    failed: list[BaseException] = []
+
+    def carry_out() -> None:
+        try:
+            work()
+        except BaseException as error:  # raised where it is waited for
+            failed.append(error)
+
+    # A daemon: the process may end although Ray still waits in it.
+    thread = threading.Thread(target=carry_out, name="batchwright-ray", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"it took no driver within {seconds:.0f} s")
+    if failed:
+        raise failed[0]
 
 
 def _let_print(is_allowed: bool) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from batchwright.cgroups import free_memory
 from batchwright.errors import EngineClosed, GenerationError
 from batchwright.inference.calls import closing, device_failure
 from batchwright.inference.inference import work_of
@@ -46,8 +47,9 @@ def take_place(spec: ReplicaSpec) -> None:
     """Stay on the processors of this replica. Before torch is imported, which counts them."""
     if spec.cpus is not None:
         os.sched_setaffinity(0, spec.cpus)
-    if spec.threads is not None and "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    if spec.threads is not None:
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        os.environ["OMP_NUM_THREADS"] = str(min(spec.threads, int(given)) if given.isdecimal() else spec.threads)
 
 
 def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | None, RoutedInference]:
@@ -57,11 +59,8 @@ def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | N
 
     config = EngineConfig(**spec.config)
     if config.kv_memory is None and spec.threads is not None and spec.count > 1:
-        import psutil
-
-        free = psutil.virtual_memory().available
         sharing = spec.count * config.tensor_parallel
-        config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / sharing)))
+        config = config.with_options(kv_memory=int(min(_KV_MOST, free_memory() * _KV_SHARE / sharing)))
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)
     classifiers = load_classifiers(spec.classifiers, config.device, progress)
     if engine is None:

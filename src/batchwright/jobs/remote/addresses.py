@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -128,6 +128,16 @@ def may_pass(error: BaseException) -> bool:
     if _lacks_credentials(error) or isinstance(error, _LASTING):
         return False
     return isinstance(error, Exception)
+
+
+def is_condition_not_met(error: BaseException) -> bool:
+    """Whether a store refused a write since what it was to replace is not, or no longer, as the write said."""
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        code = response.get("Error", {}).get("Code") if isinstance(response, Mapping) else None
+        if isinstance(each, FileExistsError) or code in ("PreconditionFailed", "412") or _status_of(each) == 412:
+            return True
+    return False
 
 
 def explained(address: str, error: BaseException) -> str:

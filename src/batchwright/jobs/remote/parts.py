@@ -46,6 +46,8 @@ class Manifest:
     """Name of the machine that the run was on."""
     journals: tuple[str, ...] = field(default=())
     """Names of the journals that it left there."""
+    attempt: int = 0
+    """Number of the lease under which it was written: never lower than that of the manifest before."""
 
     @property
     def size(self) -> int:
@@ -57,6 +59,7 @@ class Manifest:
         content = {
             "form": _FORM,
             "epoch": self.epoch,
+            "attempt": self.attempt,
             "host": self.host,
             "journals": self.journals,
             "state": self.state,
@@ -74,7 +77,8 @@ class Manifest:
                 raise ResumeRefused(f"{folder} was written by another version of batchwright: finish the job with that")
             parts = tuple(Part(str(part["name"]), int(part["size"]), part["lines"]) for part in fields["parts"])
             state = fields["state"]
-            return cls(str(fields["epoch"]), parts, state, str(fields["host"]), tuple(map(str, fields["journals"])))
+            journals, attempt = tuple(map(str, fields["journals"])), int(fields.get("attempt", 0))
+            return cls(str(fields["epoch"]), parts, state, str(fields["host"]), journals, attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise ResumeRefused(f"{folder}/{MANIFEST} is damaged: restore it, or name another output") from error
 
@@ -97,17 +101,37 @@ def write_manifest(folder: AnyPath, manifest: Manifest) -> None:
 
 
 def remove_others(folder: AnyPath, manifest: Manifest) -> None:
-    """Remove parts that are not in the manifest: of runs that were killed, or that it replaces. Raises OSError."""
+    """Remove parts that are not in the manifest: of runs that were killed, or that it replaces. Raises OSError.
+
+    Parts of later attempts stay: whoever removes may have lost the folder a moment ago.
+    """
     kept = {part.name for part in manifest.parts}
     names = folder.listed() if isinstance(folder, RemotePath) else sorted(each.name for each in folder.iterdir())
     for name in names:
-        if name.startswith("part-") and name not in kept:
+        if name.startswith("part-") and name not in kept and attempt_of(name) <= manifest.attempt:
             place = folder / name
             place.remove() if isinstance(place, RemotePath) else place.unlink(missing_ok=True)
 
 
-def new_epoch() -> str:
-    return secrets.token_hex(4)
+def new_epoch(attempt: int = 0) -> str:
+    """A token for a run, which begins with the number of its lease, if there is one."""
+    token = secrets.token_hex(4)
+    return f"{attempt:06}-{token}" if attempt else token
+
+
+def attempt_of(part: str) -> int:
+    """The number of the lease under which a part was written, from its name, `part-NUMBER-EPOCH.SUFFIX`."""
+    fields = part.split("-")
+    return int(fields[2]) if len(fields) == 4 and fields[2].isdecimal() else 0
+
+
+Fence: TypeAlias = Callable[[], int]
+"""What raises `ResumeRefused` if another run has the output, and returns the number of the lease of this one."""
+
+
+def no_fence() -> int:
+    """The fence of an output on this machine, where a lock keeps others away."""
+    return 0
 
 
 class OutputTarget(Protocol):
@@ -149,10 +173,11 @@ class RemoteFileTarget(OutputTarget):
 
     rows_in_file = None
 
-    def __init__(self, address: RemotePath, made: Path) -> None:
+    def __init__(self, address: RemotePath, made: Path, fence: Fence) -> None:
         """`made`: path of the file on this machine."""
         self._address = address
         self._made = made
+        self._fence = fence
 
     def exists(self) -> bool:
         return self._address.exists()
@@ -166,11 +191,13 @@ class RemoteFileTarget(OutputTarget):
         try:
             with self._made.open("w+b") as file:
                 yield file
+            self._fence()
             self._address.upload(self._made)
         finally:
             self._made.unlink(missing_ok=True)
 
     def remove(self) -> None:
+        self._fence()
         self._address.remove()
 
 
@@ -179,18 +206,19 @@ class FolderTarget(OutputTarget):
 
     rows_in_file = _ROWS
 
-    def __init__(self, folder: AnyPath, suffix: str, made: Path) -> None:
+    def __init__(self, folder: AnyPath, suffix: str, made: Path, fence: Fence = no_fence) -> None:
         """`suffix` of the names of parts; `made`: path of each part on this machine while it is being made."""
         self._folder = folder
         self._suffix = suffix
         self._made = made
+        self._fence = fence
 
     def exists(self) -> bool:
         return read_manifest(self._folder) is not None
 
     @contextmanager
     def making(self) -> Iterator[NewFile]:
-        epoch = new_epoch()
+        epoch = new_epoch(self._fence())
         parts: list[Part] = []
 
         @contextmanager
@@ -213,13 +241,14 @@ class FolderTarget(OutputTarget):
             parts.append(Part(name, size))
 
         yield new_file
-        manifest = Manifest(epoch, tuple(parts))
+        manifest = Manifest(epoch, tuple(parts), attempt=self._fence())
         write_manifest(self._folder, manifest)
         remove_others(self._folder, manifest)
 
     def remove(self) -> None:
         if self.exists():
-            manifest = Manifest(new_epoch())
+            attempt = self._fence()
+            manifest = Manifest(new_epoch(attempt), attempt=attempt)
             write_manifest(self._folder, manifest)
             remove_others(self._folder, manifest)
             place = self._folder / MANIFEST

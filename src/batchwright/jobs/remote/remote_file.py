@@ -21,6 +21,7 @@ from batchwright.errors import BatchwrightError, InputError
 from batchwright.jobs.remote.addresses import (
     explained,
     filesystem_of,
+    is_condition_not_met,
     local_name,
     may_pass,
     scheme_of,
@@ -116,12 +117,15 @@ class RemotePath:
         info = self.info()
         if info is None:
             raise InputError(f"input {self} does not exist")
-        tag, modified = ((info[name] for name in names if info.get(name)) for names in (_TAGS, _TIMES))
-        found = next(tag, None), next(modified, None)
-        size = info.get("size")
-        return Version(
-            size if isinstance(size, int) else None, *(None if each is None else str(each) for each in found)
-        )
+        return _version_in(info)
+
+    def version_if_any(self) -> Version | None:
+        """The version of what is here, for `replace`; None if there is nothing. Raises OSError."""
+        try:
+            info = self.info()
+        except InputError as error:
+            raise OSError(errno.EIO, str(error), str(self)) from error
+        return None if info is None else _version_in(info)
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """Open it for reading bytes; errors while reading are `InputError`s."""
@@ -152,6 +156,53 @@ class RemotePath:
     def write_bytes(self, content: bytes) -> None:
         """Replace the content, whole. Raises OSError."""
         self._replace(partial(io.BytesIO, content))
+
+    def create(self, content: bytes) -> bool:
+        """Write the content if nothing is here, and return whether it was written. Raises OSError.
+
+        False also if an answer was lost, and the request repeated: read what is there. Some stores check first and then
+        write, or do not check at all.
+        """
+        try:
+            return self._written_if(content, mode="create")
+        except FileNotFoundError:  # no folder yet, where a store has folders
+            self.write_bytes(content)
+            return True
+
+    def replace(self, content: bytes, version: Version | None) -> bool:
+        """Replace the content if it is still of that version, or nothing if that is None; whether it was replaced.
+
+        Only where the driver has conditional writes; elsewhere it is replaced whatever it is. Raises OSError.
+        """
+        if version is None:
+            return self.create(content)
+        if condition := _condition(scheme_of(self.address), version):
+            try:
+                return self._written_if(content, **condition)
+            except FileNotFoundError:
+                return False
+        self.write_bytes(content)
+        return True
+
+    def _written_if(self, content: bytes, **condition: Any) -> bool:
+        def write() -> bool:
+            try:
+                self.filesystem.pipe_file(self.path, content, **condition)
+            except Exception as error:
+                if is_condition_not_met(error):
+                    return False
+                unknown = isinstance(error, OSError) and error.errno == errno.ENOSYS
+                if not unknown and not isinstance(error, (NotImplementedError, TypeError, ValueError)):
+                    raise
+                self._write_once(partial(io.BytesIO, content))
+            return True
+
+        try:
+            return retried(write)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise _as_os_error(self, error) from error
 
     def upload(self, source: Path, offset: int = 0, size: int | None = None) -> None:
         """Replace the content by that of a file on this machine, or by `size` bytes of it. Raises OSError."""
@@ -192,6 +243,24 @@ class RemotePath:
                 raise
         if not whole:
             filesystem.mv(target, self.path)
+
+
+def _condition(scheme: str | None, version: Version) -> dict[str, Any]:
+    """What a driver writes with only if the object is still of a version; empty where it has no such condition."""
+    if scheme in ("s3", "s3a") and version.tag is not None:
+        return {"IfMatch": version.tag}
+    if scheme in ("az", "abfs", "abfss") and version.tag is not None:
+        from azure.core import MatchConditions
+
+        return {"etag": version.tag, "match_condition": MatchConditions.IfNotModified}
+    return {}
+
+
+def _version_in(info: Mapping[str, Any]) -> Version:
+    tag, modified = ((info[name] for name in names if info.get(name)) for names in (_TAGS, _TIMES))
+    found = next(tag, None), next(modified, None)
+    size = info.get("size")
+    return Version(size if isinstance(size, int) else None, *(None if each is None else str(each) for each in found))
 
 
 AnyPath: TypeAlias = Path | RemotePath

@@ -18,13 +18,15 @@ from platformdirs import user_state_path
 from batchwright.crash_points import crash_point
 from batchwright.durable_files import replacing
 from batchwright.errors import ResumeRefused
+from batchwright.jobs.remote.addresses import scheme_of
+from batchwright.jobs.remote.lease import OutputLease, attempts_in
 from batchwright.jobs.remote.parts import (
+    MANIFEST,
     Manifest,
     Part,
     new_epoch,
     read_manifest,
     remove_others,
-    write_manifest,
 )
 from batchwright.jobs.remote.remote_file import RemotePath
 from batchwright.jobs.sink import Sink
@@ -35,6 +37,8 @@ PART_BYTES = 16 * 2**20
 PART_SECONDS = 15.0
 """Seconds after which one is written anyway, likewise."""
 _MANY = 256
+_NOT_LEASED = frozenset({"hf"})
+"""Schemes of stores that keep each write as a commit: too slow and too many for renewals."""
 _COPIED = 2**20
 
 
@@ -54,8 +58,11 @@ class RemoteResults:
     The file begins with the content of the parts; what follows is not there yet. After a kill, the next run on this
     machine goes on with the file, and one on another machine with the parts, so that there the lines that are in no
     part are computed again. Which of them it is tells the epoch, a token that each run puts into the manifest: the file
-    belongs to it if the epoch stands beside the file. A run that finds the epoch of another has lost the results to
-    that one, and ends.
+    belongs to it if the epoch stands beside the file.
+
+    From `restore` to `close` the run holds the lease of the folder. Its number is in the manifest and in the names of
+    parts, and before the manifest is written the lease is renewed, and the number compared. Where the store has
+    conditional writes, the manifest replaces the one that was compared, or none.
     """
 
     def __init__(self, folder: RemotePath, file: Path, journals: Iterable[Path]) -> None:
@@ -65,22 +72,29 @@ class RemoteResults:
         self._journals = tuple(journals)
         self._epochs = file.with_name(file.name + ".epoch")
         self._manifest = Manifest("")
+        self._begun = False
+        self._lease: OutputLease | None = None
         self.lost_journals: tuple[str, ...] = ()
         """Names of the journals that another machine has, or had."""
 
     def restore(self, *, copies: bool) -> Mapping[str, Any] | None:
-        """Make the file one that begins with the parts, if it `copies`. Returns the state of the job, if any.
+        """Take the lease, and make the file one that begins with the parts, if it `copies`. Returns the job's state.
 
-        Raises OSError, `ResumeRefused` if something else is at the address.
+        Raises OSError, `ResumeRefused` if something else is at the address, or another run writes there.
         """
         manifest = read_manifest(self.folder)
+        if manifest is None and self._is_foreign():
+            raise ResumeRefused(
+                f"{self.folder} exists and does not belong to a batchwright job: name another output, or remove it"
+            )
+        if scheme_of(self.folder.address) not in _NOT_LEASED:
+            self._lease = OutputLease(self.folder, self._file.with_name(self._file.name + ".lease"))
+            self._lease.take(0 if manifest is None else manifest.attempt)
+            self._lease.keep()
+            manifest = read_manifest(self.folder)
         if manifest is None:
             self._file.unlink(missing_ok=True)
             self._epochs.unlink(missing_ok=True)
-            if self.folder.exists():
-                raise ResumeRefused(
-                    f"{self.folder} exists and does not belong to a batchwright job: name another output, or remove it"
-                )
             return None
         self._manifest = manifest
         here = {path.name for path in self._journals if path.exists()}
@@ -104,6 +118,26 @@ class RemoteResults:
             self._save_epochs(manifest.epoch)
         return manifest.state
 
+    def _is_foreign(self) -> bool:
+        """Whether there is something here that is no lease. There is no manifest."""
+        info = self.folder.info()
+        if info is None:
+            return False
+        names = self.folder.listed()
+        return info["type"] == "file" or len(attempts_in(names)) < len(names)
+
+    def fence(self) -> int:
+        """Make sure that this run holds the output, and return the number of its lease. Raises `ResumeRefused`."""
+        if self._lease is None:
+            return self._manifest.attempt
+        self._lease.renew()
+        return self._lease.attempt
+
+    def close(self) -> None:
+        """Give up the lease. Safe to call twice."""
+        if self._lease is not None:
+            self._lease.release()
+
     @property
     def host(self) -> str:
         """Name of the machine of the run before."""
@@ -116,10 +150,13 @@ class RemoteResults:
 
     def begin(self, state: Mapping[str, Any]) -> None:
         """Take over the results, of which this machine has the file. Raises OSError."""
-        before, now = self._manifest.epoch, new_epoch()
+        attempt = self._manifest.attempt + 1 if self._lease is None else self._lease.attempt
+        before, now = self._manifest.epoch, new_epoch(attempt)
         self._save_epochs(before, now)
-        self._manifest = Manifest(now, self._manifest.parts, state, socket.gethostname(), self._journals_here())
-        write_manifest(self.folder, self._manifest)
+        self._replace_manifest(
+            Manifest(now, self._manifest.parts, state, socket.gethostname(), self._journals_here(), attempt)
+        )
+        self._begun = True
         self._save_epochs(now)
         remove_others(self.folder, self._manifest)
 
@@ -140,15 +177,14 @@ class RemoteResults:
         # A kill from here on has the next run begin with the parts as they are now.
         self._epochs.unlink(missing_ok=True)
         leave_out()
-        token, begin, parts = new_epoch(), 0, list[Part]()
+        token, begin, parts = new_epoch(self._manifest.attempt), 0, list[Part]()
         for index, (part, size) in enumerate(zip(self._manifest.parts, sizes, strict=True)):
             if index in touched and size:
                 part = self._uploaded(f"part-{part.name.split('-')[1]}-{token}.jsonl", begin, size)
             if size:
                 parts.append(part)
             begin += size
-        self._manifest = replace(self._manifest, parts=tuple(parts))
-        write_manifest(self.folder, self._manifest)
+        self._replace_manifest(replace(self._manifest, parts=tuple(parts)))
         self._save_epochs(self._manifest.epoch)
         remove_others(self.folder, self._manifest)
 
@@ -172,22 +208,45 @@ class RemoteResults:
         name = f"part-{last + 1:05}-{self._manifest.epoch}.jsonl"
         part = self._uploaded(name, self.size, size - self.size)
         crash_point("results.after_part")
-        found = read_manifest(self.folder)
-        if found is None or found.epoch != self._manifest.epoch:
+        try:
+            parts = (*self._manifest.parts, part)
+            self._replace_manifest(replace(self._manifest, parts=parts, journals=self._journals_here()))
+        except ResumeRefused:
             with suppress(OSError):
                 (self.folder / name).remove()
-            raise ResumeRefused(
-                f"another run has taken over {self.folder} (on {found.host if found else 'another machine'}): end it, "
-                "then run the same command again"
-            )
-        self._manifest = replace(self._manifest, parts=(*self._manifest.parts, part), journals=self._journals_here())
-        write_manifest(self.folder, self._manifest)
+            raise
         crash_point("results.after_commit")
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Replace the state of the job. Raises OSError."""
-        self._manifest = replace(self._manifest, state=state)
-        write_manifest(self.folder, self._manifest)
+        self._replace_manifest(replace(self._manifest, state=state))
+
+    def _replace_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest, if this run holds the output. Raises OSError, `ResumeRefused`."""
+        place, content = self.folder / MANIFEST, manifest.encode()
+        while True:
+            if self._lease is not None:
+                self._lease.renew()
+            # The version first: content that is newer than it makes the write fail, and is looked at again.
+            version = place.version_if_any()
+            there = place.read_bytes()
+            found = None if there is None else Manifest.decode(self.folder, there)
+            if there == content:
+                break
+            if found is None:
+                lost = self._begun
+            else:
+                lost = found.attempt > manifest.attempt or (
+                    found.attempt == manifest.attempt and found.epoch != manifest.epoch
+                )
+            if lost:
+                raise ResumeRefused(
+                    f"another run has taken over {self.folder} (on {found.host if found else 'another machine'}): end "
+                    "it, then run the same command again"
+                )
+            if place.replace(content, version):
+                break
+        self._manifest = manifest
 
     def remove_copy(self) -> None:
         """Remove the file on this machine, once all of it is in parts."""
