@@ -22,6 +22,7 @@ import numpy.typing as npt
 from batchwright.constraints import Constraint
 from batchwright.errors import GenerationError, InvalidRequest, MissingExtra, shown
 from batchwright.scheduling import Drafter
+from batchwright.schemas import UnkeptSchema, kept
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -41,8 +42,13 @@ _JSON: JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
     "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf\\"',
 }
-"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated."""
+"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated.
+
+Characters have one spelling: as \\u0061 the name of a property would escape what its schema says of it.
+"""
 _NESTED = {
     "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
     "schema": ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"),
@@ -240,6 +246,8 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
         return None, too_much
     try:
         source = _source(constraint)
+    except UnkeptSchema as error:
+        return None, str(error)
     except ValueError as error:
         return None, f"cannot be read: {error}"
     matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
@@ -258,6 +266,8 @@ def refusal_of(constraint: Constraint) -> str | None:
         return too_much
     try:
         source = _source(constraint)
+    except UnkeptSchema as error:
+        return str(error)
     except ValueError as error:
         return f"cannot be read: {error}"
     failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
@@ -294,7 +304,7 @@ def _own_source(constraint: Constraint) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_JSON)
         case "schema":
-            return LLMatcher.grammar_from_json_schema(constraint.text, overrides=_JSON)
+            return LLMatcher.grammar_from_json_schema(kept(json.loads(constraint.text)), overrides=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.text)
         case "choices":
@@ -353,7 +363,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     """Return where in `schema` the innermost part is that is refused for this reason, as a JSON pointer."""
     if reason.startswith(_KEYWORDS):
         keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
-        return next((where for where, part in _all_parts("#", schema) if keywords <= part.keys()), "#")
+        return next((where for where, part in _all_parts("#", kept(schema)) if keywords <= part.keys()), "#")
     if reason.startswith(_TOO_LARGE):
         return "#"
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
@@ -401,7 +411,7 @@ def _refusal(schema: Mapping[str, Any]) -> str | None:
     from llguidance import LLMatcher
 
     try:
-        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
+        source = LLMatcher.grammar_from_json_schema(kept(schema), overrides=_JSON)
     except ValueError:
         return None
     failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
