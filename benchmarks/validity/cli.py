@@ -118,7 +118,9 @@ def _section(
     text = (
         f"## {model}\n\n{samples} answers to each accepted schema, temperature 1, at most {max_tokens} tokens.{biased}"
     )
-    return "\n\n".join([text, table(head, rows), "Refused, by the first keyword that the error names:", _refused(found)])
+    return "\n\n".join(
+        [text, table(head, rows), "Refused, by the first keyword that the error names:", _refused(found)]
+    )
 
 
 def _row(name: str, total: int, found: Sequence[Outcome]) -> list[str]:

@@ -85,4 +85,3 @@ def _finite(number: str) -> float:
 
 def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is no number")
-
