@@ -93,12 +93,9 @@ def _outcomes(
             for source in sources:
                 outcome = Outcome()
                 for outcome in ask(engine, source, samples, max_tokens, bias):
-                    print(
-                        f"{model}, {source.name}: {len(outcome.seconds)} of {len(source.schemas)} schemas, "
-                        f"{outcome.whole} whole answers, {len(outcome.failed)} failed, {len(outcome.rejected)} rejected",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    done = f"{len(outcome.seconds)} of {len(source.schemas)} schemas, {outcome.whole} whole answers"
+                    bad = f"{len(outcome.failed)} failed, {len(outcome.rejected)} rejected"
+                    print(f"{model}, {source.name}: {done}, {bad}", file=sys.stderr, flush=True)
                 found.append(outcome)
     return found
 

@@ -1,7 +1,7 @@
 """Schemas rewritten so that llguidance keeps what it would otherwise silently relax, or refused where it cannot.
 
-llguidance refuses the keywords that it does not know. What is here is about those that it knows and takes otherwise than
-validators do: each rule names its reason.
+llguidance refuses the keywords that it does not know. What is here is about those that it knows and takes otherwise
+than validators do: each rule names its reason.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _read(double: float) -> tuple[float, ...]:
-    """Return what readers find where llguidance has written a number that it keeps as `double`: digits, or an integer."""
+    """Return what readers may find where llguidance has written a number that it keeps as `double`."""
     return (int(double), int(Decimal(repr(double)))) if double.is_integer() else (double,)
 
 
@@ -208,7 +208,10 @@ def _narrow_format(part: _Part) -> None:
 
 
 def _ordered(part: _Part) -> _Part:
-    """Return `part` with each follower right behind what it belongs to: llguidance cuts a schema at allOf and the like."""
+    """Return `part` with each follower right behind what it belongs to.
+
+    llguidance cuts a schema at `allOf` and the like, and reads the pieces one by one.
+    """
     found: _Part = {}
     behind = {follower for leader, follower in _FOLLOWERS.items() if leader in part and follower in part}
     for key, value in part.items():

@@ -96,6 +96,9 @@ def _class(inner: str, *, exact: bool) -> str:
             following = inner[at + 1 : at + 2]
             found.append(r"\x08" if following == "b" else _escaped(following, classes))
             at += 2
+            if following in classes and inner[at : at + 1] == "-":
+                found.append(r"\-")  # no range, which has characters at its ends
+                at += 1
         else:
             found.append(f"\\{letter}" if letter in "[&~" else letter)
             at += 1
