@@ -49,12 +49,13 @@ class Outcome:
 def ask(
     engine: Engine,
     source: Source,
+    outcome: Outcome,
     samples: int,
     max_tokens: int,
     bias: Mapping[int, float],
-) -> Iterator[Outcome]:
-    """Yield what became of the schemas so far, after each part of them: the same object."""
-    outcome, seeds = Outcome(), count()
+) -> Iterator[None]:
+    """Add to `outcome` what becomes of the schemas, and yield after each part of them."""
+    seeds = count()
     for start in range(0, len(source.schemas), _AT_ONCE):
         some = source.schemas[start : start + _AT_ONCE]
         prompts: list[str] = []
@@ -72,7 +73,7 @@ def ask(
                 asked.append((name, schema))
         if prompts:
             _judge(outcome, asked, engine.generate(prompts, params))
-        yield outcome
+        yield
 
 
 def _compiled(engine: Engine, name: str, schema: dict[str, Any], outcome: Outcome) -> Any:

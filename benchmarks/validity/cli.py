@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -51,8 +52,10 @@ def schemas(
 ) -> None:
     """Draw answers to many schemas at temperature 1, and hold each against two validators.
 
-    Exits with 1 if a validator rejects an answer.
+    Exits with 1 if a validator rejects an answer. Stopped by SIGINT or SIGTERM, it reports what is done.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sources = [read_source(folder, count, seed) for folder in folders]
     before = os.getloadavg()[0]
     sections, told, rejected = [], [], 0
@@ -89,15 +92,29 @@ def _outcomes(
             folder = home
         with Engine(folder, max_num_seqs=concurrency, dtype="float32" if model == _TINY else "auto") as engine:
             bias = _closers(engine, closing) if model == _TINY else {}
-            found = []
-            for source in sources:
-                outcome = Outcome()
-                for outcome in ask(engine, source, samples, max_tokens, bias):
-                    done = f"{len(outcome.seconds)} of {len(source.schemas)} schemas, {outcome.whole} whole answers"
-                    bad = f"{len(outcome.failed)} failed, {len(outcome.rejected)} rejected"
-                    print(f"{model}, {source.name}: {done}, {bad}", file=sys.stderr, flush=True)
-                found.append(outcome)
+            found = [Outcome() for _ in sources]
+            try:
+                for source, outcome in zip(sources, found, strict=True):
+                    _ask(engine, model, source, outcome, samples=samples, max_tokens=max_tokens, bias=bias)
+            except KeyboardInterrupt:
+                print("stopped: what is done is reported", file=sys.stderr, flush=True)
     return found
+
+
+def _ask(
+    engine: Engine,
+    model: str,
+    source: Source,
+    outcome: Outcome,
+    *,
+    samples: int,
+    max_tokens: int,
+    bias: Mapping[int, float],
+) -> None:
+    for _ in ask(engine, source, outcome, samples, max_tokens, bias):
+        done = f"{len(outcome.seconds)} of {len(source.schemas)} schemas, {outcome.whole} whole answers"
+        bad = f"{len(outcome.failed)} failed, {len(outcome.rejected)} rejected"
+        print(f"{model}, {source.name}: {done}, {bad}", file=sys.stderr, flush=True)
 
 
 def _closers(engine: Engine, bias: float) -> Mapping[int, float]:

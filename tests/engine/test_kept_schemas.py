@@ -136,6 +136,11 @@ def test_what_cannot_be_kept_is_refused(possible: Possible, schema: Any, told: s
     assert told in str(refusal.value)
 
 
+def test_an_answer_that_cannot_be_written_fails(possible: Possible) -> None:
+    schema = {"type": "string", "pattern": "^a[\\x00-\\x07]b$"}
+    assert not possible(schema, '"a')
+
+
 def test_a_schema_that_needs_nothing_is_as_it_was() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -179,8 +184,8 @@ def test_any_text_is_translated_or_refused(pattern: str) -> None:
 
 _SAYING: dict[str, Any] = {
     "$anchor": "a", "$comment": "", "$defs": {"a": {}}, "$dynamicAnchor": "a", "$dynamicRef": "#a", "$id": "http://a/b",
-    "$recursiveRef": "#", "$ref": "#/$defs/a", "additionalItems": False, "additionalProperties": False,
-    "allOf": [{"type": "null"}], "anyOf": [{"type": "null"}], "const": 1, "contains": {"type": "null"}, "default": 1,
+    "$recursiveRef": "#", "$recursiveAnchor": True, "$ref": "#/$defs/a", "additionalItems": False,
+    "additionalProperties": False, "allOf": [{"type": "null"}], "anyOf": [{"type": "null"}], "const": 1, "contains": {"type": "null"}, "default": 1,
     "definitions": {"a": {}}, "dependencies": {"a": ["b"]}, "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": {"required": ["b"]}}, "deprecated": True, "description": "", "enum": [1], "examples": [1],
     "exclusiveMaximum": 2, "exclusiveMinimum": 1, "format": "date", "if": {"type": "null"}, "items": {"type": "null"},

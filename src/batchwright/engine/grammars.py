@@ -69,6 +69,8 @@ _CHARACTERS_LOOKED_AT = 200_000
 """Characters of all of these, which take seconds to compile."""
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
+_NOTHING_FOLLOWS = "NoExtension"
+"""What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
 _TOO_LARGE = "schema too large"
 """What it says where the work was too much, which it would be again and again for parts."""
 
@@ -131,10 +133,13 @@ class Matcher:
 
     @property
     def failure(self) -> GenerationError | None:
-        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may."""
+        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may, or has no way."""
         if not self.inner.is_error():
             return None
-        return GenerationError(f"the answer's grammar takes too much work: {_first_line(self.inner.get_error())}")
+        reason = _first_line(self.inner.get_error())
+        if reason.startswith(_NOTHING_FOLLOWS):
+            return GenerationError("the answer cannot be ended: its grammar asks for what no text of JSON can be")
+        return GenerationError(f"the answer's grammar takes too much work: {reason}")
 
     def advance(self, token: int) -> None:
         """Take the next token. Raises `GenerationError` for one that the grammar does not allow."""

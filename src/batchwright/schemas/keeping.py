@@ -131,6 +131,8 @@ def _says_nothing(keyword: str, part: _Part) -> bool:
             return "contains" not in part
         case "then" | "else":
             return "if" not in part
+        case "$dynamicAnchor" | "$recursiveAnchor":
+            return True  # what refers to it is refused
         case "if":
             return "then" not in part and "else" not in part
     return False
