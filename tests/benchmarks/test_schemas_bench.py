@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from batchwright.constraints import Constraint
-from batchwright.engine.grammars import refusal_of
 from benchmarks.validity.refusals import keyword_of
 from benchmarks.validity.sources import read_source
 from benchmarks.validity.validators import Validators
+
+from batchwright.constraints import Constraint
+from batchwright.engine.grammars import refusal_of
 
 
 def test_schemas_are_files_or_cases(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ REFUSED: list[tuple[Any, str]] = [
     (_DRAFT_7 | {"contentEncoding": "base64"}, "# is not supported: contentEncoding"),
     ({"type": "string", "pattern": "^[]a]$"}, "# is not supported: pattern"),
     ({"type": "string", "pattern": "[+--]"}, "# is not supported: pattern"),
+    ({"patternProperties": {"\\d": {}, "[0-9]": {"const": 1}}}, "# is not supported: patternProperties"),
     ({"patternProperties": {"a[": {}}}, "# is not supported: patternProperties"),
     ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     ({"prefixItems": [{"uniqueItems": False}, {"uniqueItems": True}]}, "#/prefixItems/1 has keywords"),
@@ -185,7 +186,8 @@ def test_any_text_is_translated_or_refused(pattern: str) -> None:
 _SAYING: dict[str, Any] = {
     "$anchor": "a", "$comment": "", "$defs": {"a": {}}, "$dynamicAnchor": "a", "$dynamicRef": "#a", "$id": "http://a/b",
     "$recursiveRef": "#", "$recursiveAnchor": True, "$ref": "#/$defs/a", "additionalItems": False,
-    "additionalProperties": False, "allOf": [{"type": "null"}], "anyOf": [{"type": "null"}], "const": 1, "contains": {"type": "null"}, "default": 1,
+    "additionalProperties": False, "allOf": [{"type": "null"}], "anyOf": [{"type": "null"}], "const": 1,
+    "contains": {"type": "null"}, "default": 1,
     "definitions": {"a": {}}, "dependencies": {"a": ["b"]}, "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": {"required": ["b"]}}, "deprecated": True, "description": "", "enum": [1], "examples": [1],
     "exclusiveMaximum": 2, "exclusiveMinimum": 1, "format": "date", "if": {"type": "null"}, "items": {"type": "null"},

@@ -190,8 +190,10 @@ def _translate_patterns(where: str, part: _Part) -> None:
         if isinstance(part.get(keyword), str):
             part[keyword] = in_rust(part[keyword])
         keyword = "patternProperties"
-        if isinstance(part.get(keyword), Mapping):
-            part[keyword] = {in_rust(name, exact=True): each for name, each in part[keyword].items()}
+        if isinstance(named := part.get(keyword), Mapping):
+            part[keyword] = {in_rust(name, exact=True): each for name, each in named.items()}
+            if len(part[keyword]) < len(named):
+                raise ValueError("two patterns are the same")
     except ValueError as error:
         raise UnkeptSchema(where, keyword, str(error)) from error
 
