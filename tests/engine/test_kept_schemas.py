@@ -99,6 +99,7 @@ KEPT: list[tuple[Any, list[str], list[str]]] = [
     ({"$ref": "#/x/y/z", "x": {"y": {"z": {"type": "string", "pattern": r"^\s$"}}}}, ['" "'], ['"\x85"']),
     # A part's own draft, if it is the same, and constants, whatever they look like.
     (_DRAFT_7 | {"items": {"$schema": "http://json-schema.org/draft-07/schema", "type": "null"}}, ["[null]"], ["[1]"]),
+    ({"items": _DRAFT_4 | {"exclusiveMinimum": True, "minimum": 3, "const": 4}}, ["[4]"], ["[3]", "[5]"]),
     ({"const": {"pattern": r"\s", "not": False}}, [r'{"pattern":"\\s","not":false}'], [r'{"pattern":"\\s"}']),
 ]  # fmt: skip
 
@@ -120,6 +121,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": {"a": "\x01"}}, "# is not supported: const: a text with a control character"),
     ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "# is not supported: $schema"),
     (_DRAFT_7 | {"items": _DRAFT_4 | {"if": {}}}, "#/items is not supported: $schema"),
+    ({"items": _DRAFT_4 | {"id": "a", "type": "null"}}, "#/items is not supported: $schema"),
     (_DRAFT_7 | {"contentEncoding": "base64"}, "# is not supported: contentEncoding"),
     ({"type": "string", "pattern": "^[]a]$"}, "# is not supported: pattern"),
     ({"type": "string", "pattern": "[+--]"}, "# is not supported: pattern"),

@@ -91,10 +91,12 @@ def _below(where: str, key: str, value: Any, draft: str) -> Any:
 
 
 def _require_draft(where: str, part: _Part, draft: str) -> None:
-    # A part's own draft would be taken for its keywords, which validators do only for schemas in a schema.
+    # Some validators take a part's own draft for its keywords. The latest draft has those of all others, and keeping to
+    # more of them than are asked for is no harm; with an id, references would mean something else, too.
     own = part.get("$schema")
     if where != "#" and isinstance(own, str):
-        if own.rstrip("#") != (draft or _LATEST):
+        is_harmless = draft in ("", _LATEST) and "id" not in part and "$id" not in part
+        if own.rstrip("#") != (draft or _LATEST) and (not is_harmless or _OLD_DRAFTS.search(own)):
             raise UnkeptSchema(where, "$schema", "another one than that of the whole schema")
         del part["$schema"]
     # In these drafts validators decode the text; later ones take both keywords for annotations.
@@ -124,9 +126,9 @@ def _says_nothing(keyword: str, part: _Part) -> bool:
         case "uniqueItems" | "not":
             return value is False
         case "dependencies" | "dependentRequired" | "dependentSchemas":
-            return value == {}
+            return bool(value == {})
         case "propertyNames" | "unevaluatedItems" | "unevaluatedProperties":
-            return value is True or value == {}
+            return bool(value is True or value == {})
         case "minContains" | "maxContains":
             return "contains" not in part
         case "then" | "else":
