@@ -76,6 +76,10 @@ KEPT: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "minimum": _ONE_MORE}, [f"{2**53 + 2}"], [f"{2**53}"]),
     ({"type": "integer", "exclusiveMaximum": 2**53 + 3}, [f"{2**53}"], [f"{2**53 + 3}", f"{2**53 + 4}"]),
     ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, ["7"], [f"{2**64}"]),
+    # Multiples that are still some when they are read as doubles.
+    ({"type": "number", "multipleOf": 1.5}, ["-4.5", "3"], ["92000702213708924704871339547.0", "4"]),
+    ({"multipleOf": 3}, ["9", f"{3 * 10**30}", '"a"'], ["9.0", "10"]),
+    ({"type": ["integer", "number"], "multipleOf": 2, "minimum": 3}, ["4"], ["2", "5"]),
     # What all validators take for a character of a class.
     ({"type": "string", "pattern": r"^\s$"}, ['" "', '"\u3000"'], ['"\x85"', '"\ufeff"']),
     ({"type": "string", "pattern": r"^[^\s]$"}, ['"a"'], ['"\x85"', '"\ufeff"', '" "']),

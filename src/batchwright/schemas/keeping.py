@@ -32,6 +32,9 @@ _LATEST = "https://json-schema.org/draft/2020-12/schema"
 """The draft of a schema that does not say one."""
 _OLD_DRAFTS = re.compile(r"json-schema\.org/draft-0[0-3]/")
 _DRAFTS_OF_CONTENT = re.compile(r"json-schema\.org/draft-0[67]/")
+_TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_MOST_OF_MULTIPLES = 10**12
+"""Bound of multiples of a fraction that have none: with it a double tells them from their neighbours."""
 _SHORT_ESCAPES = "\b\t\n\f\r"
 
 
@@ -66,6 +69,7 @@ def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
     for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if keyword in changed:
             changed[keyword] = _bound(changed[keyword], upwards=keyword.lower().endswith("minimum"))
+    _bound_multiples(changed)
     _translate_patterns(where, changed)
     _narrow_format(changed)
     return _ordered(changed)
@@ -184,6 +188,22 @@ def _bound(value: Any, *, upwards: bool) -> Any:
     while any(number < value if upwards else number > value for number in _read(double)):
         double = math.nextafter(double, away)
     return value if double == value else double
+
+
+def _bound_multiples(part: _Part) -> None:
+    # As long as llguidance writes them, multiples are none any more once they are read as doubles; integers are exact.
+    of, kinds = part.get("multipleOf"), part.get("type", _TYPES)
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(of, bool) or not isinstance(of, (int, float)) or not isinstance(kinds, list) or "number" not in kinds:
+        return
+    if of == int(of):
+        integers = [kind for kind in kinds if kind != "number"]
+        part["type"] = integers if "integer" in integers else [*integers, "integer"]
+    else:
+        if not {"minimum", "exclusiveMinimum"} & part.keys():
+            part["minimum"] = -_MOST_OF_MULTIPLES
+        if not {"maximum", "exclusiveMaximum"} & part.keys():
+            part["maximum"] = _MOST_OF_MULTIPLES
 
 
 def _translate_patterns(where: str, part: _Part) -> None:
