@@ -124,8 +124,9 @@ def _closers(engine: Engine, bias: float) -> Mapping[int, float]:
 def _section(
     model: str, sources: Sequence[Source], found: Sequence[Outcome], samples: int, max_tokens: int, closing: float
 ) -> str:
-    rows = [_row(source.name, source.total, [outcome]) for source, outcome in zip(sources, found, strict=True)]
-    rows.append(_row("all", sum(source.total for source in sources), found))
+    asked = [(source, outcome) for source, outcome in zip(sources, found, strict=True) if outcome.seconds]
+    rows = [_row(source.name, source.total, [outcome]) for source, outcome in asked]
+    rows.append(_row("all", sum(source.total for source, _ in asked), found))
     head = ["folder", "schemas, of", "accepted", "whole answers", "cut", "failed", "judged", "rejected",
             "unreadable", "compiled: ms, p50", "p99", "most"]  # fmt: skip
     biased = f" Closing quotes and brackets have {closing:g} added to their logits." if closing else ""

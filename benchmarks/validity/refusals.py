@@ -40,7 +40,8 @@ _REASONS = {
 def keyword_of(refusal: str) -> str:
     """Return the keyword, the first one if there are several, or another word for the reason."""
     if found := _KEYWORDS.search(refusal):
-        return str(json.loads(found[1])[0])
+        keywords = json.loads(found[1])
+        return "if" if "if" in keywords else str(keywords[0])
     if found := _KEYWORD.search(refusal):
         return found[1]
     return next((word for reason, word in _REASONS.items() if reason in refusal), "other")
