@@ -32,7 +32,8 @@ def write_tiny(folder: Path) -> None:
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
