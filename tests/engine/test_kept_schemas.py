@@ -214,7 +214,10 @@ _FORMATS = [
 def test_the_documents_list_what_is_refused() -> None:
     text = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
     # The latest draft, and the last one with $recursiveRef; "then" makes "if" say something.
-    around = [{"then": False, "$defs": {"a": {}}}, {"$schema": "https://json-schema.org/draft/2019-09/schema"}]
+    around: list[dict[str, Any]] = [
+        {"then": False, "$defs": {"a": {}}},
+        {"$schema": "https://json-schema.org/draft/2019-09/schema"},
+    ]
     keywords = {
         keyword
         for keyword, value in _SAYING.items()
