@@ -22,6 +22,7 @@ import numpy.typing as npt
 from batchwright.constraints import Constraint
 from batchwright.errors import GenerationError, InvalidRequest, MissingExtra, shown
 from batchwright.scheduling import Drafter
+from batchwright.schemas import UnkeptSchema, kept
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -41,8 +42,13 @@ _JSON: JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
     "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf\\"',
 }
-"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated."""
+"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated.
+
+Characters have one spelling: as \\u0061 the name of a property would escape what its schema says of it.
+"""
 _NESTED = {
     "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
     "schema": ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"),
@@ -63,6 +69,8 @@ _CHARACTERS_LOOKED_AT = 200_000
 """Characters of all of these, which take seconds to compile."""
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
+_NOTHING_FOLLOWS = "NoExtension"
+"""What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
 _TOO_LARGE = "schema too large"
 """What it says where the work was too much, which it would be again and again for parts."""
 
@@ -160,10 +168,13 @@ class Matcher:
 
     @property
     def failure(self) -> GenerationError | None:
-        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may."""
+        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may, or has no way."""
         if not self.inner.is_error():
             return None
-        return GenerationError(f"the answer's grammar takes too much work: {_first_line(self.inner.get_error())}")
+        reason = _first_line(self.inner.get_error())
+        if reason.startswith(_NOTHING_FOLLOWS):
+            return GenerationError("the answer cannot be ended: its grammar asks for what no text of JSON can be")
+        return GenerationError(f"the answer's grammar takes too much work: {reason}")
 
     def advance(self, token: int) -> None:
         """Take the next token. Raises `GenerationError` for one that the grammar does not allow."""
@@ -252,6 +263,8 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
         return None, too_much
     try:
         source = _source(constraint)
+    except UnkeptSchema as error:
+        return None, str(error)
     except ValueError as error:
         return None, f"cannot be read: {error}"
     matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
@@ -270,6 +283,8 @@ def refusal_of(constraint: Constraint) -> str | None:
         return too_much
     try:
         source = _source(constraint)
+    except UnkeptSchema as error:
+        return str(error)
     except ValueError as error:
         return f"cannot be read: {error}"
     failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
@@ -306,7 +321,7 @@ def _own_source(constraint: Constraint) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_JSON)
         case "schema":
-            return LLMatcher.grammar_from_json_schema(constraint.text, overrides=_JSON)
+            return LLMatcher.grammar_from_json_schema(kept(json.loads(constraint.text)), overrides=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.text)
         case "choices":
@@ -365,7 +380,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     """Return where in `schema` the innermost part is that is refused for this reason, as a JSON pointer."""
     if reason.startswith(_KEYWORDS):
         keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
-        return next((where for where, part in _all_parts("#", schema) if keywords <= part.keys()), "#")
+        return next((where for where, part in _all_parts("#", kept(schema)) if keywords <= part.keys()), "#")
     if reason.startswith(_TOO_LARGE):
         return "#"
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
@@ -413,7 +428,7 @@ def _refusal(schema: Mapping[str, Any]) -> str | None:
     from llguidance import LLMatcher
 
     try:
-        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
+        source = LLMatcher.grammar_from_json_schema(kept(schema), overrides=_JSON)
     except ValueError:
         return None
     failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())

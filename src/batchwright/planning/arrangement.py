@@ -172,7 +172,8 @@ def _numbered(clusters: Sequence[Cluster]) -> _Ints:
 def _kinds(units: _Ints, clusters: Sequence[Cluster]) -> _Ints:
     """For each line, the number of the lines of its unit and cluster."""
     numbers = _numbered(clusters)
-    return np.unique(units * (int(numbers.max(initial=0)) + 1) + numbers, return_inverse=True)[1]
+    kinds: _Ints = np.unique(units * (int(numbers.max(initial=0)) + 1) + numbers, return_inverse=True)[1]
+    return kinds
 
 
 def _side_by_side(units: _Ints, work: _Floats, caches: int) -> _Ints:

@@ -8,10 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from batchwright.errors import InvalidRequest
+from batchwright.schemas import UnkeptSchema, kept
 from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat
 from batchwright.wire.tool_calls.sections import Tools
 
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 """White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
 _WITH_PARAMETERS = ("llama", "pythonic")
 """Formats whose arguments are called parameters. As in Python they cannot be held to a schema, but in JSON they can."""
@@ -35,7 +43,8 @@ def call_grammar(
     With `named` only that tool is called, once. `tokens` has the ids of those markers that are tokens of
     their own. With `thought` the model may think before it calls; `in_thought` as in `AnswerForm`.
 
-    Raises `InvalidRequest` if the format writes arguments as plain text, which no schema constrains.
+    Raises `InvalidRequest` for a schema that cannot be kept to, and if the format writes arguments as plain text,
+    which no schema constrains.
     """
     if form.name == "qwen_coder":
         raise InvalidRequest(
@@ -104,7 +113,7 @@ def _named_calls(form: ToolFormat, tools: Tools, tokens: Mapping[str, int]) -> S
     for place, (name, schema) in enumerate(tools.items()):
         begin, end = _around(form, name, tokens)
         rules.append(f"call_{place}: {begin} args_{place}{end}")
-        rules.append(f"args_{place}: %json {json.dumps(_arguments(schema))}")
+        rules.append(f"args_{place}: %json {json.dumps(_arguments(name, schema))}")
     return rules
 
 
@@ -144,8 +153,11 @@ def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str
     return json.dumps(f'{{"name": {json.dumps(name)}, "{key}": '), ' "}"'
 
 
-def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "object", **schema, "x-guidance": _JSON}
+def _arguments(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return {"type": "object", **kept(schema), "x-guidance": _JSON}
+    except UnkeptSchema as error:
+        raise InvalidRequest(f"tools: the parameters of {name}: {error}", param="tools") from error
 
 
 def _thought(thought: ThoughtMarks | None, tokens: Mapping[str, int], *, in_thought: bool) -> str:

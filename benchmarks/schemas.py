@@ -1,0 +1,21 @@
+"""Answers to schemas of others, held against validators: `.venv/bin/python benchmarks/schemas.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command."""
+    # Run by its path, Python looks for modules in this file's folder, not in the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import typer
+
+    from benchmarks.validity.cli import schemas
+
+    typer.run(schemas)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""JSON Schemas as the compiler of grammars has to be told them: what they say is kept to, or they are refused."""
+
+from batchwright.schemas.keeping import UnkeptSchema, kept
+
+__all__ = ["UnkeptSchema", "kept"]

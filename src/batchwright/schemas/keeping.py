@@ -1,0 +1,253 @@
+"""Schemas rewritten so that llguidance keeps what it would otherwise silently relax, or refused where it cannot.
+
+llguidance refuses the keywords that it does not know. What is here is about those that it knows and takes otherwise
+than validators do: each rule names its reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+from batchwright.schemas.formats import NARROWER
+from batchwright.schemas.patterns import in_rust
+
+_Part: TypeAlias = dict[str, Any]
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords with schemas by names of anyone's choice."""
+_DATA = ("const", "enum", "default", "examples", "example", "required", "type", "dependentRequired")
+"""Keywords whose values are no schemas, whatever they look like."""
+_FOLLOWERS = {
+    "items": "additionalItems",
+    "patternProperties": "additionalProperties",
+    "minimum": "exclusiveMinimum",
+    "maximum": "exclusiveMaximum",
+}
+"""Keywords that mean something only with another one, by that one."""
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+"""The draft of a schema that does not say one."""
+_OLD_DRAFTS = re.compile(r"json-schema\.org/draft-0[0-3]/")
+_DRAFTS_OF_CONTENT = re.compile(r"json-schema\.org/draft-0[67]/")
+_TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_MOST_OF_MULTIPLES = 10**12
+"""Bound of multiples of a fraction that have none: with it a double tells them from their neighbours."""
+_SHORT_ESCAPES = "\b\t\n\f\r"
+
+
+class UnkeptSchema(ValueError):
+    """Part of a schema that cannot be kept to, with its keyword."""
+
+    def __init__(self, where: str, keyword: str, reason: str) -> None:
+        super().__init__(f"{where} is not supported: {keyword}: {reason}")
+        self.where = where
+        self.keyword = keyword
+
+
+def kept(schema: Mapping[str, Any]) -> _Part:
+    """Return a schema for llguidance of which each answer satisfies `schema`. Raises `UnkeptSchema`."""
+    written = schema.get("$schema")
+    named = written.rstrip("#") if isinstance(written, str) else ""
+    if _OLD_DRAFTS.search(named):
+        raise UnkeptSchema("#", "$schema", "a draft before the fourth, whose keywords mean something else")
+    # The author of a schema does not choose how it is compiled.
+    return _kept("#", {key: value for key, value in schema.items() if key != "x-guidance"}, named)
+
+
+def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
+    changed = {key: _below(f"{where}/{_pointer(key)}", key, value, draft) for key, value in part.items()}
+    _require_draft(where, changed, draft)
+    _require_distinct(where, changed)
+    for keyword in [keyword for keyword in changed if _says_nothing(keyword, changed)]:
+        del changed[keyword]
+    for keyword in ("const", "enum"):
+        if keyword in changed and (reason := _unwritable(changed[keyword])) is not None:
+            raise UnkeptSchema(where, keyword, reason)
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if keyword in changed:
+            changed[keyword] = _bound(changed[keyword], upwards=keyword.lower().endswith("minimum"))
+    _bound_multiples(changed)
+    _translate_patterns(where, changed)
+    _narrow_format(changed)
+    return _ordered(changed)
+
+
+def _below(where: str, key: str, value: Any, draft: str) -> Any:
+    """Return the value of a keyword, rewritten as far as there may be schemas in it: `$ref` may point to any place."""
+    if key in _DATA:
+        return value
+    if isinstance(value, Mapping):
+        if key not in _BY_NAME:
+            return _kept(where, value, draft)
+        return {
+            name: _kept(f"{where}/{_pointer(name)}", each, draft) if isinstance(each, Mapping) else each
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [
+            _kept(f"{where}/{number}", each, draft) if isinstance(each, Mapping) else each
+            for number, each in enumerate(value)
+        ]
+    return value
+
+
+def _require_draft(where: str, part: _Part, draft: str) -> None:
+    # Some validators take a part's own draft for its keywords. The latest draft has those of all others, and keeping to
+    # more of them than are asked for is no harm; with an id, references would mean something else, too.
+    own = part.get("$schema")
+    if where != "#" and isinstance(own, str):
+        is_harmless = draft in ("", _LATEST) and "id" not in part and "$id" not in part
+        if own.rstrip("#") != (draft or _LATEST) and (not is_harmless or _OLD_DRAFTS.search(own)):
+            raise UnkeptSchema(where, "$schema", "another one than that of the whole schema")
+        del part["$schema"]
+    # In these drafts validators decode the text; later ones take both keywords for annotations.
+    if _DRAFTS_OF_CONTENT.search(draft):
+        for keyword in ("contentEncoding", "contentMediaType"):
+            if isinstance(part.get(keyword), str):
+                raise UnkeptSchema(where, keyword, "texts are not decoded; in draft 2019-09 and later it says nothing")
+
+
+def _require_distinct(where: str, part: _Part) -> None:
+    # Names that are not listed may come twice, which makes one property.
+    least, required = part.get("minProperties"), part.get("required")
+    if isinstance(least, (int, float)):
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        if least > len(names) + 1:
+            raise UnkeptSchema(
+                where, "minProperties", f"{least} with {len(names)} required properties: list all but one in required"
+            )
+
+
+def _says_nothing(keyword: str, part: _Part) -> bool:
+    """Whether a keyword that llguidance would refuse, or misread, allows anything."""
+    value = part[keyword]
+    match keyword:
+        case "additionalItems":
+            return not isinstance(part.get("items"), list)
+        case "uniqueItems" | "not":
+            return value is False
+        case "dependencies" | "dependentRequired" | "dependentSchemas":
+            return bool(value == {})
+        case "propertyNames" | "unevaluatedItems" | "unevaluatedProperties":
+            return bool(value is True or value == {})
+        case "minContains" | "maxContains":
+            return "contains" not in part
+        case "then" | "else":
+            return "if" not in part
+        case "$dynamicAnchor" | "$recursiveAnchor":
+            return True  # what refers to it is refused
+        case "if":
+            return "then" not in part and "else" not in part
+    return False
+
+
+def _unwritable(value: Any) -> str | None:
+    """Return why a constant would be written as another one, or never."""
+    for each in _leaves(value):
+        if isinstance(each, str) and any(letter < " " and letter not in _SHORT_ESCAPES for letter in each):
+            return "a text with a control character"
+        is_number = isinstance(each, (int, float)) and not isinstance(each, bool)
+        if is_number and any(number != each for number in _read(_double(each))):
+            return f"{each} is not kept exactly in 64 bits"
+    return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _read(double: float) -> tuple[float, ...]:
+    """Return what readers may find where llguidance has written a number that it keeps as `double`."""
+    return (int(double), int(Decimal(repr(double)))) if double.is_integer() else (double,)
+
+
+def _double(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
+
+
+def _bound(value: Any, *, upwards: bool) -> Any:
+    """Return the nearest bound within `value` that a double has exactly."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    double, away = _double(value), math.inf if upwards else -math.inf
+    if math.isinf(double):
+        return value  # llguidance refuses it
+    while any(number < value if upwards else number > value for number in _read(double)):
+        double = math.nextafter(double, away)
+    return value if double == value else double
+
+
+def _bound_multiples(part: _Part) -> None:
+    # As long as llguidance writes them, multiples are none any more once they are read as doubles; integers are exact.
+    of, kinds = part.get("multipleOf"), part.get("type", _TYPES)
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(of, bool) or not isinstance(of, (int, float)) or not isinstance(kinds, list) or "number" not in kinds:
+        return
+    if of == int(of):
+        integers = [kind for kind in kinds if kind != "number"]
+        part["type"] = integers if "integer" in integers else [*integers, "integer"]
+    else:
+        if not {"minimum", "exclusiveMinimum"} & part.keys():
+            part["minimum"] = -_MOST_OF_MULTIPLES
+        if not {"maximum", "exclusiveMaximum"} & part.keys():
+            part["maximum"] = _MOST_OF_MULTIPLES
+
+
+def _translate_patterns(where: str, part: _Part) -> None:
+    keyword = "pattern"
+    try:
+        if isinstance(part.get(keyword), str):
+            part[keyword] = in_rust(part[keyword])
+        keyword = "patternProperties"
+        if isinstance(named := part.get(keyword), Mapping):
+            part[keyword] = {in_rust(name, exact=True): each for name, each in named.items()}
+            if len(part[keyword]) < len(named):
+                raise ValueError("two patterns are the same")
+    except ValueError as error:
+        raise UnkeptSchema(where, keyword, str(error)) from error
+
+
+def _narrow_format(part: _Part) -> None:
+    format_name = part.get("format")
+    narrower = NARROWER.get(format_name, ()) if isinstance(format_name, str) else ()
+    if narrower:
+        texts = [pattern for pattern in (part.get("pattern"), *narrower) if isinstance(pattern, str)]
+        part["pattern"], *others = texts
+        kinds = {"type": part["type"]} if "type" in part else {}
+        if others:
+            found = part.get("allOf")
+            more = [{**kinds, "pattern": pattern} for pattern in others]
+            part["allOf"] = [*found, *more] if isinstance(found, list) else more
+
+
+def _ordered(part: _Part) -> _Part:
+    """Return `part` with each follower right behind what it belongs to.
+
+    llguidance cuts a schema at `allOf` and the like, and reads the pieces one by one.
+    """
+    found: _Part = {}
+    behind = {follower for leader, follower in _FOLLOWERS.items() if leader in part and follower in part}
+    for key, value in part.items():
+        if key in behind:
+            continue
+        found[key] = value
+        if (follower := _FOLLOWERS.get(key)) in behind:
+            found[follower] = part[follower]
+    return found
+
+
+def _pointer(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
