@@ -48,6 +48,11 @@ class RunForecast:
                 self._forecast = self._forecaster.observe(self._work(self._engine, tally, now))
         return self._forecast
 
+    def expected_tokens(self, limit: int) -> float | None:
+        """The tokens expected of an answer that begins now and may have `limit`; None while too little is known."""
+        lengths = self._forecaster.lengths
+        return None if lengths is None else lengths.expected(limit)
+
     def _work(self, engine: Engine, tally: Tally, now: float) -> WorkSoFar:
         steps, prompt_tokens, generated_tokens = self._before
         unfinished = engine.core.unfinished_work()
