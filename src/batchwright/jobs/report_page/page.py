@@ -1,0 +1,74 @@
+"""The page of reports: one HTML file with everything in it, which needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import MissingExtra
+from batchwright.jobs.report_page.charts import Run, charts_of
+from batchwright.jobs.report_page.table import rows_of, state_of
+from batchwright.version import __version__
+
+_FOLDER = Path(__file__).parent
+_FAILURES_SHOWN = 10
+
+
+def require_libraries() -> None:
+    """Raise `MissingExtra` if what draws the page is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"a page of reports needs {error.name}; install it: pip install 'batchwright[report]'"
+        ) from error
+
+
+def page_of(runs: Sequence[Run], title: str | None = None) -> str:
+    """Return the page of one or several runs. Raises `MissingExtra`."""
+    require_libraries()
+    charts = charts_of(runs)
+    drawn = [chart for chart in charts if chart.spec is not None]
+    return _template().render(
+        title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+        runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
+        rows=rows_of(runs),
+        charts=drawn,
+        specs=[chart.spec for chart in drawn],
+        missing=[*(chart for chart in charts if chart.spec is None), *_without_bound(runs)],
+        failures_shown=_FAILURES_SHOWN,
+        version=__version__,
+        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+        script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
+        library=_library(),
+    )
+
+
+def _without_bound(runs: Sequence[Run]) -> list[dict[str, str]]:
+    names = [run.name for run in runs if run.report.has_engine and run.report.bound_seconds is None]
+    if not names:
+        return []
+    which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
+    return [{"title": "The bound", "missing": f"the report{which} has none, so there is no share of it"}]
+
+
+@cache
+def _library() -> str:
+    import vl_convert
+
+    # As in every script: what would end the element early.
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html")
