@@ -210,6 +210,7 @@ def run_command(
     report: Annotated[
         str | None, _io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
     ] = None,
+    report_html: Annotated[str | None, _io_option(metavar="FILE", help="Write a page of plots of the run too.")] = None,
     quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
@@ -282,6 +283,7 @@ def run_command(
                     max_line_bytes=max_line_bytes,
                     dry_run=dry_run,
                     report=report,
+                    report_html=report_html,
                     progress=progress,
                     engine=engine,
                 )

@@ -34,6 +34,7 @@ from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.remote.addresses import shown_address
 from batchwright.jobs.report import RunReport
+from batchwright.jobs.report_page.page import save_page
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.run_recorder import RunRecorder
 from batchwright.jobs.sink import Sink
@@ -146,6 +147,8 @@ class JobRun:
     report_path: Path | None
     terms: SpendingTerms | None
     dedupe: bool = True
+    page_path: Path | None = None
+    """File for the page of the report."""
 
     def carry_out(self) -> RunReport:
         self._started = self.clock.now()
@@ -398,6 +401,8 @@ class JobRun:
         )
         if self.report_path is not None:
             report.save(self.report_path)
+        if self.page_path is not None:
+            save_page(report, self.page_path)
         return report
 
     @property

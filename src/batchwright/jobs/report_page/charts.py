@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate
+from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate, share_so_far
 from batchwright.jobs.report_page.reading import Report
 
 Spec = dict[str, Any]
@@ -85,9 +85,9 @@ _LINES = (
     ),
     _Line(
         "Reuse of prompts",
-        "Share of the prompt tokens of ended lines that were found in a cache.",
+        "Share of the prompt tokens of the lines so far that were found in a cache.",
         "no prompt tokens were counted over time",
-        lambda report: quotient(report.series, "cached_tokens", "prompt_tokens"),
+        lambda report: share_so_far(report.series, "cached_tokens", "prompt_tokens"),
         ".0%",
     ),
     _Line(
@@ -144,7 +144,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     found = [(run, curve) for run in runs if (curve := line.curve(run.report))]
     if not found:
         return Chart(line.title, line.about, None, line.missing)
-    longest = max(curve[-1][0] for _, curve in found)
+    longest = max(run.report.series["seconds"][-1] or 0.0 for run, _ in found)
     unit, of_unit = _unit(longest)
     is_time = line.curve(found[0][0].report) and line.title == "Forecast of the end"
     by = of_unit if is_time else 1.0
@@ -158,7 +158,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
         for run, _ in found
         if (top := run.report.series["seconds"][-1] if is_time else line.top(run.report))
     ]
-    x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"nice": False}, "axis": {"grid": False}}
+    x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
     y = {"field": "value", "type": "quantitative", "title": unit if is_time else None, "axis": {"format": line.format}}
     hover = {
         "name": "hover",
@@ -204,12 +204,25 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     names = [run.name for run in runs]
     y = {"field": "run", "type": "nominal", "sort": names, "title": None}
     y["axis"] = None if len(runs) == 1 else {"labelLimit": 110, "ticks": False, "domain": False}
-    legend = {"orient": "bottom", "title": None, "columns": 3, "labelLimit": 200, "symbolType": "square"}
+    legend = {
+        "orient": "bottom",
+        "title": None,
+        "columns": {"expr": "width < 520 ? 2 : 6"},
+        "labelLimit": 200,
+        "symbolType": "square",
+    }
     scale = {"domain": order, "range": "category"}
     bar: Spec = {
         "mark": {"type": "bar", "height": 20},
         "encoding": {
-            "x": {"field": "time", "type": "quantitative", "title": unit, "stack": "zero", "axis": {"format": ",.3~g"}},
+            "x": {
+                "field": "time",
+                "type": "quantitative",
+                "title": unit,
+                "stack": "zero",
+                "axis": {"format": ",.3~g"},
+                "scale": {"nice": False},
+            },
             "color": {"field": "part", "type": "nominal", "scale": scale, "legend": legend},
             "order": {"field": "order"},
             "tooltip": [
@@ -229,7 +242,9 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     if bounds:
         about += " The mark is where the bound ends: no run of this job on this machine is shorter."
         tick = {"type": "tick", "thickness": 3, "size": 30, "color": {"expr": "ink"}}
-        layers.append({"mark": tick, "data": {"values": bounds}, "encoding": {"x": {"field": "bound", "type": "quantitative"}}})
+        layers.append(
+            {"mark": tick, "data": {"values": bounds}, "encoding": {"x": {"field": "bound", "type": "quantitative"}}}
+        )
     spec = _spec({"encoding": {"y": y}, "layer": layers}, height=_BAR * len(runs))
     return Chart(title, about, spec, wide=True)
 
@@ -276,7 +291,13 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
         "mark": {"type": "bar", "binSpacing": 1},
         "data": {"values": values},
         "encoding": {
-            "x": {"field": "from", "type": "quantitative", "bin": {"binned": True}, "title": "tokens"},
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "bin": {"binned": True},
+                "title": "tokens",
+                "scale": {"zero": True},
+            },
             "x2": {"field": "to"},
             "y": {"field": "answers", "type": "quantitative", "stack": "zero", "title": None},
             "color": {"field": "end", "type": "nominal", "scale": scale, "legend": legend},

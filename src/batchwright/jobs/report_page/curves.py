@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 Series: TypeAlias = Mapping[str, Sequence[float | None]]
 Curve: TypeAlias = list[tuple[float, float]]
 """Times in seconds, and values."""
 
-_PIECES = 100
+_PIECES = 64
 """Intervals that a curve is made of, so that single steps do not make it jagged."""
 
 
@@ -20,8 +21,15 @@ def rate(series: Series, column: str) -> Curve:
 
 def quotient(series: Series, above: str, below: str) -> Curve:
     """Return the increase of one count per increase of another, where that increased."""
-    both = _by_interval(series, (above, below), lambda _, up, down: up / down if down > 0 else None)
-    return both
+    return _by_interval(series, (above, below), lambda _, up, down: up / down if down > 0 else None)
+
+
+def share_so_far(series: Series, above: str, below: str) -> Curve:
+    """Return the ratio of two counts over time, from when the second is not 0."""
+    points = [*_points(series, (above, below))]
+    return [
+        (at, part / whole) for at, (part, whole) in _thinned(points, _width(series.get("seconds", ()))) if whole > 0
+    ]
 
 
 def level(series: Series, column: str, scale: float = 1.0) -> Curve:
@@ -79,7 +87,7 @@ def _by_interval(series: Series, columns: Sequence[str], value: Callable[..., fl
     if len(points) > 2 and points[-1][0] - points[-2][0] < _width(series.get("seconds", ())):
         del points[-2]  # the last interval is no shorter than the others: what it divides by would be next to nothing
     curve = []
-    for (before, old), (after, new) in zip(points, points[1:], strict=False):
+    for (before, old), (after, new) in pairwise(points):
         found = value(after - before, *(b - a for a, b in zip(old, new, strict=True))) if after > before else None
         if found is not None:
             curve.append(((before + after) / 2, found))

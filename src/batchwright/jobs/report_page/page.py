@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import MissingExtra
+import msgspec
+
+from batchwright.durable_files import replacing
+from batchwright.errors import InputError, MissingExtra
+from batchwright.jobs.report import RunReport
 from batchwright.jobs.report_page.charts import Run, charts_of
+from batchwright.jobs.report_page.reading import report_of
 from batchwright.jobs.report_page.table import rows_of, state_of
 from batchwright.version import __version__
 
@@ -27,11 +33,19 @@ def require_libraries() -> None:
         ) from error
 
 
+def require_writable(path: Path) -> None:
+    """Raise `InputError` if the page cannot be a file of that name."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"page {path}: must be a file in a folder that exists")
+
+
 def page_of(runs: Sequence[Run], title: str | None = None) -> str:
     """Return the page of one or several runs. Raises `MissingExtra`."""
     require_libraries()
     charts = charts_of(runs)
     drawn = [chart for chart in charts if chart.spec is not None]
+    if sum(not chart.wide for chart in drawn) % 2:
+        drawn[-1] = replace(drawn[-1], wide=True)  # no gap beside the last one
     return _template().render(
         title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
         runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
@@ -45,6 +59,18 @@ def page_of(runs: Sequence[Run], title: str | None = None) -> str:
         script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
         library=_library(),
     )
+
+
+def save_page(report: RunReport, path: Path) -> None:
+    """Write the page of a run, whole or not at all. Raises OSError."""
+    values = report_of(msgspec.json.decode(report.to_json()), "the report")
+    name = report.output if str(report.output) != "-" else report.model
+    page = page_of([Run(name, values)])
+    try:
+        with replacing(path) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _without_bound(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -69,6 +95,10 @@ def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from batchwright.jobs.report_page.charts import Run
 from batchwright.jobs.report_page.reading import Latencies, Report
 
-_NOT_KNOWN = "–"
+_NOT_KNOWN = "-"
 
 
 def rows_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -46,7 +46,13 @@ def duration(seconds: float) -> str:
 
 def money(dollars: float) -> str:
     """Return an amount, with as many digits as small ones need."""
-    return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.3g}" if dollars >= 1e-4 else f"${dollars:.1e}"
+    return (
+        f"${dollars:,.2f}"
+        if dollars >= 1 or not dollars
+        else f"${dollars:.3g}"
+        if dollars >= 1e-4
+        else f"${dollars:.1e}"
+    )
 
 
 def _number(value: float) -> str:
@@ -82,7 +88,9 @@ def _lines_row(report: Report) -> str:
 def _occupancy(report: Report) -> str:
     if not report.has_engine or report.occupancy_mean is None:
         return ""
-    return f"{report.occupancy_mean:,.1f} in a step, peak {report.occupancy_peak or 0:,} of {report.max_num_seqs or 0:,}"
+    return (
+        f"{report.occupancy_mean:,.1f} in a step, peak {report.occupancy_peak or 0:,} of {report.max_num_seqs or 0:,}"
+    )
 
 
 def _kv(report: Report) -> str:
