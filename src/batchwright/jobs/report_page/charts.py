@@ -35,7 +35,7 @@ class Chart:
     spec: Spec | None
     """None: no run has what it shows."""
     missing: str = ""
-    """Why, in that case, and what would give it."""
+    """Why, in that case; empty if nobody expects it of such runs."""
     wide: bool = False
 
 
@@ -47,11 +47,25 @@ class _Line:
     about: str
     missing: str
     curve: Callable[[Report], Curve]
-    format: str = ",.3~s"
+    format: str = ",.2~f"
     top: Callable[[Report], float | None] = lambda report: None
     """A height that is marked by a broken line of the run."""
+    is_share: bool = False
+    """Whether it may reach 1 and no more."""
+    of_endpoint: bool = False
+    """Whether only runs with an endpoint have it."""
 
 
+def _foreseen_end(report: Report) -> Curve:
+    return foreseen_end(report.series)
+
+
+_PARTS = {
+    "products": "matrix products",
+    "tail": "waiting for the tail",
+    "recomputation": "computed again or in vain",
+    "other": "rest of the model",
+}
 _NO_ENGINE = "the engine was elsewhere, or the report is of an earlier version"
 _LINES = (
     _Line(
@@ -81,7 +95,7 @@ _LINES = (
         "Blocks in use, as a share of all.",
         _NO_ENGINE,
         lambda report: level(report.series, "kv_blocks", 1 / report.kv_blocks) if report.kv_blocks else [],
-        ".1~%",
+        ".2~p",
     ),
     _Line(
         "Reuse of prompts",
@@ -89,6 +103,7 @@ _LINES = (
         "no prompt tokens were counted over time",
         lambda report: share_so_far(report.series, "cached_tokens", "prompt_tokens"),
         ".0%",
+        is_share=True,
     ),
     _Line(
         "Lines ended",
@@ -98,12 +113,13 @@ _LINES = (
             (at, (report.resumed + lines) / max(1, report.total)) for at, lines in count(report.series, "lines")
         ],
         ".0%",
+        is_share=True,
     ),
     _Line(
         "Forecast of the end",
         "The whole time as it was foreseen at each moment; the broken line is when the run ended.",
         "the run was over before there was a forecast",
-        lambda report: foreseen_end(report.series),
+        _foreseen_end,
         ",.0f",
     ),
     _Line(
@@ -111,7 +127,8 @@ _LINES = (
         "Sent to the endpoint, tries that failed included.",
         "the lines were computed here",
         lambda report: rate(report.series, "sent"),
-        ",.3~f",
+        ",.2~f",
+        of_endpoint=True,
     ),
     _Line(
         "Refused requests",
@@ -119,6 +136,7 @@ _LINES = (
         "the lines were computed here",
         lambda report: count(report.series, "refused"),
         ",.0f",
+        of_endpoint=True,
     ),
     _Line(
         "Cost",
@@ -126,6 +144,7 @@ _LINES = (
         "no prices are known",
         lambda report: count(report.series, "cost"),
         "$,.3~f",
+        of_endpoint=True,
     ),
 )
 
@@ -143,10 +162,11 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     found = [(run, curve) for run in runs if (curve := line.curve(run.report))]
     if not found:
-        return Chart(line.title, line.about, None, line.missing)
+        concerns = not line.of_endpoint or any(run.report.pacing for run in runs)
+        return Chart(line.title, line.about, None, line.missing if concerns else "")
     longest = max(run.report.series["seconds"][-1] or 0.0 for run, _ in found)
     unit, of_unit = _unit(longest)
-    is_time = line.curve(found[0][0].report) and line.title == "Forecast of the end"
+    is_time = line.curve is _foreseen_end
     by = of_unit if is_time else 1.0
     values = [
         {"at": _short(at / of_unit), "value": _short(value / by), "run": run.name}
@@ -159,7 +179,10 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
         if (top := run.report.series["seconds"][-1] if is_time else line.top(run.report))
     ]
     x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
-    y = {"field": "value", "type": "quantitative", "title": unit if is_time else None, "axis": {"format": line.format}}
+    y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
+    y["axis"] = {"format": line.format} | ({"tickMinStep": 1} if line.format == ",.0f" else {})
+    highest = max(each["value"] for each in values)
+    y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or highest <= 0 else {})
     hover = {
         "name": "hover",
         "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout", "encodings": ["x"]},
@@ -202,7 +225,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
         if seconds > 0
     ]
     names = [run.name for run in runs]
-    y = {"field": "run", "type": "nominal", "sort": names, "title": None}
+    y: Spec = {"field": "run", "type": "nominal", "sort": names, "title": None}
     y["axis"] = None if len(runs) == 1 else {"labelLimit": 110, "ticks": False, "domain": False}
     legend = {
         "orient": "bottom",
@@ -240,7 +263,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
         if run.report.bound_seconds is not None
     ]
     if bounds:
-        about += " The mark is where the bound ends: no run of this job on this machine is shorter."
+        about += " The mark is the bound: what this machine needs at least for what was computed."
         tick = {"type": "tick", "thickness": 3, "size": 30, "color": {"expr": "ink"}}
         layers.append(
             {"mark": tick, "data": {"values": bounds}, "encoding": {"x": {"field": "bound", "type": "quantitative"}}}
@@ -249,12 +272,17 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     return Chart(title, about, spec, wide=True)
 
 
+def words_of(part: str) -> str:
+    """Return what a part of the time is called."""
+    return _PARTS.get(part, part.replace("_", " "))
+
+
 def _parts(report: Report) -> list[tuple[str, float]]:
     """The parts of the time of a run, by name, in seconds."""
     loop, load = report.loop_seconds or 0.0, report.load_seconds or 0.0
     parts = [("loading the model" if report.has_engine else "before the first line", load)]
-    if report.time_shares:
-        return parts + [(name.replace("_", " "), share * loop) for name, share in report.time_shares.items()]
+    if report.bound.time:
+        return parts + [(words_of(name), share * loop) for name, share in report.bound.time.items()]
     if not report.has_engine:
         return [*parts, ("at work", loop)]
     # Seconds of several engines, or of an earlier use of this one, count as shares.
@@ -287,6 +315,7 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
     ]
     legend = {"orient": "bottom", "title": "ended", "titleOrient": "left", "symbolType": "square", "columns": 2}
     scale = {"domain": ["by themselves", "by their limit"], "range": "category"}
+    whole = {"format": ",d", "tickMinStep": 1}
     bars = {
         "mark": {"type": "bar", "binSpacing": 1},
         "data": {"values": values},
@@ -299,7 +328,7 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
                 "scale": {"zero": True},
             },
             "x2": {"field": "to"},
-            "y": {"field": "answers", "type": "quantitative", "stack": "zero", "title": None},
+            "y": {"field": "answers", "type": "quantitative", "stack": "zero", "title": None, "axis": whole},
             "color": {"field": "end", "type": "nominal", "scale": scale, "legend": legend},
             "order": {"field": "order"},
             "tooltip": [
@@ -344,14 +373,11 @@ def _lengths_of_several(title: str, runs: Sequence[Run], found: Sequence[Run]) -
 
 def _pairs_chart(runs: Sequence[Run]) -> Chart:
     title = "Lengths, expected and real"
-    values = [
-        {"expected": expected, "real": real, "run": run.name}
-        for run in runs
-        for expected, real in run.report.lengths.pairs
-    ]
-    if not values:
+    pairs = [(run.name, *pair) for run in runs for pair in run.report.lengths.pairs]
+    if not pairs:
         return Chart(title, "", None, "no lengths were foreseen before lines began")
-    top = max(max(each["expected"], each["real"]) for each in values)
+    values = [{"expected": expected, "real": real, "run": name} for name, expected, real in pairs]
+    top = max(max(pair) for _, *pair in pairs)
     scale = {"domain": [0, top], "nice": True}
     points = {
         "mark": {"type": "point", "filled": True, "opacity": 0.55, "size": 26},

@@ -91,6 +91,7 @@ def _by_interval(series: Series, columns: Sequence[str], value: Callable[..., fl
         found = value(after - before, *(b - a for a, b in zip(old, new, strict=True))) if after > before else None
         if found is not None:
             curve.append(((before + after) / 2, found))
-    if len(points) == 2 and curve:
-        return [(points[0][0], curve[0][1]), (points[1][0], curve[0][1])]
+    if curve:
+        # The ends of the curve are those of its first and its last interval.
+        curve = [(points[0][0], curve[0][1]), *curve[1:-1], (points[-1][0], curve[-1][1])]
     return curve

@@ -13,7 +13,7 @@ import msgspec
 from batchwright.durable_files import replacing
 from batchwright.errors import InputError, MissingExtra
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.report_page.charts import Run, charts_of
+from batchwright.jobs.report_page.charts import Chart, Run, charts_of
 from batchwright.jobs.report_page.reading import report_of
 from batchwright.jobs.report_page.table import rows_of, state_of
 from batchwright.version import __version__
@@ -46,25 +46,27 @@ def page_of(runs: Sequence[Run], title: str | None = None) -> str:
     drawn = [chart for chart in charts if chart.spec is not None]
     if sum(not chart.wide for chart in drawn) % 2:
         drawn[-1] = replace(drawn[-1], wide=True)  # no gap beside the last one
-    return _template().render(
-        title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
-        runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
-        rows=rows_of(runs),
-        charts=drawn,
-        specs=[chart.spec for chart in drawn],
-        missing=[*(chart for chart in charts if chart.spec is None), *_without_bound(runs)],
-        failures_shown=_FAILURES_SHOWN,
-        version=__version__,
-        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
-        library=_library(),
+    return str(
+        _template().render(
+            title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+            runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
+            rows=rows_of(runs),
+            charts=drawn,
+            specs=[chart.spec for chart in drawn],
+            missing=_missing(charts, runs),
+            failures_shown=_FAILURES_SHOWN,
+            version=__version__,
+            style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+            script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
+            library=_library(),
+        )
     )
 
 
 def save_page(report: RunReport, path: Path) -> None:
     """Write the page of a run, whole or not at all. Raises OSError."""
     values = report_of(msgspec.json.decode(report.to_json()), "the report")
-    name = report.output if str(report.output) != "-" else report.model
+    name = report.output.rstrip("/").rpartition("/")[2] if report.output != "-" else report.model
     page = page_of([Run(name, values)])
     try:
         with replacing(path) as file:
@@ -73,12 +75,17 @@ def save_page(report: RunReport, path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _without_bound(runs: Sequence[Run]) -> list[dict[str, str]]:
-    names = [run.name for run in runs if run.report.has_engine and run.report.bound_seconds is None]
-    if not names:
-        return []
-    which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
-    return [{"title": "The bound", "missing": f"the report{which} has none, so there is no share of it"}]
+def _missing(charts: Sequence[Chart], runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The titles of what is not shown, with the reason that they have in common."""
+    titles: dict[str, list[str]] = {}
+    for chart in charts:
+        if chart.spec is None and chart.missing:
+            titles.setdefault(chart.missing, []).append(chart.title)
+    names = [run.name for run in runs if run.report.has_engine and run.report.share_of_bound is None]
+    if names:
+        which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
+        titles[f"the report{which} has no bound"] = ["Share of the bound"]
+    return [(", ".join(each), reason) for reason, each in titles.items()]
 
 
 @cache

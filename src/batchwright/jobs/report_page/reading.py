@@ -58,6 +58,15 @@ class Lengths(msgspec.Struct):
     pairs: list[tuple[float, float]] = []
 
 
+class Shares(msgspec.Struct):
+    """Shares of the time of a run by what it was spent on."""
+
+    time: dict[str, float] = {}
+    """Of the whole time."""
+    lost: dict[str, float] = {}
+    """Of the time beyond the bound."""
+
+
 class Report(msgspec.Struct):
     """The fields of a `RunReport` that the page shows; None or empty where a report lacks them."""
 
@@ -100,7 +109,7 @@ class Report(msgspec.Struct):
     failures: list[FailedLines] = []
     bound_seconds: float | None = None
     share_of_bound: float | None = None
-    time_shares: dict[str, float] | None = None
+    bound: Shares = msgspec.field(default_factory=Shares)
     series: dict[str, list[float | None]] = {}
     lengths: Lengths = msgspec.field(default_factory=Lengths)
 

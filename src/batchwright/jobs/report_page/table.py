@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from batchwright.jobs.report_page.charts import Run
+from batchwright.jobs.report_page.charts import Run, words_of
 from batchwright.jobs.report_page.reading import Latencies, Report
 
+_LEAST_LOST = 0.005
 _NOT_KNOWN = "-"
 
 
@@ -144,8 +145,13 @@ def _padding(report: Report) -> str:
 def _bound(report: Report) -> str:
     if report.share_of_bound is None:
         return ""
-    seconds = "" if report.bound_seconds is None else f", which is {duration(report.bound_seconds)}"
+    seconds = "" if report.bound_seconds is None else f", which is {duration(report.bound_seconds)} of computing"
     return f"{report.share_of_bound:.0%}{seconds}"
+
+
+def _lost(report: Report) -> str:
+    lost = sorted(report.bound.lost.items(), key=lambda each: -each[1])
+    return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= _LEAST_LOST)
 
 
 _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
@@ -157,6 +163,7 @@ _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("of which loading", lambda report: _time(report.load_seconds)),
     ("of which computing", lambda report: _time(report.loop_seconds)),
     ("Share of the bound", _bound),
+    ("Lost beyond it", _lost),
     ("Prompt tokens", lambda report: _counted(report.prompt_tokens)),
     ("Answer tokens", lambda report: _counted(report.generated_tokens)),
     ("Answers", _rate),
