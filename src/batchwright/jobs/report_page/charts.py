@@ -230,7 +230,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     legend = {
         "orient": "bottom",
         "title": None,
-        "columns": {"expr": "width < 520 ? 2 : 6"},
+        "columns": {"expr": "width < 340 ? 1 : width < 640 ? 2 : 6"},
         "labelLimit": 200,
         "symbolType": "square",
     }

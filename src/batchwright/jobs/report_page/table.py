@@ -145,8 +145,8 @@ def _padding(report: Report) -> str:
 def _bound(report: Report) -> str:
     if report.share_of_bound is None:
         return ""
-    seconds = "" if report.bound_seconds is None else f", which is {duration(report.bound_seconds)} of computing"
-    return f"{report.share_of_bound:.0%}{seconds}"
+    seconds = "" if report.bound_seconds is None else f" of {duration(report.bound_seconds)}"
+    return f"{report.share_of_bound:.0%} of the bound{seconds}"
 
 
 def _lost(report: Report) -> str:
@@ -162,8 +162,8 @@ _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("Time", lambda report: _time(report.wall_seconds)),
     ("of which loading", lambda report: _time(report.load_seconds)),
     ("of which computing", lambda report: _time(report.loop_seconds)),
-    ("Share of the bound", _bound),
-    ("Lost beyond it", _lost),
+    ("Speed", _bound),
+    ("Beyond the bound", _lost),
     ("Prompt tokens", lambda report: _counted(report.prompt_tokens)),
     ("Answer tokens", lambda report: _counted(report.generated_tokens)),
     ("Answers", _rate),
