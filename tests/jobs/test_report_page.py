@@ -112,7 +112,7 @@ def test_a_rate_over_its_time_is_the_count(steps: list[tuple[float, int]]) -> No
     for gap, more in steps:
         seconds.append(seconds[-1] + gap)
         counts.append(counts[-1] + more)
-    series = {"seconds": seconds, "lines": counts}
+    series: curves.Series = {"seconds": seconds, "lines": counts}
     curve = curves.rate(series, "lines")
     assert len(curve) <= 80
     assert all(0.0 <= at <= seconds[-1] for at, _ in curve)
@@ -124,7 +124,7 @@ def test_a_rate_over_its_time_is_the_count(steps: list[tuple[float, int]]) -> No
 
 
 def test_unknown_values_make_no_curve() -> None:
-    series = {"seconds": [0.0, 1.0, 2.0], "sent": [None, None, None], "cost": [None, 1.0, 3.0]}
+    series: curves.Series = {"seconds": [0.0, 1.0, 2.0], "sent": [None, None, None], "cost": [None, 1.0, 3.0]}
     assert curves.rate(series, "sent") == []
     assert curves.rate(series, "refused") == []
     assert curves.rate(series, "cost") == [(1.0, 2.0), (2.0, 2.0)]

@@ -181,7 +181,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
     y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
     y["axis"] = {"format": line.format} | ({"tickMinStep": 1} if line.format == ",.0f" else {})
-    highest = max(each["value"] for each in values)
+    highest = max(value for _, curve in found for _, value in curve)
     y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or highest <= 0 else {})
     hover = {
         "name": "hover",
