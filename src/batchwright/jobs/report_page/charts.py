@@ -37,6 +37,8 @@ class Chart:
     missing: str = ""
     """Why, in that case; empty if nobody expects it of such runs."""
     wide: bool = False
+    legend: Sequence[str] = ()
+    """What the colours stand for, in their order, if not for runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +229,6 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     names = [run.name for run in runs]
     y: Spec = {"field": "run", "type": "nominal", "sort": names, "title": None}
     y["axis"] = None if len(runs) == 1 else {"labelLimit": 110, "ticks": False, "domain": False}
-    legend = {
-        "orient": "bottom",
-        "title": None,
-        "columns": {"expr": "width < 340 ? 1 : width < 640 ? 2 : 6"},
-        "labelLimit": 200,
-        "symbolType": "square",
-    }
     scale = {"domain": order, "range": "category"}
     bar: Spec = {
         "mark": {"type": "bar", "height": 20},
@@ -246,7 +241,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
                 "axis": {"format": ",.3~g"},
                 "scale": {"nice": False},
             },
-            "color": {"field": "part", "type": "nominal", "scale": scale, "legend": legend},
+            "color": {"field": "part", "type": "nominal", "scale": scale, "legend": None},
             "order": {"field": "order"},
             "tooltip": [
                 *([{"field": "run", "title": "run"}] if len(runs) > 1 else []),
@@ -269,7 +264,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
             {"mark": tick, "data": {"values": bounds}, "encoding": {"x": {"field": "bound", "type": "quantitative"}}}
         )
     spec = _spec({"encoding": {"y": y}, "layer": layers}, height=_BAR * len(runs))
-    return Chart(title, about, spec, wide=True)
+    return Chart(title, about, spec, wide=True, legend=order)
 
 
 def words_of(part: str) -> str:
@@ -307,14 +302,14 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
     if len(runs) > 1:
         return _lengths_of_several(title, runs, found)
     lengths = found[0].report.lengths
+    ends = ["ended by themselves", "ended by their limit"]
     values = [
         {"from": bar * lengths.width, "to": (bar + 1) * lengths.width, "answers": number, "end": end, "order": order}
-        for order, (end, bars) in enumerate((("by themselves", lengths.ended), ("by their limit", lengths.cut)))
+        for order, (end, bars) in enumerate(zip(ends, (lengths.ended, lengths.cut), strict=True))
         for bar, number in enumerate(bars)
         if number
     ]
-    legend = {"orient": "bottom", "title": "ended", "titleOrient": "left", "symbolType": "square", "columns": 2}
-    scale = {"domain": ["by themselves", "by their limit"], "range": "category"}
+    scale = {"domain": ends, "range": "category"}
     whole = {"format": ",d", "tickMinStep": 1}
     bars = {
         "mark": {"type": "bar", "binSpacing": 1},
@@ -329,13 +324,13 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
             },
             "x2": {"field": "to"},
             "y": {"field": "answers", "type": "quantitative", "stack": "zero", "title": None, "axis": whole},
-            "color": {"field": "end", "type": "nominal", "scale": scale, "legend": legend},
+            "color": {"field": "end", "type": "nominal", "scale": scale, "legend": None},
             "order": {"field": "order"},
             "tooltip": [
                 {"field": "from", "title": "tokens, from"},
                 {"field": "to", "title": "to, less than"},
                 {"field": "answers", "title": "answers"},
-                {"field": "end", "title": "ended"},
+                {"field": "end", "title": "they"},
             ],
         },
     }
@@ -346,7 +341,7 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
         rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": {"expr": "ink"}}
         encoding = {"x": {"field": "mean", "type": "quantitative"}}
         layers.append({"mark": rule, "data": {"values": [{"mean": lengths.mean}]}, "encoding": encoding})
-    return Chart(title, about, _spec({"layer": layers}))
+    return Chart(title, about, _spec({"layer": layers}), legend=ends)
 
 
 def _lengths_of_several(title: str, runs: Sequence[Run], found: Sequence[Run]) -> Chart:
