@@ -19,7 +19,8 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 _LEFT_OUT = frozenset({
-    "output", "dry_run", "overwrite", "ordered", "keep", "output_column", "retry_failed", "retry_invalid", "quiet",
+    "output", "dry_run", "overwrite", "ordered", "keep", "output_column", "retry_failed", "retry_invalid", "report_html",
+    "quiet",
 })  # fmt: skip
 """Parameters of `run` that are about its output."""
 

@@ -217,6 +217,7 @@ def run_command(
     report: Annotated[
         str | None, io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
     ] = None,
+    report_html: Annotated[str | None, io_option(metavar="FILE", help="Write a page of plots of the run too.")] = None,
     quiet: Annotated[bool, io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
@@ -290,6 +291,7 @@ def run_command(
                     max_line_bytes=max_line_bytes,
                     dry_run=dry_run,
                     report=report,
+                    report_html=report_html,
                     progress=progress,
                     engine=engine,
                 )

@@ -34,8 +34,11 @@ from batchwright.jobs.line_orders import EndpointOrder, EngineOrder, LineOrder
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
+from batchwright.jobs.remote.addresses import shown_address
 from batchwright.jobs.report import RunReport
+from batchwright.jobs.report_page.page import save_page
 from batchwright.jobs.run_forecast import RunForecast
+from batchwright.jobs.run_recorder import RunRecorder
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
 
@@ -148,6 +152,8 @@ class JobRun:
     terms: SpendingTerms | None
     dedupe: bool = True
     planned: bool = True
+    page_path: Path | None = None
+    """File for the page of the report."""
 
     def carry_out(self) -> RunReport:
         self._started = self.clock.now()
@@ -160,6 +166,7 @@ class JobRun:
         self._meter: JobMeter | None = None
         self._batches: BatchAccount | None = None
         self._long_waits = LongWaits()
+        self._recorder = RunRecorder(self.clock, self._tally, lambda: self._stats, self._spent)
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             if self.terms is not None and self.terms.budget is not None:
@@ -321,6 +328,7 @@ class JobRun:
         started, model_before = self.clock.now(), self._stats.model_seconds
         sink = job.begin()
         self._forecast = RunForecast(job, self._engine, self.clock)
+        self._recorder.begin()
         try:
             with sink, self._identical(job, sink) as identical:
                 self._loop = JobLoop(
@@ -339,6 +347,7 @@ class JobRun:
                     if self.spec.retry_invalid
                     else None,
                     common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
+                    expected_tokens=self._forecast.expected_tokens,
                 )
                 await self._loop.run()
             self._show("finishing", job)
@@ -347,6 +356,7 @@ class JobRun:
             raise InputBroken(str(error)) from error
         finally:
             self._loop_seconds = self.clock.now() - started
+            self._recorder.end({} if self._loop is None else self._loop.pacing)
             self._model_seconds = self._stats.model_seconds - model_before
 
     def _order(self, inference: Inference) -> LineOrder[Any] | None:
@@ -369,6 +379,10 @@ class JobRun:
         # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
         most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
         return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
+
+    def _spent(self) -> float | None:
+        """Dollars that all runs of the job cost so far; None if prices are not known."""
+        return None if self._meter is None else in_dollars(self._meter.totals.spent)
 
     def _cost_of(self, call_id: str) -> float | None:
         cost = None if self._meter is None else self._meter.cost_of(call_id)
@@ -420,6 +434,9 @@ class JobRun:
             failed=job.finished.failed + self._tally.failed,
             resumed=len(job.finished),
             failures=list(job.finished.failures + self._tally.failures),
+            inputs=self._inputs,
+            series=self._recorder.series(),
+            lengths=self._recorder.lengths(),
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
@@ -432,7 +449,13 @@ class JobRun:
         )
         if self.report_path is not None:
             report.save(self.report_path)
+        if self.page_path is not None:
+            save_page(report, self.page_path)
         return report
+
+    @property
+    def _inputs(self) -> list[str]:
+        return [shown_address(name) for name in self.spec.inputs[:_INPUTS_NAMED]]
 
     def _answer_lengths(self) -> dict[str, int | None]:
         answers = self._tally.answers
@@ -459,6 +482,8 @@ class JobRun:
         if self._loop is not None and phase == "running" and self._batches is None:
             # Results of batches come in bursts, which say nothing about the time left.
             forecast = self._forecast.of(self._tally, len(self._loop))
+        if self._loop is not None and phase in ("running", "stopping"):
+            self._recorder.observe(len(self._loop), self._loop.pacing, forecast)
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
@@ -480,7 +505,7 @@ class JobRun:
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
                 pacing={} if self._loop is None else self._loop.pacing,
-                cost=None if self._meter is None else in_dollars(self._meter.totals.spent),
+                cost=self._spent(),
                 budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
                 budget_covers=covered,
             )

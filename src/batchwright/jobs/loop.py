@@ -21,6 +21,7 @@ from batchwright.jobs.invalid_answers import InvalidAnswers, marked_invalid
 from batchwright.jobs.job import Job
 from batchwright.jobs.line_orders import LineOrder
 from batchwright.jobs.lines import BadLine, Line
+from batchwright.jobs.run_series import LengthSample
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
 from batchwright.lines.batch_line import (
@@ -76,6 +77,8 @@ class Tally:
     """Number of times that a line was asked again because its answer was no JSON."""
     invalid_answers: int = 0
     """Answers that were still no JSON then."""
+    lengths: LengthSample = field(default_factory=LengthSample)
+    """Expected and real lengths of answers."""
 
     def deduplicate(self, answer: Mapping[str, Any]) -> None:
         """Count a line that got the answer to an identical one."""
@@ -131,6 +134,7 @@ class JobLoop:
         waits_for_batches: Callable[[], bool] = lambda: False,
         common: CommonFailure | None = None,
         invalid: InvalidAnswers | None = None,
+        expected_tokens: Callable[[int], float | None] = lambda limit: None,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
@@ -139,7 +143,8 @@ class JobLoop:
         `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
         for, so that these are taken up although there is no money for others. `common`: decides whether the run ends
         because its first lines all fail for a reason of the job; None: it does not. `invalid`: decides which lines are
-        asked again because their answers are no JSON; None: none is.
+        asked again because their answers are no JSON; None: none is. `expected_tokens` returns how many tokens an
+        answer that begins now and may have so many is expected to have.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -158,6 +163,9 @@ class JobLoop:
         self._waits_for_batches = waits_for_batches
         self._common = common
         self._invalid = invalid
+        self._expected_tokens = expected_tokens
+        self._expected: dict[int, float] = {}
+        """Tokens that are expected of the answers to lines being computed, by line."""
         self._held_back: list[tuple[_Line, Exception]] = []
         """Lines that failed for a reason that may be that of all. Nothing is written of them if the run ends for it."""
         self._records: Iterator[Record] = job.source.records()
@@ -311,6 +319,7 @@ class JobLoop:
                 line = self._order.take(self._clock.now(), more=may_read and not self._exhausted)
             if line is not None:
                 self._count(line)
+                self._expect(line)
             self._nothing_to_start = line is None and not reads
             return line
         except Exception as error:
@@ -354,6 +363,11 @@ class JobLoop:
         self.tally.lines_read += 1
         self.tally.weight_read += line.weight
 
+    def _expect(self, line: _Line) -> None:
+        expected = self._expected_tokens(answer_limit(line.body, self._limit))
+        if expected is not None:
+            self._expected[line.number] = expected
+
     def _share(self, line: _Line, answer: Mapping[str, Any]) -> None:
         """Write the answer to an identical line as that of `line`."""
         self._count(line)
@@ -388,6 +402,7 @@ class JobLoop:
             self._stop(error)
 
     def _fail_line(self, line: _Line, error: Exception) -> None:
+        self._expected.pop(line.number, None)
         if self._invalid is not None and (answer := self._invalid.latest(line.number)) is not None:
             self._write_answer(line, answer)  # it was asked for more than it can have
             return
@@ -448,6 +463,8 @@ class JobLoop:
         offset = self._sink.size
         self._sink.write(result)
         self.tally.succeed(answer, answer_limit(line.body, self._limit))
+        if (expected := self._expected.pop(line.number, None)) is not None:
+            self.tally.lengths.add(expected, answer)
         if self._identical is not None:
             for other in self._identical.answered(line.number, result, offset):
                 self._share(other, deduplicated(answer))

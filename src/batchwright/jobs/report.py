@@ -19,6 +19,7 @@ from batchwright.jobs.loop import Tally
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
+from batchwright.version import __version__
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
@@ -37,6 +38,10 @@ class RunReport:
 
     output: str
     model: str
+    inputs: list[str] = field(default_factory=list)
+    """The first names of the input."""
+    version: str = __version__
+    """That of batchwright."""
     pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
     """With an endpoint elsewhere: what was found of its limits, and how often it refused requests, by model."""
     implementation: str = ""
@@ -95,6 +100,10 @@ class RunReport:
     """Answers of this run that ended by their limit of tokens: their `finish_reason` is `"length"`."""
     generated_tokens_per_second: float = 0.0
     """Rate over `loop_seconds`."""
+    prefill_seconds: float = 0.0
+    """Time of the model for prompts."""
+    decode_seconds: float = 0.0
+    """Time of the model for single tokens."""
     prefill_tokens_per_second: float = 0.0
     """Rate over the time of the model for prompts."""
     decode_tokens_per_second: float = 0.0
@@ -124,6 +133,11 @@ class RunReport:
     peak_memory_bytes: int = 0
     """Resident memory of the process."""
     peak_gpu_bytes: int | None = None
+    series: dict[str, list[float | None]] = field(default_factory=dict)
+    """Figures of this run over time, the fields of `RunPoint` by name, at most some hundred values of each."""
+    lengths: dict[str, Any] = field(default_factory=dict)
+    """Lengths of the answers of this run in tokens: how many ended by themselves (`ended`) and by their limit (`cut`)
+    in each `width` of a histogram, their `mean`, and for a sample of lines the expected and the real one (`pairs`)."""
     batches: dict[str, Any] | None = None
     """Of lines that a provider computed in its batches: the fields of `BatchAccount`. None for other runs."""
 
@@ -164,14 +178,28 @@ class RunReport:
         """JSON values by name."""
         return {"done": self.done, **asdict(self)}
 
+    def to_json(self) -> bytes:
+        """The report as JSON, a figure to a line; what is long and for programs is on lines of its own."""
+        values = self.to_dict()
+        long = {name: values.pop(name) for name in ("series", "lengths")}
+        text = msgspec.json.format(msgspec.json.encode(values), indent=2).removesuffix(b"\n}")
+        for name, value in long.items():
+            parts = b",\n".join(b"    %b: %b" % (_json(each), _json(content)) for each, content in value.items())
+            text += b",\n  %b: {%b}" % (_json(name), b"\n" + parts + b"\n  " if parts else b"")
+        return text + b"\n}\n"
+
     def save(self, path: Path) -> None:
         """Write the report as JSON, whole or not at all; `-` is standard output. Raises OSError."""
         try:
             with nullcontext(sys.stdout.buffer) if str(path) == "-" else replacing(path) as file:
-                file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
+                file.write(self.to_json())
                 file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _json(value: Any) -> bytes:
+    return msgspec.json.encode(value)
 
 
 def _peak_gpu_memory() -> int | None:

@@ -23,6 +23,7 @@ from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.job_run import JobRun, RunProgress
 from batchwright.jobs.loading import ModelChoice, Via
 from batchwright.jobs.report import RunReport
+from batchwright.jobs.report_page.page import require_libraries
 from batchwright.jobs.spec import JobSpec, RetryFailed, require_local
 from batchwright.jobs.spending import SpendingTerms
 from batchwright.models import fingerprint
@@ -87,6 +88,7 @@ def run(
     overwrite: bool = False,
     max_line_bytes: int = 2**20,
     report: str | os.PathLike[str] | None = None,
+    report_html: str | os.PathLike[str] | None = None,
     progress: Callable[[RunProgress], None] | None = None,
     inference: Inference | None = None,
     clock: Clock | None = None,
@@ -168,7 +170,7 @@ def run(
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
-    - `report`: a file for the report as JSON; `-` is standard output.
+    - `report`: a file for the report as JSON; `-` is standard output. `report_html`: one for a page of plots of it.
     - `progress`: called after lines have ended, and about ten times a second.
     - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
     - `inference`: what computes, in place of all of these; it is not closed.
@@ -259,6 +261,7 @@ def run(
             require_local("report", os.fspath(report))
         report_path = None if report is None else Path(report)
         _check_report(report_path, spec, writes=not dry_run)
+        page_path = _page_path(report_html, report_path, spec, dry_run)
         if cost and spec.writes_rows:
             spec = replace(spec, columns=replace(spec.columns, cost=True))
         show = progress or (lambda _: None)
@@ -273,6 +276,7 @@ def run(
             terms,
             dedupe=dedupe,
             planned=planned,
+            page_path=page_path,
         )
         return job_run.plan() if dry_run else job_run.carry_out()
 
@@ -351,8 +355,29 @@ def _check_report(path: Path | None, spec: JobSpec, *, writes: bool) -> None:
         if writes and spec.output == STREAM:
             raise InputError("report and output are both standard output: name a file for one of them")
         return
+    _check_writable("report", path, spec)
+
+
+def _check_writable(role: str, path: Path, spec: JobSpec) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"report {path}: must be a file in a folder that exists")
+        raise InputError(f"{role} {path}: must be a file in a folder that exists")
     others = [Path(name).resolve() for name in (*spec.inputs, spec.output) if name != STREAM]
     if path.resolve() in others and not is_special(path):
-        raise InputError(f"report {path} is the input or the output: name another file")
+        raise InputError(f"{role} {path} is the input or the output: name another file")
+
+
+def _page_path(given: str | os.PathLike[str] | None, report: Path | None, spec: JobSpec, dry_run: bool) -> Path | None:
+    """The file for the page of the report, which can be made and written as far as that can be told now."""
+    if given is None:
+        return None
+    if dry_run:
+        raise InputError("report_html is the page of a run, and a dry run computes nothing: leave one of them out")
+    require_local("report_html", os.fspath(given))
+    path = Path(given)
+    if str(path) == STREAM:
+        raise InputError("report_html cannot be standard output: name a file, such as report.html")
+    _check_writable("report_html", path, spec)
+    if report is not None and path.resolve() == report.resolve():
+        raise InputError(f"report and report_html are both {path}: name another file for one of them")
+    require_libraries()
+    return path

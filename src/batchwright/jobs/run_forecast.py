@@ -54,6 +54,11 @@ class RunForecast:
                 self.between = self._intervals.observe(now, made.tokens_done, made.tokens_left, made.seconds_left)
         return self._forecast
 
+    def expected_tokens(self, limit: int) -> float | None:
+        """The tokens expected of an answer that begins now and may have `limit`; None while too little is known."""
+        lengths = self._forecaster.lengths
+        return None if lengths is None else lengths.expected(limit)
+
     def _work(self, engine: Engine, tally: Tally, now: float) -> WorkSoFar:
         steps, prompt_tokens, generated_tokens = self._before
         unfinished = engine.core.unfinished_work()

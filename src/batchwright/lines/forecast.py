@@ -65,6 +65,10 @@ class AnswerLengths:
         """Expected tokens of an answer that has not begun."""
         return self._mean_of(self._sums)
 
+    def expected(self, limit: int) -> float:
+        """Return the expected tokens of an answer that has not begun and may have `limit` tokens."""
+        return float(self._sums[min(limit, len(self._sums) - 1)])
+
     @property
     def left(self) -> float:
         """Expected tokens that the unfinished answers still get, in all."""
@@ -204,6 +208,8 @@ class Forecaster:
     _others: DecayedRate = field(default_factory=lambda: DecayedRate(_STEPS_REMEMBERED))
     """Tokens of other work per step."""
     _before: WorkSoFar | None = None
+    lengths: AnswerLengths | None = None
+    """The lengths of answers as of the latest forecast; None before any."""
 
     def observe(self, now: WorkSoFar) -> Forecast | None:
         """Return the forecast at this moment; None while too little is known."""
@@ -217,7 +223,7 @@ class Forecaster:
         if not self._cost.observations or (answers < _FIRST_ENDED and now.lines_read < now.lines_total):
             return None
         limits = now.answers.limits + Counter(limit for _, limit in now.running)
-        lengths = AnswerLengths(ended, cut, now.running, limits)
+        lengths = self.lengths = AnswerLengths(ended, cut, now.running, limits)
         answers_per_line = (answers + len(now.running)) / max(1, now.lines_read)
         unread = answers_per_line * (now.lines_total - now.lines_read)
         prompt_rate = (now.prompt_tokens + now.prompt_tokens_left) / max(1e-9, now.weight_read)

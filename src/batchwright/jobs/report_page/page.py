@@ -1,0 +1,111 @@
+"""The page of reports: one HTML file with everything in it, which needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchwright.durable_files import replacing
+from batchwright.errors import InputError, MissingExtra
+from batchwright.jobs.report import RunReport
+from batchwright.jobs.report_page.charts import Chart, Run, charts_of
+from batchwright.jobs.report_page.reading import report_of
+from batchwright.jobs.report_page.table import rows_of, state_of
+from batchwright.version import __version__
+
+_FOLDER = Path(__file__).parent
+_FAILURES_SHOWN = 10
+
+
+def require_libraries() -> None:
+    """Raise `MissingExtra` if what draws the page is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"a page of reports needs {error.name}; install it: pip install 'batchwright[report]'"
+        ) from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise `InputError` if the page cannot be a file of that name."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"page {path}: must be a file in a folder that exists")
+
+
+def page_of(runs: Sequence[Run], title: str | None = None) -> str:
+    """Return the page of one or several runs. Raises `MissingExtra`."""
+    require_libraries()
+    charts = charts_of(runs)
+    drawn = [chart for chart in charts if chart.spec is not None]
+    if sum(not chart.wide for chart in drawn) % 2:
+        drawn[-1] = replace(drawn[-1], wide=True)  # no gap beside the last one
+    return str(
+        _template().render(
+            title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+            runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
+            rows=rows_of(runs),
+            charts=drawn,
+            specs=[chart.spec for chart in drawn],
+            missing=_missing(charts, runs),
+            failures_shown=_FAILURES_SHOWN,
+            version=__version__,
+            style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+            script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
+            library=_library(),
+        )
+    )
+
+
+def save_page(report: RunReport, path: Path) -> None:
+    """Write the page of a run, whole or not at all. Raises OSError."""
+    values = report_of(msgspec.json.decode(report.to_json()), "the report")
+    name = report.output.rstrip("/").rpartition("/")[2] if report.output != "-" else report.model
+    page = page_of([Run(name, values)])
+    try:
+        with replacing(path) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _missing(charts: Sequence[Chart], runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The titles of what is not shown, with the reason that they have in common."""
+    titles: dict[str, list[str]] = {}
+    for chart in charts:
+        if chart.spec is None and chart.missing:
+            titles.setdefault(chart.missing, []).append(chart.title)
+    names = [run.name for run in runs if run.report.has_engine and run.report.share_of_bound is None]
+    if names:
+        which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
+        titles[f"the report{which} has no bound"] = ["Share of the bound"]
+    return [(", ".join(each), reason) for reason, each in titles.items()]
+
+
+@cache
+def _library() -> str:
+    import vl_convert
+
+    # As in every script: what would end the element early.
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html")
