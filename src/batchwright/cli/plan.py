@@ -19,8 +19,8 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 _LEFT_OUT = frozenset({
-    "output", "dry_run", "overwrite", "ordered", "keep", "output_column", "retry_failed", "retry_invalid", "report_html",
-    "quiet",
+    "output", "dry_run", "overwrite", "ordered", "keep", "output_column", "retry_failed", "retry_invalid", "quiet",
+    "report_html",
 })  # fmt: skip
 """Parameters of `run` that are about its output."""
 
