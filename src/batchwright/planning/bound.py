@@ -1,0 +1,345 @@
+"""A lower bound of the time of a job on one machine, and where the time above it went.
+
+The bound is made of amounts that can be counted and of rates that were measured, each of which `assumptions` names:
+
+- *Multipliers*: the operations of all rows that must be computed, at the best rate of the matrix products; and those of
+  all pairs of a query and a key, at the best rate of attention. The same cores do both, so their times add.
+- *Memory*: a step reads the weights, and each step of an answer the keys that it shares with no other. At least so many
+  steps are needed as the longest chain of them has, and as it takes to give all chains their turns in the places there
+  are.
+- Reading can happen while the multipliers work, so the bound is the longer of the two, not their sum.
+
+Operations are multiplications and additions; of products with 8 bits in a bfloat16 model, half their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Binding = Literal["multipliers", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """What a model takes of a machine, by rows, keys and steps."""
+
+    layer_operations: float
+    """Operations of the products of one row in all layers."""
+    last_operations: float
+    """Those of them that only rows with logits need: all of the last layer but queries, keys and values."""
+    head_operations: float
+    """Operations of the head for a row with logits."""
+    likeliest_operations: float
+    """Operations of the head for a row of which only the likeliest token is wanted."""
+    pair_operations: float
+    """Operations of a query and a key in one layer."""
+    windows: tuple[tuple[int | None, int], ...]
+    """How many keys a query sees at most (None: all), and in how many layers."""
+    weight_bytes: float
+    """Bytes of the weights that every step reads, without the head."""
+    head_bytes: float
+    likeliest_bytes: float
+    """Bytes of what the likeliest tokens are found with, in place of the head."""
+    key_bytes: float
+    """Bytes of the key and the value of a token in one layer."""
+
+    @property
+    def full_layers(self) -> int:
+        """Number of layers whose queries see all keys."""
+        return sum(layers for window, layers in self.windows if window is None)
+
+    def pairs(self, first: int, end: int) -> int:
+        """Return how many keys the queries at positions `first` to before `end` see, in all layers together."""
+        return sum(layers * (_seen(end, window) - _seen(first, window)) for window, layers in self.windows)
+
+
+def _seen(end: int, window: int | None) -> int:
+    """Keys that the queries at positions 0 to before `end` see in a layer, each its own included."""
+    grown = end if window is None else min(end, window)
+    return grown * (grown + 1) // 2 + (end - grown) * (window or 0)
+
+
+@dataclass(slots=True)
+class Work:
+    """Amounts of work: of steps that were computed, or of answers that had to be."""
+
+    rows: float = 0.0
+    """Tokens that went through the layers."""
+    logit_rows: float = 0.0
+    """Those of them whose logits were computed."""
+    likeliest_rows: float = 0.0
+    """Those of them of which only the likeliest token was found."""
+    pairs: float = 0.0
+    """Pairs of a query and a key, in all layers."""
+    lone_prompt_keys: float = 0.0
+    """Keys of prompts that single rows of answers read, counted for each such row, in one layer."""
+    lone_answer_keys: float = 0.0
+    """Keys of answers that they read."""
+
+    def add(self, other: Work, times: float = 1.0) -> None:
+        """Add `other`, so many times."""
+        self.rows += times * other.rows
+        self.logit_rows += times * other.logit_rows
+        self.likeliest_rows += times * other.likeliest_rows
+        self.pairs += times * other.pairs
+        self.lone_prompt_keys += times * other.lone_prompt_keys
+        self.lone_answer_keys += times * other.lone_answer_keys
+
+    def lone_keys(self, *, shares_prompts: bool) -> float:
+        """Keys that single rows read by themselves. Where prompts are shared, several rows may read theirs at once."""
+        return self.lone_answer_keys + (0.0 if shares_prompts else self.lone_prompt_keys)
+
+    def product_operations(self, model: ModelCosts) -> float:
+        """Operations of all matrix products."""
+        with_logits = self.logit_rows + self.likeliest_rows
+        return (
+            self.rows * model.layer_operations
+            - (self.rows - with_logits) * model.last_operations
+            + self.logit_rows * model.head_operations
+            + self.likeliest_rows * model.likeliest_operations
+        )
+
+    def attention_operations(self, model: ModelCosts, lone_cost: float, *, shares_prompts: bool) -> float:
+        """Operations of attention; those of keys that a single row reads count `lone_cost` times."""
+        lone = self.lone_keys(shares_prompts=shares_prompts) * model.full_layers
+        return model.pair_operations * (self.pairs + (lone_cost - 1.0) * lone)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Best rates that were measured on a machine with the kernels that compute there."""
+
+    products: float
+    """Operations per second of matrix products."""
+    attention: float
+    """Operations per second of attention, where many rows read the same keys."""
+    lone_cost: float
+    """How many times as long an operation of attention takes where a single row reads its keys, all in the cache."""
+    bandwidth: float
+    """Bytes per second that are read from memory."""
+    cache_bytes: float
+    """Bytes that the caches of the processor hold from one step to the next."""
+
+    def with_best(self, other: MachineRates) -> MachineRates:
+        """Return these rates, or those of `other` where they are better."""
+        return MachineRates(
+            max(self.products, other.products),
+            max(self.attention, other.attention),
+            self.lone_cost,
+            max(self.bandwidth, other.bandwidth),
+            self.cache_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NeededSteps:
+    """How many steps the answers need, whatever the schedule: each chooses one token of a sequence, or some at once."""
+
+    longest_chain: int = 0
+    """Steps that the longest sequence takes, one after another."""
+    of_all_chains: float = 0.0
+    """Sum over all sequences."""
+
+    def least(self, places: int) -> float:
+        """Return how many steps there are at least, with at most so many sequences in each."""
+        return max(float(self.longest_chain), self.of_all_chains / max(1, places))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lower bound in seconds, and its parts."""
+
+    seconds: float
+    products_seconds: float
+    attention_seconds: float
+    memory_seconds: float
+    least_steps: float
+    binding: Binding
+    """Which of the two is longer: the time of the multipliers, products and attention, or that of memory."""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def waits_for_memory(self) -> float:
+        """Seconds by which memory takes longer than the multipliers."""
+        return max(0.0, self.memory_seconds - self.products_seconds - self.attention_seconds)
+
+
+def step_bytes(work: Work, model: ModelCosts, *, steps: float, cache_bytes: float, shares_prompts: bool) -> float:
+    """Return the bytes that `steps` steps with `work` must read from memory, with what the caches may keep taken off.
+
+    Whatever is kept, a step that reads more than fits finds no more than that there. Where the weights fit, nothing is
+    known.
+    """
+    heads = [bytes_ for rows, bytes_ in _heads(work, model) if rows]
+    weights = model.weight_bytes + min(heads, default=0.0)
+    if weights <= cache_bytes:
+        return 0.0
+    keys = work.lone_keys(shares_prompts=shares_prompts) * model.full_layers * model.key_bytes
+    return steps * (weights - cache_bytes) + keys
+
+
+def _heads(work: Work, model: ModelCosts) -> tuple[tuple[float, float], tuple[float, float]]:
+    return (work.logit_rows, model.head_bytes), (work.likeliest_rows, model.likeliest_bytes)
+
+
+def bound_of(
+    work: Work,
+    steps: NeededSteps,
+    model: ModelCosts,
+    rates: MachineRates,
+    *,
+    places: int,
+    shares_prompts: bool,
+    block_size: int = 16,
+    drafts: bool = False,
+    sampled: bool = False,
+) -> Bound:
+    """Return the bound of `work`, which is needed, on a machine with `rates`.
+
+    - `places`: the most sequences in a step.
+    - `shares_prompts`: whether any sequences have so long a beginning in common that attention reads it once for them.
+    - `drafts`: whether guesses at the next tokens made chains shorter; `sampled`: whether `work` is an estimate.
+    """
+    products = work.product_operations(model) / rates.products
+    attention = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts) / rates.attention
+    least = steps.least(places)
+    read = step_bytes(work, model, steps=least, cache_bytes=rates.cache_bytes, shares_prompts=shares_prompts)
+    memory = read / rates.bandwidth
+    multipliers = products + attention
+    return Bound(
+        seconds=max(multipliers, memory),
+        products_seconds=products,
+        attention_seconds=attention,
+        memory_seconds=memory,
+        least_steps=least,
+        binding="multipliers" if multipliers >= memory else "memory",
+        assumptions=_assumptions(work, steps, model, rates, places, read, block_size, drafts=drafts, sampled=sampled),
+    )
+
+
+def _assumptions(
+    work: Work,
+    steps: NeededSteps,
+    model: ModelCosts,
+    rates: MachineRates,
+    places: int,
+    read: float,
+    block_size: int,
+    *,
+    drafts: bool,
+    sampled: bool,
+) -> tuple[str, ...]:
+    head = f"{model.head_operations:,.0f} operations of the head"
+    likeliest = f"{work.likeliest_rows:,.0f} greedy ones, {model.likeliest_operations:,.0f}"
+    texts = [
+        f"{work.rows:,.0f} tokens go through the layers, {model.layer_operations:,.0f} operations each: all tokens of "
+        f"prompts and answers but the last of each answer; what several have in common in whole blocks of {block_size} "
+        "tokens from the beginning counts once",
+        f"{work.logit_rows + work.likeliest_rows:,.0f} of them need logits: {head} each, or of the {likeliest}; the "
+        f"others leave out {model.last_operations:,.0f} operations of the last layer",
+        f"matrix products run at {rates.products / 1e9:,.0f} Gop/s, the best of a measurement with many rows and of "
+        "every step of this run",
+        f"{work.pairs:,.0f} pairs of a query and a key, {model.pair_operations:,.0f} operations each, run at "
+        f"{rates.attention / 1e9:,.0f} Gop/s, the best that was measured; a key that a single row reads takes "
+        f"{rates.lone_cost:.2f} times as long, in the cache",
+        "the same cores compute products and attention, so their times add; nothing else takes time: no norms, no "
+        "choice of tokens, no planning, reading and writing, no waiting of threads for each other",
+        f"there are at least {steps.least(places):,.0f} steps: the longest answer takes {steps.longest_chain:,}, and "
+        f"all together {steps.of_all_chains:,.0f} turns in {places:,} places (max_num_seqs)",
+        f"they read {read / 1e9:,.2f} GB from memory, at {rates.bandwidth / 1e9:,.1f} GB/s: in each the weights, less "
+        f"the {rates.cache_bytes / 2**20:,.0f} MiB that the caches may keep, and keys that no other sequence shares",
+        "reading can happen while the multipliers work: the longer of the two counts, not the sum",
+    ]
+    if drafts:
+        texts.append(
+            "guesses at the next tokens are right as often as in this run: other company could let more of them be "
+            "tried, and the chains be shorter"
+        )
+    if sampled:
+        texts.append(
+            "what prompts have in common was estimated from a sample of their blocks, four standard errors on the "
+            "safe side"
+        )
+    return tuple(texts)
+
+
+@dataclass(slots=True)
+class SpentTime:
+    """Seconds of a run by what they were spent on, as far as the engine knows it."""
+
+    total: float = 0.0
+    """From the first line to the last."""
+    forward: float = 0.0
+    """In the model, without the choice of tokens."""
+    products: float = 0.0
+    attention: float = 0.0
+    tail_products: float = 0.0
+    """Products of steps with free places and nothing left to start."""
+    tail: Work = field(default_factory=Work)
+    """Work of these steps."""
+
+
+PARTS = ("products", "attention", "tail", "host", "recomputation", "other")
+"""What time is spent on: matrix products, attention, products of steps that nothing is left to fill, everything outside
+the model (reading, planning, sampling, writing), what was computed again or in vain, and the rest of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the time of a run by `PARTS`."""
+
+    spent: Mapping[str, float]
+    """Where the time went: the shares add up to 1."""
+    lost: Mapping[str, float]
+    """What each part took beyond the bound: with the share of the bound, they add up to 1."""
+
+
+def shares_of(
+    bound: Bound,
+    time: SpentTime,
+    needed: Work,
+    computed: Work,
+    model: ModelCosts,
+    rates: MachineRates,
+    *,
+    shares_prompts: bool,
+) -> Shares:
+    """Return where the time of a run went, whose steps computed `computed` where `needed` was needed."""
+
+    def attention(work: Work) -> float:
+        return work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts)
+
+    needless_products = _excess(computed.product_operations(model), needed.product_operations(model))
+    needless_attention = _excess(attention(computed), attention(needed))
+    tail = max(0.0, time.tail_products - time.tail.product_operations(model) / rates.products)
+    tail = min(tail, time.products) * (1.0 - needless_products)
+    spent = {
+        "products": time.products * (1.0 - needless_products) - tail,
+        "attention": time.attention * (1.0 - needless_attention),
+        "tail": tail,
+        "host": max(0.0, time.total - time.forward),
+        "recomputation": time.products * needless_products + time.attention * needless_attention,
+        "other": max(0.0, time.forward - time.products - time.attention),
+    }
+    whole = sum(spent.values())
+    if not whole:
+        none = dict.fromkeys(PARTS, 0.0)
+        return Shares(none, none)
+    lost = dict(spent)
+    lost["products"] -= bound.products_seconds
+    lost["attention"] -= bound.attention_seconds
+    # What memory takes beyond that is time of the steps that read much for few rows.
+    left = bound.waits_for_memory + sum(-min(0.0, each) for each in lost.values())
+    for part in ("tail", "products", "attention", "other", "recomputation", "host"):
+        lost[part] = max(0.0, lost[part])
+        taken = min(left, lost[part])
+        lost[part] -= taken
+        left -= taken
+    return Shares(*({part: seconds / whole for part, seconds in each.items()} for each in (spent, lost)))
+
+
+def _excess(computed: float, needed: float) -> float:
+    """Share of `computed` that was not needed."""
+    return min(1.0, max(0.0, 1.0 - needed / computed)) if computed else 0.0
