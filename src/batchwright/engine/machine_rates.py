@@ -2,8 +2,9 @@
 
 The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
 the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights, beside
-a plain sum over as much memory. The best of all repetitions counts, and what is kept only ever rises: a slow moment
-makes no rate. What a machine reaches beyond that in a run is found by `WorkMeter`.
+a plain sum over as much memory. The best of all repetitions counts. Where few come near it, others use the processors,
+and the rates are measured again before long. What is kept only ever rises: `WorkMeter` finds what a run reaches beyond
+it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ from batchwright.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 0.5
+_SECONDS = 0.4
 """Seconds for which each rate is measured, and at least three steps."""
 _LEAST_STEPS = 3
-_MOST_OPERATIONS = 1e11
+_MOST_SECONDS = 1.0
+"""Seconds after which a rate that has not settled is taken as it is."""
+_UNSETTLED_FOR = 600.0
+"""Seconds for which rates are used that have not settled."""
+_NEAR = 1.03
+"""Repetitions that take so many times as long as the best one agree with it."""
+_MOST_OPERATIONS = 1.2e11
 """About the most operations of a step, which a slow machine with a large model computes in a second."""
 _ROWS = (512, 256, 128, 64)
 _KEYS = 112
@@ -52,23 +59,24 @@ def machine_rates(
 ) -> MachineRates | None:
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
-    They are measured once, in about two seconds, and kept in the cache folder; `again` measures them once more. None if
-    the times of the body cannot be told apart, or its KV cache is too small for a measurement. `progress` is called with a
-    line of text when they are measured.
+    They are measured once, in about two seconds, and kept in the cache folder; `again` measures them once more.
+    `progress` is called with a line of text when they are measured. None if the times of the body cannot be told apart,
+    or its KV cache is too small for a measurement.
     """
     model, seconds = body.costs, body.watch()
     if model is None or seconds is None:
         return None
     path = _path(model, body)
     kept = _read(path)
-    if kept is not None and not again:
+    if kept is not None and not again and (kept.settled or time.time() - path.stat().st_mtime < _UNSETTLED_FOR):
         return kept
     progress("measuring the rates of this machine, once")
     probe = _Probe(body, model, seconds, block_size, num_blocks)
     rates = probe.rates()
-    if rates is not None:
-        keep_rates(rates, body)
-    return rates
+    if rates is None:
+        return None
+    keep_rates(rates, body)
+    return rates if kept is None else kept.with_best(rates)
 
 
 def keep_rates(rates: MachineRates, body: ModelBody) -> None:
@@ -79,7 +87,7 @@ def keep_rates(rates: MachineRates, body: ModelBody) -> None:
     path = _path(model, body)
     kept = _read(path)
     best = rates if kept is None else kept.with_best(rates)
-    if best == kept:
+    if best == kept and kept.settled:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +120,7 @@ class _Probe:
     ) -> None:
         self._body, self._model, self._seconds = body, model, seconds
         self._block_size, self._num_blocks = block_size, num_blocks
+        self._settled = True
 
     def rates(self) -> MachineRates | None:
         model = self._model
@@ -119,13 +128,11 @@ class _Probe:
         sizes = [rows for rows in _ROWS if rows <= max(most, _ROWS[-1]) and self._fits(rows)]
         if not sizes or not self._fits_alone(_ROWS[-1]):
             return None
-        products = shared = 0.0
-        for rows in sizes[:2]:
-            took = self._best(lambda rows=rows: self._prompt(rows, 0), _by_products)  # type: ignore[misc]
-            products = max(products, self._prompt_work(rows, 0).product_operations(model) / took)
         rows = sizes[0]
+        took = self._best(lambda: self._prompt(rows, 0), _by_products)
+        products = Work(rows=rows).product_operations(model) / took
         took = self._best(lambda: self._prompt(rows, rows), _by_attention)
-        shared = self._prompt_work(rows, rows).pairs * model.pair_operations / took
+        shared = model.pairs(rows, 2 * rows) * model.pair_operations / took
         alone = next(each for each in _ROWS if each in sizes and self._fits_alone(each))
         took = self._best(lambda: self._alone(alone), _by_attention)
         lone = alone * self._keys * sum(layers for _, layers in model.windows) * model.pair_operations / took
@@ -134,8 +141,9 @@ class _Probe:
             products=products,
             attention=shared,
             lone_cost=max(1.0, shared / lone),
-            bandwidth=max(self._bandwidth(cache), _plain_bandwidth()),
+            bandwidth=max(self._bandwidth(cache), self._plain_bandwidth()),
             cache_bytes=cache,
+            settled=self._settled,
         )
 
     @property
@@ -150,31 +158,51 @@ class _Probe:
 
     def _best(self, step: Callable[[], object], kind: Callable[[KernelSeconds], float]) -> float:
         """Return the fewest seconds of one kind that a step took."""
-        step()
-        best, began, count = float("inf"), time.perf_counter(), 0
-        while count < _LEAST_STEPS or time.perf_counter() - began < _SECONDS:
+
+        def timed() -> float:
             before = kind(self._seconds)
             step()
-            best = min(best, kind(self._seconds) - before)
-            count += 1
-        return best
+            return kind(self._seconds) - before
+
+        step()
+        return self._fewest(timed)
+
+    def _fewest(self, timed: Callable[[], float]) -> float:
+        """Return the least of the seconds that `timed` returns, and note whether others came near it."""
+        began, took = time.perf_counter(), list[float]()
+        while (spent := time.perf_counter() - began) < _MOST_SECONDS or len(took) < _LEAST_STEPS:
+            agreeing = sum(each <= _NEAR * min(took) for each in took)
+            if spent >= _SECONDS and agreeing >= _LEAST_STEPS:
+                return min(took)
+            took.append(timed())
+        self._settled = self._settled and sum(each <= _NEAR * min(took) for each in took) >= _LEAST_STEPS
+        return min(took)
 
     def _bandwidth(self, cache: float) -> float:
         work = Work(rows=1, logit_rows=1)
         read = step_bytes(work, self._model, steps=1, cache_bytes=cache, shares_prompts=True)
-        best = float("inf")
-        for _ in range(_LEAST_STEPS * 2):
+
+        def timed() -> float:
             began = time.perf_counter()
             self._step([1], [0], np.zeros((1, 1), np.int32), [0])
-            best = min(best, time.perf_counter() - began)
-        return read / best
+            return time.perf_counter() - began
+
+        return read / self._fewest(timed)
+
+    def _plain_bandwidth(self) -> float:
+        """Return the bytes per second of a sum over memory that no cache holds."""
+        values = torch.ones(_READ_BYTES // 4)
+
+        def timed() -> float:
+            began = time.perf_counter()
+            values.sum()
+            return time.perf_counter() - began
+
+        return _READ_BYTES / self._fewest(timed)
 
     def _prompt(self, rows: int, start: int) -> None:
         blocks = -(-(start + rows) // self._block_size)
         self._step([rows], [start], np.arange(blocks, dtype=np.int32)[None], [])
-
-    def _prompt_work(self, rows: int, start: int) -> Work:
-        return Work(rows=rows, pairs=self._model.pairs(start, start + rows))
 
     def _alone(self, rows: int) -> None:
         """Compute rows each of which reads keys that others read too, but in another order, and writes its own."""
@@ -186,7 +214,9 @@ class _Probe:
             [1] * rows, [self._keys] * rows, np.concatenate((tables, own), axis=1).astype(np.int32), list(range(rows))
         )
 
-    def _step(self, counts: Sequence[int], starts: Sequence[int], tables: np.ndarray, logit_rows: Sequence[int]) -> None:
+    def _step(
+        self, counts: Sequence[int], starts: Sequence[int], tables: np.ndarray, logit_rows: Sequence[int]
+    ) -> None:
         tokens = np.arange(sum(counts), dtype=np.int64) % self._body.vocab_size
         batch = batch_of(
             tokens,
@@ -209,24 +239,15 @@ def _by_attention(seconds: KernelSeconds) -> float:
     return seconds.attention
 
 
-def _plain_bandwidth() -> float:
-    """Return the bytes per second of a sum over memory that no cache holds."""
-    values = torch.ones(_READ_BYTES // 4)
-    best = float("inf")
-    for _ in range(2 * _LEAST_STEPS):
-        began = time.perf_counter()
-        values.sum()
-        best = min(best, time.perf_counter() - began)
-    return _READ_BYTES / best
-
-
 def _cache_bytes() -> float:
     """Return the bytes of the second and third level caches of the processors that this process may use."""
     found: dict[tuple[str, str], float] = {}
     for number in os.sched_getaffinity(0):
         for index in Path(f"/sys/devices/system/cpu/cpu{number}/cache").glob("index*"):
             try:
-                level, shared, size = ((index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+                level, shared, size = (
+                    (index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+                )
             except OSError:
                 continue
             if level in ("2", "3") and size.endswith("K"):

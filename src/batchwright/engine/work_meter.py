@@ -20,8 +20,8 @@ _LEAST_SECONDS = 1e-4
 class WorkMeter:
     """Measures the steps of one core while it is the core's `meter`.
 
-    No rate is slower than the best that a step reached: whatever was wrong with `rates`, a bound of needed work at these
-    rates is less than the time that the steps took, since they did at least that work.
+    No rate is slower than the best that a step reached: whatever was wrong with `rates`, a bound of needed work at
+    these is less than the time that the steps took, since they did at least that work.
     """
 
     def __init__(self, model: ModelCosts, seconds: KernelSeconds, rates: MachineRates, block_size: int) -> None:
@@ -33,7 +33,7 @@ class WorkMeter:
         self._seconds = seconds
         self._counted = seconds.products, seconds.attention
         self._rates = rates
-        self._best = {shares: rates for shares in (False, True)}
+        self._best = dict.fromkeys((False, True), rates)
 
     @property
     def rates(self) -> MachineRates:

@@ -121,6 +121,9 @@ class MachineRates:
     """Bytes per second that are read from memory."""
     cache_bytes: float
     """Bytes that the caches of the processor hold from one step to the next."""
+    settled: bool = True
+    """Whether repetitions of the measurement agreed: not while others use the processors, when a machine is slower than
+    it can be."""
 
     def with_best(self, other: MachineRates) -> MachineRates:
         """Return these rates, or those of `other` where they are better."""
@@ -130,6 +133,7 @@ class MachineRates:
             self.lone_cost,
             max(self.bandwidth, other.bandwidth),
             self.cache_bytes,
+            self.settled or other.settled,
         )
 
 
@@ -252,6 +256,10 @@ def _assumptions(
         f"the {rates.cache_bytes / 2**20:,.0f} MiB that the caches may keep, and keys that no other sequence shares",
         "reading can happen while the multipliers work: the longer of the two counts, not the sum",
     ]
+    if not rates.settled:
+        texts.append(
+            "others used the processors while rates were measured: they are what this machine reached beside them"
+        )
     if drafts:
         texts.append(
             "guesses at the next tokens are right as often as in this run: other company could let more of them be "
