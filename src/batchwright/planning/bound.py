@@ -96,7 +96,7 @@ class Work:
         with_logits = self.logit_rows + self.likeliest_rows
         return (
             self.rows * model.layer_operations
-            - (self.rows - with_logits) * model.last_operations
+            - max(0.0, self.rows - with_logits) * model.last_operations
             + self.logit_rows * model.head_operations
             + self.likeliest_rows * model.likeliest_operations
         )

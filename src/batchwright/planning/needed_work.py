@@ -56,7 +56,6 @@ class NeededWork:
         certain = 1.0 - _SAFE * math.sqrt(self._variance) / self._work.rows if self._variance else 1.0
         found.add(self._work, max(0.0, certain))
         found.logit_rows, found.likeliest_rows = self._work.logit_rows, self._work.likeliest_rows
-        found.rows = max(found.rows, found.logit_rows + found.likeliest_rows)
         return found
 
     def add(
