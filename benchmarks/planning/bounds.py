@@ -147,7 +147,8 @@ def page_of(done: Sequence[tuple[Drawn, RunReport]]) -> str:
             f" {host['date']}; {host['processor']}, Python {host['python']}. What is measured and how to repeat it:"
             " [benchmarks/README.md](../README.md).",
             f"Runs that beat their bound: **{beaten}**. Median share: **{median:.0%}** (goal {_GOAL:.0%}, aim"
-            f" {_AIM:.0%}): **{verdict}.** Least {min(shares):.0%}, greatest {max(shares):.0%}. Lost on average: {_parts(lost)}.",
+            f" {_AIM:.0%}): **{verdict}.** Least {min(shares):.0%}, greatest {max(shares):.0%}. Lost on average:"
+            f" {_parts(lost)}.",
             f"The worst, job {worst.seed}, spent its time on: {_parts((worst_report.bound or {})['time'])}.",
             table(
                 ["job", "places", "lines", "tokens", "bound", "time", "share", "set by", "lost"],
@@ -170,9 +171,15 @@ def _row(job: Drawn, report: RunReport) -> list[str]:
         f"{report.bound_seconds:.2f} s",
         f"{report.loop_seconds:.2f} s",
         f"{report.share_of_bound:.0%}",
-        str(details["binding"]),
+        _set_by(details),
         _parts(details["lost"]),
     ]
+
+
+def _set_by(details: dict[str, Any]) -> str:
+    """What the time of products and that of attention were bounded by."""
+    products = "steps" if details["steps_seconds"] > details["multiplying_seconds"] else "products"
+    return f"{products}, {'keys' if details['keys_seconds'] > details['pairs_seconds'] else 'pairs'}"
 
 
 def _parts(shares: dict[str, float]) -> str:

@@ -18,7 +18,7 @@ from batchwright.request import InferenceRequest
 
 from .support import run
 
-SLOW = MachineRates(products=1.0, attention=1.0, lone_cost=3.0, bandwidth=1.0, cache_bytes=2.0**20)
+SLOW = MachineRates(products=1.0, attention=1.0, lone_cost=3.0, least_step=1e9, bandwidth=1.0)
 """Rates that every step beats."""
 STEPS = {"temperature": 0.0, "ignore_eos": True}
 
@@ -48,7 +48,8 @@ def computed(engine: Engine, *requests: InferenceRequest) -> WorkMeter:
             places=engine.stats.max_num_seqs,
             shares_prompts=shares_prompts,
         )
-        assert 0.0 < bound.seconds <= meter.spent.forward * (1 + 1e-6)
+        assert 0.0 < bound.products_seconds <= meter.spent.products * (1 + 1e-9)
+        assert 0.0 < bound.attention_seconds <= meter.spent.attention * (1 + 1e-9)
     assert meter.spent.products + meter.spent.attention <= meter.spent.forward
     assert meter.steps >= meter.needed.steps.least(engine.stats.max_num_seqs)
     return meter
@@ -144,6 +145,7 @@ def test_rates_are_measured_once(quick: Engine) -> None:
     first = machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, said.append)
     assert first is not None
     assert min(first.products, first.attention, first.bandwidth) > 1e6
+    assert 0.0 < first.least_step < 1e9
     assert first.lone_cost >= 1.0
     assert machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, said.append) == first
     assert len(said) == 1

@@ -18,7 +18,6 @@ from batchwright.planning.bound import (
     Work,
     bound_of,
     shares_of,
-    step_bytes,
 )
 from batchwright.planning.needed_work import NeededWork
 
@@ -29,12 +28,9 @@ MODEL = ModelCosts(
     likeliest_operations=3.0,
     pair_operations=1.0,
     windows=((None, 1), (3, 1)),
-    weight_bytes=40.0,
-    head_bytes=20.0,
-    likeliest_bytes=10.0,
     key_bytes=1.0,
 )
-RATES = MachineRates(products=10.0, attention=5.0, lone_cost=2.0, bandwidth=20.0, cache_bytes=8.0)
+RATES = MachineRates(products=10.0, attention=5.0, lone_cost=2.0, least_step=3.0, bandwidth=4.0)
 BLOCK = 4
 
 amounts = st.integers(0, 50)
@@ -75,18 +71,11 @@ def test_more_work_takes_no_less(work: Work, more: Work, few: NeededSteps, other
     assert seconds(work, few, shares=True) <= seconds(work, few, shares=False)
 
 
-@given(works, steps_needed, st.sampled_from(("products", "attention", "bandwidth", "cache_bytes")), st.floats(1.0, 9.0))
+@given(works, steps_needed, st.sampled_from(("products", "attention", "bandwidth")), st.floats(1.0, 9.0))
 def test_a_better_machine_takes_no_longer(work: Work, steps: NeededSteps, name: str, times: float) -> None:
     better = replace(RATES, **{name: getattr(RATES, name) * times})
     assert seconds(work, steps, better) <= seconds(work, steps)
-
-
-def test_where_the_weights_stay_in_the_cache_memory_says_nothing() -> None:
-    found = bound_of(
-        Work(rows=1), NeededSteps(100, 100.0), MODEL, replace(RATES, cache_bytes=99.0), places=1, shares_prompts=False
-    )
-    assert found.memory_seconds == 0.0
-    assert found.binding == "multipliers"
+    assert seconds(work, steps, replace(RATES, least_step=RATES.least_step / times)) <= seconds(work, steps)
 
 
 # A machine of which all is known: a step takes the time of its multipliers, or of what it reads if that is longer.
@@ -115,9 +104,8 @@ def after(left: tuple[int, ...], chosen: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def step_time(rows: int) -> float:
-    work = Work(rows=rows, logit_rows=rows)
-    read = step_bytes(work, MODEL, steps=1, cache_bytes=RATES.cache_bytes, shares_prompts=True)
-    return max(work.product_operations(MODEL) / RATES.products, read / RATES.bandwidth)
+    operations = Work(rows=rows, logit_rows=rows).product_operations(MODEL)
+    return max(operations / RATES.products, RATES.least_step)
 
 
 @settings(max_examples=40)
@@ -237,7 +225,8 @@ def test_shares_add_up(needed: Work, more: Work, steps: NeededSteps, extra: list
     bound = bound_of(needed, steps, MODEL, RATES, places=4, shares_prompts=False)
     products = computed.product_operations(MODEL) / RATES.products + extra[0]
     attention = computed.attention_operations(MODEL, RATES.lone_cost, shares_prompts=False) / RATES.attention + extra[1]
-    forward = max(products + attention, bound.memory_seconds) + extra[2]
+    products, attention = max(products, bound.products_seconds), max(attention, bound.attention_seconds)
+    forward = products + attention + extra[2]
     time = SpentTime(forward + extra[3], forward, products, attention, products * extra[4] / 9, more)
     shares = shares_of(bound, time, needed, computed, MODEL, RATES, shares_prompts=False)
     assert set(shares.spent) == set(shares.lost) == set(PARTS)

@@ -1,17 +1,16 @@
 """Measurement of the best rates of this machine with the kernels of a model, and a file that keeps them.
 
 The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
-the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights, beside
-a plain sum over as much memory. The best of all repetitions counts. Where few come near it, others use the processors,
-and the rates are measured again before long. What is kept only ever rises: `WorkMeter` finds what a run reaches beyond
-it.
+the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights. The
+bandwidth of memory is that of a plain sum. The best of all repetitions counts. Where few come near it, others use the
+processors, and the rates are measured again before long. What is kept only ever gets better: `WorkMeter` finds what a
+run reaches beyond it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from batchwright.engine.native.build import processor
 from batchwright.engine.step.batch import batch_of
 from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
-from batchwright.planning.bound import MachineRates, ModelCosts, Work, step_bytes
+from batchwright.planning.bound import MachineRates, ModelCosts, Work
 from batchwright.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -136,13 +135,12 @@ class _Probe:
         alone = next(each for each in _ROWS if each in sizes and self._fits_alone(each))
         took = self._best(lambda: self._alone(alone), _by_attention)
         lone = alone * self._keys * sum(layers for _, layers in model.windows) * model.pair_operations / took
-        cache = _cache_bytes()
         return MachineRates(
             products=products,
             attention=shared,
             lone_cost=max(1.0, shared / lone),
-            bandwidth=max(self._bandwidth(cache), self._plain_bandwidth()),
-            cache_bytes=cache,
+            least_step=self._best(lambda: self._prompt(1, 0), _by_products),
+            bandwidth=self._bandwidth(),
             settled=self._settled,
         )
 
@@ -178,18 +176,7 @@ class _Probe:
         self._settled = self._settled and sum(each <= _NEAR * min(took) for each in took) >= _LEAST_STEPS
         return min(took)
 
-    def _bandwidth(self, cache: float) -> float:
-        work = Work(rows=1, logit_rows=1)
-        read = step_bytes(work, self._model, steps=1, cache_bytes=cache, shares_prompts=True)
-
-        def timed() -> float:
-            began = time.perf_counter()
-            self._step([1], [0], np.zeros((1, 1), np.int32), [0])
-            return time.perf_counter() - began
-
-        return read / self._fewest(timed)
-
-    def _plain_bandwidth(self) -> float:
+    def _bandwidth(self) -> float:
         """Return the bytes per second of a sum over memory that no cache holds."""
         values = torch.ones(_READ_BYTES // 4)
 
@@ -237,19 +224,3 @@ def _by_products(seconds: KernelSeconds) -> float:
 
 def _by_attention(seconds: KernelSeconds) -> float:
     return seconds.attention
-
-
-def _cache_bytes() -> float:
-    """Return the bytes of the second and third level caches of the processors that this process may use."""
-    found: dict[tuple[str, str], float] = {}
-    for number in os.sched_getaffinity(0):
-        for index in Path(f"/sys/devices/system/cpu/cpu{number}/cache").glob("index*"):
-            try:
-                level, shared, size = (
-                    (index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
-                )
-            except OSError:
-                continue
-            if level in ("2", "3") and size.endswith("K"):
-                found[level, shared] = float(size[:-1]) * 1024
-    return sum(found.values())

@@ -9,12 +9,9 @@ import numpy as np
 from batchwright.engine.bodies.body import KernelSeconds, StepOutput
 from batchwright.engine.generation import RequestState
 from batchwright.engine.step.batch import StepBatch
-from batchwright.planning.bound import MachineRates, ModelCosts, SpentTime, Work, step_bytes
+from batchwright.planning.bound import MachineRates, ModelCosts, SpentTime, Work
 from batchwright.planning.needed_work import NeededWork
 from batchwright.scheduling import StepPlan
-
-_LEAST_SECONDS = 1e-4
-"""Seconds of a step in a kind of work that are measured well enough to tell a rate."""
 
 
 class WorkMeter:
@@ -37,7 +34,16 @@ class WorkMeter:
 
     @property
     def rates(self) -> MachineRates:
-        """The best rates so far."""
+        """The best rates so far. All steps together may have read keys faster than memory: some are in the caches."""
+        best = self.lasting_rates
+        read = self.computed_work.read_bytes(self.model, shares_prompts=self.needed.shares_prompts)
+        if not self.spent.attention:
+            return best
+        return replace(best, bandwidth=max(best.bandwidth, read / self.spent.attention))
+
+    @property
+    def lasting_rates(self) -> MachineRates:
+        """Those of them that hold for other work, too."""
         return self._best[self.needed.shares_prompts]
 
     def computed(
@@ -56,7 +62,7 @@ class WorkMeter:
             spent.tail_products += products
             spent.tail.add(work)
         for shares, best in self._best.items():
-            self._best[shares] = best.with_best(self._reached(work, products, attention, forward, shares))
+            self._best[shares] = best.with_best(self._reached(work, products, attention, shares))
 
     def answered(self, state: RequestState) -> None:
         """Count what the completions of an answered request needed."""
@@ -99,20 +105,13 @@ class WorkMeter:
             lone_answer_keys=answer_keys,
         )
 
-    def _reached(
-        self, work: Work, products: float, attention: float, forward: float, shares_prompts: bool
-    ) -> MachineRates:
+    def _reached(self, work: Work, products: float, attention: float, shares_prompts: bool) -> MachineRates:
         """Return the rates of a step."""
         rates, model = self._rates, self.model
         attended = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts)
-        read = step_bytes(work, model, steps=1, cache_bytes=rates.cache_bytes, shares_prompts=shares_prompts)
         return replace(
             rates,
-            products=_rate(work.product_operations(model), products),
-            attention=_rate(attended, attention),
-            bandwidth=_rate(read, forward),
+            products=work.product_operations(model) / products if products > 0.0 else rates.products,
+            attention=attended / attention if attention > 0.0 else rates.attention,
+            least_step=products,
         )
-
-
-def _rate(amount: float, seconds: float) -> float:
-    return amount / seconds if seconds >= _LEAST_SECONDS else 0.0

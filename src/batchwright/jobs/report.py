@@ -70,7 +70,7 @@ class RunReport:
     loop_seconds: float = 0.0
     """Time from the first line to the last."""
     bound_seconds: float | None = None
-    """What this machine needs at least for what the run computed, see docs/performance.md; None if that is not known.
+    """What this machine needs at least for what the run computed, see docs/files.md; None if that is not known.
     """
     share_of_bound: float | None = None
     """Its share of `loop_seconds`: 1 would be as fast as possible."""

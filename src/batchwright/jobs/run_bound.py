@@ -50,7 +50,7 @@ class RunBound:
 
         with suppress(BatchwrightError):  # it may be closed
             self._engine.core.meter = None
-            keep_rates(self._meter.rates, self._engine.core.body)
+            keep_rates(self._meter.lasting_rates, self._engine.core.body)
 
     def figures(self, loop_seconds: float) -> dict[str, Any]:
         """Fields of the report of a run that took `loop_seconds`."""
@@ -84,6 +84,7 @@ class RunBound:
 def _details(bound: Bound, shares: Shares, meter: WorkMeter) -> Mapping[str, Any]:
     """Everything from which the bound can be computed again."""
     return {
+        "seconds": bound.seconds,
         **asdict(bound),
         "steps": meter.steps,
         "time": dict(shares.spent),

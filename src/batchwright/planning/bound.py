@@ -2,12 +2,12 @@
 
 The bound is made of amounts that can be counted and of rates that were measured, each of which `assumptions` names:
 
-- *Multipliers*: the operations of all rows that must be computed, at the best rate of the matrix products; and those of
-  all pairs of a query and a key, at the best rate of attention. The same cores do both, so their times add.
-- *Memory*: a step reads the weights, and each step of an answer the keys that it shares with no other. At least so many
-  steps are needed as the longest chain of them has, and as it takes to give all chains their turns in the places there
-  are.
-- Reading can happen while the multipliers work, so the bound is the longer of the two, not their sum.
+- *Matrix products* take the longer of two times, since the weights can be read while others are multiplied: all
+  operations at the best rate, and the least time of a step for as many steps as are needed: those of the longest
+  chain, and those that give all chains their turns in the places there are.
+- *Attention* takes the longer of two times as well: its operations at the best rate, and the keys that no other
+  sequence shares, read once in each step of an answer, at the bandwidth of memory.
+- Each core does one after the other, so both add.
 
 Operations are multiplications and additions; of products with 8 bits in a bfloat16 model, half their number.
 """
@@ -16,9 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-Binding = Literal["multipliers", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +34,6 @@ class ModelCosts:
     """Operations of a query and a key in one layer."""
     windows: tuple[tuple[int | None, int], ...]
     """How many keys a query sees at most (None: all), and in how many layers."""
-    weight_bytes: float
-    """Bytes of the weights that every step reads, without the head."""
-    head_bytes: float
-    likeliest_bytes: float
-    """Bytes of what the likeliest tokens are found with, in place of the head."""
     key_bytes: float
     """Bytes of the key and the value of a token in one layer."""
 
@@ -101,6 +93,10 @@ class Work:
             + self.likeliest_rows * model.likeliest_operations
         )
 
+    def read_bytes(self, model: ModelCosts, *, shares_prompts: bool) -> float:
+        """Bytes of the keys and values that single rows read by themselves."""
+        return self.lone_keys(shares_prompts=shares_prompts) * model.full_layers * model.key_bytes
+
     def attention_operations(self, model: ModelCosts, lone_cost: float, *, shares_prompts: bool) -> float:
         """Operations of attention; those of keys that a single row reads count `lone_cost` times."""
         lone = self.lone_keys(shares_prompts=shares_prompts) * model.full_layers
@@ -117,10 +113,10 @@ class MachineRates:
     """Operations per second of attention, where many rows read the same keys."""
     lone_cost: float
     """How many times as long an operation of attention takes where a single row reads its keys, all in the cache."""
+    least_step: float
+    """Seconds of the products of a step of one row, which reads all weights."""
     bandwidth: float
     """Bytes per second that are read from memory."""
-    cache_bytes: float
-    """Bytes that the caches of the processor hold from one step to the next."""
     settled: bool = True
     """Whether repetitions of the measurement agreed: not while others use the processors, when a machine is slower than
     it can be."""
@@ -131,8 +127,8 @@ class MachineRates:
             max(self.products, other.products),
             max(self.attention, other.attention),
             self.lone_cost,
+            min(self.least_step, other.least_step),
             max(self.bandwidth, other.bandwidth),
-            self.cache_bytes,
             self.settled or other.settled,
         )
 
@@ -155,37 +151,20 @@ class NeededSteps:
 class Bound:
     """A lower bound in seconds, and its parts."""
 
-    seconds: float
     products_seconds: float
+    """What matrix products take at least: `multiplying_seconds`, or `steps_seconds` if that is longer."""
     attention_seconds: float
-    memory_seconds: float
+    """What attention takes at least: `pairs_seconds`, or `keys_seconds` if that is longer."""
+    multiplying_seconds: float
+    steps_seconds: float
+    pairs_seconds: float
+    keys_seconds: float
     least_steps: float
-    binding: Binding
-    """Which of the two is longer: the time of the multipliers, products and attention, or that of memory."""
     assumptions: tuple[str, ...] = ()
 
     @property
-    def waits_for_memory(self) -> float:
-        """Seconds by which memory takes longer than the multipliers."""
-        return max(0.0, self.memory_seconds - self.products_seconds - self.attention_seconds)
-
-
-def step_bytes(work: Work, model: ModelCosts, *, steps: float, cache_bytes: float, shares_prompts: bool) -> float:
-    """Return the bytes that `steps` steps with `work` must read from memory, with what the caches may keep taken off.
-
-    Whatever is kept, a step that reads more than fits finds no more than that there. Where the weights fit, nothing is
-    known.
-    """
-    heads = [bytes_ for rows, bytes_ in _heads(work, model) if rows]
-    weights = model.weight_bytes + min(heads, default=0.0)
-    if weights <= cache_bytes:
-        return 0.0
-    keys = work.lone_keys(shares_prompts=shares_prompts) * model.full_layers * model.key_bytes
-    return steps * (weights - cache_bytes) + keys
-
-
-def _heads(work: Work, model: ModelCosts) -> tuple[tuple[float, float], tuple[float, float]]:
-    return (work.logit_rows, model.head_bytes), (work.likeliest_rows, model.likeliest_bytes)
+    def seconds(self) -> float:
+        return self.products_seconds + self.attention_seconds
 
 
 def bound_of(
@@ -206,20 +185,22 @@ def bound_of(
     - `shares_prompts`: whether any sequences have so long a beginning in common that attention reads it once for them.
     - `drafts`: whether guesses at the next tokens made chains shorter; `sampled`: whether `work` is an estimate.
     """
-    products = work.product_operations(model) / rates.products
-    attention = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts) / rates.attention
+    multiplying = work.product_operations(model) / rates.products
+    pairs = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts) / rates.attention
     least = steps.least(places)
-    read = step_bytes(work, model, steps=least, cache_bytes=rates.cache_bytes, shares_prompts=shares_prompts)
-    memory = read / rates.bandwidth
-    multipliers = products + attention
+    in_steps = least * rates.least_step
+    keys = work.read_bytes(model, shares_prompts=shares_prompts) / rates.bandwidth
     return Bound(
-        seconds=max(multipliers, memory),
-        products_seconds=products,
-        attention_seconds=attention,
-        memory_seconds=memory,
+        products_seconds=max(multiplying, in_steps),
+        attention_seconds=max(pairs, keys),
+        multiplying_seconds=multiplying,
+        steps_seconds=in_steps,
+        pairs_seconds=pairs,
+        keys_seconds=keys,
         least_steps=least,
-        binding="multipliers" if multipliers >= memory else "memory",
-        assumptions=_assumptions(work, steps, model, rates, places, read, block_size, drafts=drafts, sampled=sampled),
+        assumptions=_assumptions(
+            work, steps, model, rates, places, block_size, shares_prompts=shares_prompts, drafts=drafts, sampled=sampled
+        ),
     )
 
 
@@ -229,32 +210,35 @@ def _assumptions(
     model: ModelCosts,
     rates: MachineRates,
     places: int,
-    read: float,
     block_size: int,
     *,
+    shares_prompts: bool,
     drafts: bool,
     sampled: bool,
 ) -> tuple[str, ...]:
-    head = f"{model.head_operations:,.0f} operations of the head"
-    likeliest = f"{work.likeliest_rows:,.0f} greedy ones, {model.likeliest_operations:,.0f}"
+    lone = work.lone_keys(shares_prompts=shares_prompts)
     texts = [
         f"{work.rows:,.0f} tokens go through the layers, {model.layer_operations:,.0f} operations each: all tokens of "
         f"prompts and answers but the last of each answer; what several have in common in whole blocks of {block_size} "
         "tokens from the beginning counts once",
-        f"{work.logit_rows + work.likeliest_rows:,.0f} of them need logits: {head} each, or of the {likeliest}; the "
-        f"others leave out {model.last_operations:,.0f} operations of the last layer",
-        f"matrix products run at {rates.products / 1e9:,.0f} Gop/s, the best of a measurement with many rows and of "
+        f"{work.logit_rows:,.0f} of them need all logits, {model.head_operations:,.0f} operations of the head, and "
+        f"{work.likeliest_rows:,.0f} only the likeliest token, {model.likeliest_operations:,.0f}; the others leave out "
+        f"{model.last_operations:,.0f} operations of the last layer",
+        f"matrix products run at {rates.products / 1e9:,.1f} Gop/s, the best of a measurement with many rows and of "
         "every step of this run",
+        f"there are at least {steps.least(places):,.0f} steps, each with {rates.least_step * 1e3:,.2f} ms of products, "
+        f"the least of a measurement with one row and of every step of this run: the longest answer takes "
+        f"{steps.longest_chain:,} steps, and all together {steps.of_all_chains:,.0f} turns in {places:,} places "
+        "(max_num_seqs)",
+        "reading the weights can happen while others are multiplied: the longer of the two counts, not the sum",
         f"{work.pairs:,.0f} pairs of a query and a key, {model.pair_operations:,.0f} operations each, run at "
-        f"{rates.attention / 1e9:,.0f} Gop/s, the best that was measured; a key that a single row reads takes "
-        f"{rates.lone_cost:.2f} times as long, in the cache",
-        "the same cores compute products and attention, so their times add; nothing else takes time: no norms, no "
-        "choice of tokens, no planning, reading and writing, no waiting of threads for each other",
-        f"there are at least {steps.least(places):,.0f} steps: the longest answer takes {steps.longest_chain:,}, and "
-        f"all together {steps.of_all_chains:,.0f} turns in {places:,} places (max_num_seqs)",
-        f"they read {read / 1e9:,.2f} GB from memory, at {rates.bandwidth / 1e9:,.1f} GB/s: in each the weights, less "
-        f"the {rates.cache_bytes / 2**20:,.0f} MiB that the caches may keep, and keys that no other sequence shares",
-        "reading can happen while the multipliers work: the longer of the two counts, not the sum",
+        f"{rates.attention / 1e9:,.1f} Gop/s, the best of a measurement and of every step of this run; the keys that "
+        f"single rows read by themselves, {lone:,.0f} in each of {model.full_layers} layers, take "
+        f"{rates.lone_cost:.2f} times as long, though they lie in the cache",
+        f"or these keys are read from memory, {model.key_bytes:,.0f} bytes each, at {rates.bandwidth / 1e9:,.1f} GB/s, "
+        "if that takes longer",
+        "each core computes attention and products one after the other, so their times add; nothing else takes time: "
+        "no norms, no choice of tokens, no planning, reading and writing, no waiting of threads for each other",
     ]
     if not rates.settled:
         texts.append(
@@ -336,15 +320,16 @@ def shares_of(
         none = dict.fromkeys(PARTS, 0.0)
         return Shares(none, none)
     lost = dict(spent)
-    lost["products"] -= bound.products_seconds
-    lost["attention"] -= bound.attention_seconds
-    # What memory takes beyond that is time of the steps that read much for few rows.
-    left = bound.waits_for_memory + sum(-min(0.0, each) for each in lost.values())
-    for part in ("tail", "products", "attention", "other", "recomputation", "host"):
-        lost[part] = max(0.0, lost[part])
-        taken = min(left, lost[part])
-        lost[part] -= taken
-        left -= taken
+    # Steps at the end that read the weights for few rows are needed as far as the bound has them.
+    for names, needed_seconds in (
+        (("products", "tail"), bound.products_seconds),
+        (("attention",), bound.attention_seconds),
+    ):
+        left = needed_seconds
+        for name in (*names, "other", "recomputation", "host"):  # the last three in case of rounding only
+            taken = min(left, lost[name])
+            lost[name] -= taken
+            left -= taken
     return Shares(*({part: seconds / whole for part, seconds in each.items()} for each in (spent, lost)))
 
 

@@ -131,9 +131,6 @@ def _costs(model: DecoderModel) -> ModelCosts:
         likeliest_operations=_operations(head) if screen is None else likeliest,
         pair_operations=4 * model.heads * model.head_dim,
         windows=tuple(seen.items()),
-        weight_bytes=sum(each.panels.nbytes for each in products),
-        head_bytes=head.panels.nbytes,
-        likeliest_bytes=head.panels.nbytes if screen is None else screen.rough.panels.nbytes,
         key_bytes=(last.keys.nbytes + last.values.nbytes) / (blocks * block_size),
     )
 
