@@ -88,14 +88,11 @@ def test_one_token_needs_no_second_step_and_none_no_logits(alone: Engine) -> Non
 
 
 def test_a_prompt_is_needed_once(alone: Engine) -> None:
-    prompt = [11] * 48
-    meter = computed(alone, request(prompt, 6, n=3, temperature=1.0, seed=3))
-    assert meter.needed.work.rows == 48 + 3 * 5
-    assert (
-        meter.computed_work.rows <= meter.needed.work.rows + 2 * 16
-    )  # the block of a prompt's last token is not shared
-    again = computed(alone, request([*prompt, 4], 2), request([*prompt, 5], 2))
-    assert again.needed.work.rows == 48 + 2 * 2
+    others = [request([*[12] * 48, last], 2) for last in (4, 5)]
+    meter = computed(alone, request([11] * 48, 6, n=3, temperature=1.0, seed=3), *others)
+    assert meter.needed.work.rows == (48 + 3 * 5) + (48 + 2 * 2)
+    # The block of the last token of a prompt is not shared.
+    assert meter.computed_work.rows <= meter.needed.work.rows + 2 * 16
 
 
 def test_what_was_computed_in_vain_is_not_needed(make_engine: Callable[..., Engine]) -> None:
