@@ -6,7 +6,7 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,13 +176,13 @@ def _row(job: Drawn, report: RunReport) -> list[str]:
     ]
 
 
-def _set_by(details: dict[str, Any]) -> str:
+def _set_by(details: Mapping[str, Any]) -> str:
     """What the time of products and that of attention were bounded by."""
     products = "steps" if details["steps_seconds"] > details["multiplying_seconds"] else "products"
     return f"{products}, {'keys' if details['keys_seconds'] > details['pairs_seconds'] else 'pairs'}"
 
 
-def _parts(shares: dict[str, float]) -> str:
+def _parts(shares: Mapping[str, float]) -> str:
     named = sorted(((share, part) for part, share in shares.items() if share >= 0.005), reverse=True)
     return ", ".join(f"{share:.0%} {part}" for share, part in named) or "nothing"
 

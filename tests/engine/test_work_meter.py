@@ -65,7 +65,7 @@ def without_keys(work: Work) -> Work:
 
 @pytest.fixture
 def alone(make_engine: Callable[..., Engine]) -> Engine:
-    return make_engine(dtype="bfloat16", max_num_seqs=4, max_batch_tokens=64, kv_memory="32MiB", drafting=False)
+    return make_engine(dtype="bfloat16", max_num_seqs=4, max_batch_tokens=64, kv_memory="64MiB", drafting=False)
 
 
 def test_what_shares_nothing_needs_all_that_is_computed(alone: Engine) -> None:

@@ -76,7 +76,7 @@ def test_nothing_is_told_of_a_part_of_a_job(tmp_path: Path, engine: Engine) -> N
     with Engine(engine.model_name, dtype="bfloat16", max_num_seqs=4, kv_memory="16MiB") as other:
         report = answered(tmp_path, other, [{"prompt": "Number 1:"}, {"prompt": "Number 2:"}])
     assert (report.resumed, report.succeeded) == (1, 2)
-    assert report.bound_seconds is report.share_of_bound is report.bound is None
+    assert (report.bound_seconds, report.share_of_bound, report.bound) == (None, None, None)
     assert "of the bound" not in shown(report)
 
 

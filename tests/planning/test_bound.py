@@ -145,7 +145,7 @@ def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int
     for tokens, turns in given_sequences:
         added(needed, tokens, turns)
         turns = min(turns, len(tokens) - 1)
-        new = []
+        new = list[int]()
         for end in range(BLOCK, len(tokens) + 1, BLOCK):
             if tuple(tokens[:end]) not in blocks:
                 new += range(end - BLOCK, end)
@@ -154,8 +154,8 @@ def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int
         rows += len(new)
         pairs += sum(MODEL.pairs(position, position + 1) for position in new)
         for row in range(len(tokens) - turns, len(tokens)):
-            prompt_keys += sum(key <= row for key in new if key < len(tokens) - turns)
-            answer_keys += sum(key <= row for key in new if key >= len(tokens) - turns)
+            prompt_keys += sum(1 for key in new if key <= row and key < len(tokens) - turns)
+            answer_keys += sum(1 for key in new if len(tokens) - turns <= key <= row)
     found = needed.work
     assert (found.rows, found.pairs) == (rows, pairs)
     assert (found.lone_prompt_keys, found.lone_answer_keys) == (prompt_keys, answer_keys)

@@ -389,11 +389,11 @@ class EngineCore:
         events: list[StreamEvent] = []
         sequence.forced = 0
         for token in generation.forced():
+            generation.forced_tokens += 1
             event = self._deliver(generation, Sampled(token), now)
             if event is not None:
                 events.append(event)
             self.stats.forced_tokens += 1
-            generation.forced_tokens += 1
             if generation.finish_reason is not None:
                 break
             sequence.forced += 1
