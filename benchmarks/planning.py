@@ -1,18 +1,27 @@
-"""Jobs that are known before they start: `.venv/bin/python benchmarks/planning.py --help`."""
+"""Jobs that are known before they start: `.venv/bin/python benchmarks/planning.py --help`.
+
+`--section bounds` first has a help of its own: `benchmarks/planning.py --section bounds --help`.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+
+_APART = {"bounds": "benchmarks.planning.bounds"}
+"""Sections that are commands of their own, with options of their own."""
 
 
 def main() -> None:
     """Run the command."""
     # Run by its path, Python looks for modules in this file's folder, not in the one above it.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.foresight.cli import app
-
-    app()
+    name = "benchmarks.foresight.cli"
+    if sys.argv[1:2] == ["--section"] and (apart := _APART.get("".join(sys.argv[2:3]))) is not None:
+        name = apart
+        del sys.argv[1:3]
+    import_module(name).app()
 
 
 if __name__ == "__main__":

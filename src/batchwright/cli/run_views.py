@@ -500,8 +500,31 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
         ("KV cache", f"peak {report.kv_blocks_peak:,} of {report.kv_blocks:,} blocks ({kv_share:.0%})"),
         ("prefix cache", f"{report.prefix_hit_rate:.1%} of the prompt tokens found in it"),
         ("preemptions", f"{report.preemptions:,}"),
+        *_bound_rows(report),
         ("outside model", f"{report.outside_model_seconds:.2f} s ({outside:.0%} of the loop)"),
     ]
+
+
+_LOST = {
+    "tail": "waiting for the tail",
+    "attention": "attention",
+    "products": "matrix products",
+    "recomputation": "computed again or in vain",
+    "host": "host",
+    "other": "rest of the model",
+}
+_LEAST_LOST = 0.005
+"""Share of the time that is shown."""
+
+
+def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
+    """How close the run came to what this machine can do, and what the rest of its time went into."""
+    if report.share_of_bound is None or report.bound is None:
+        return []
+    lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])
+    parts = [f"{share:.0%} {_LOST[name]}" for name, share in lost if share >= _LEAST_LOST]
+    text = f"{report.share_of_bound:.0%} of the bound of {report.bound_seconds:,.1f} s"
+    return [("speed", "; ".join([text, *([", ".join(parts)] if parts else [])]))]
 
 
 def _percentiles(values: Percentiles) -> str:

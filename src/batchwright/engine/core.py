@@ -23,6 +23,7 @@ from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sampl
 from batchwright.engine.scoring import PromptScores, score_rows, without_scored
 from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
 from batchwright.engine.tokenizer import Tokenizer
+from batchwright.engine.work_meter import WorkMeter
 from batchwright.errors import (
     BatchwrightError,
     Cancelled,
@@ -57,6 +58,8 @@ class EngineCore:
         self.grammars = Grammars(tokenizer, body.vocab_size)
         """Compiled forms of answers. Any thread may use it."""
         self._masks = MaskMaker(body.vocab_size)
+        self.meter: WorkMeter | None = None
+        """What measures steps and counts what answers needed, if somebody wants to know."""
         self.stats = EngineStats(
             implementation=body.description,
             max_num_seqs=scheduler.max_num_seqs,
@@ -252,10 +255,14 @@ class EngineCore:
         on_gpu, masks = self.body.device.type == "cuda", None
         if not on_gpu and (masks := self._masks_for(sampled, states)) is not None and not plan.num_scored:
             batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
+        forward_began = self.clock.now()
         if plan.num_scored:
             output = self._output_with_scores(plan, batch)
         else:
             output = self.body.output(batch, [state.takes_likeliest for state in states])
+        if self.meter is not None:
+            nothing_left = not self.scheduler.num_waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs
+            self.meter.computed(plan, batch, output, self.clock.now() - forward_began, nothing_left=nothing_left)
         if on_gpu:
             # It is still computing: what it takes to make masks is hidden by that.
             masks = self._masks_for(sampled, states)
@@ -355,10 +362,15 @@ class EngineCore:
         """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
         events: list[StreamEvent] = []
         accepted = 0
+        generation = self._generations.get(chunk.sequence.ordinal)
+        if generation is not None:
+            generation.chain += 1
+            generation.turns += chunk.is_decode and chunk.start >= chunk.sequence.num_prompt
         for place, outcome in enumerate(chosen):
             generation = self._generations.get(chunk.sequence.ordinal)
             if generation is None or generation.finish_reason is not None:
                 break  # it has ended, or another completion of the same request has just failed
+            generation.known = len(chunk.sequence.tokens)
             event = self._deliver(generation, outcome, now)
             if event is not None:
                 events.append(event)
@@ -380,6 +392,7 @@ class EngineCore:
         events: list[StreamEvent] = []
         sequence.forced = 0
         for token in generation.forced():
+            generation.forced_tokens += 1
             event = self._deliver(generation, Sampled(token), now)
             if event is not None:
                 events.append(event)
@@ -432,6 +445,8 @@ class EngineCore:
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
 
     def _complete(self, state: RequestState, response: InferenceResponse) -> None:
+        if self.meter is not None:
+            self.meter.answered(state)
         self._forget(state)
         self.stats.latency_ms.add(response.latency_ms)
         self.stats.traffic[state.request.traffic].completed += 1

@@ -33,6 +33,14 @@ class Generation:
         self.sequence = sequence
         self.finish_reason: FinishReason | None = None
         self.first_token_at: float | None = None
+        self.chain = 0
+        """Steps that chose tokens for it."""
+        self.turns = 0
+        """Those of them that computed nothing but what was chosen last."""
+        self.forced_tokens = 0
+        """Tokens that a grammar left no choice about."""
+        self.known = sequence.num_prompt
+        """Tokens that were known when the last one was chosen, which all had to be computed."""
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_token_ids)
         self.matcher = matcher
         self.sampling = SamplingState(params, index, sequence.tokens, self.ends, matcher)

@@ -37,6 +37,7 @@ from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.remote.addresses import shown_address
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.report_page.page import save_page
+from batchwright.jobs.run_bound import RunBound
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.run_recorder import RunRecorder
 from batchwright.jobs.sink import Sink
@@ -164,6 +165,7 @@ class JobRun:
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
+        self._bound: RunBound | None = None
         self._batches: BatchAccount | None = None
         self._long_waits = LongWaits()
         self._recorder = RunRecorder(self.clock, self._tally, lambda: self._stats, self._spent)
@@ -273,6 +275,12 @@ class JobRun:
             raise RunEnded(str(error), self._report(job)) from error
         return self._report(job)
 
+    def _begun_bound(self, job: Job, loaded: LoadedModels) -> RunBound | None:
+        """Measure the run, if it is the whole job, and one engine computes all of it."""
+        if loaded.engine is None or loaded.encoder is not None or loaded.classifiers or job.finished:
+            return None
+        return RunBound.begin(loaded.engine, lambda text: self._show("loading", job, text))
+
     def _loaded(self, job: Job) -> LoadedModels:
         if self.given_engine is not None:
             return LoadedModels(self.given_engine, None, owned=False)
@@ -317,6 +325,7 @@ class JobRun:
                     self._load_seconds = self.clock.now() - began
                 if self.terms is not None and inference.models:
                     self.terms.require_price(self.choice.model or inference.models[0])
+                self._bound = self._begun_bound(job, loaded)
                 await self._loop_through(job, inference)
                 is_complete = True
         finally:
@@ -357,6 +366,8 @@ class JobRun:
         finally:
             self._loop_seconds = self.clock.now() - started
             self._recorder.end({} if self._loop is None else self._loop.pacing)
+            if self._bound is not None:
+                self._bound.end()
             self._model_seconds = self._stats.model_seconds - model_before
 
     def _order(self, inference: Inference) -> LineOrder[Any] | None:
@@ -446,6 +457,7 @@ class JobRun:
             cut_off=0 if self._loop is None or self.choice.backend is None else self._loop.cut_off,
             batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
+            **self._bound_figures(job, interrupted=interrupted),
         )
         if self.report_path is not None:
             report.save(self.report_path)
@@ -456,6 +468,10 @@ class JobRun:
     @property
     def _inputs(self) -> list[str]:
         return [shown_address(name) for name in self.spec.inputs[:_INPUTS_NAMED]]
+
+    def _bound_figures(self, job: Job, *, interrupted: bool) -> dict[str, Any]:
+        is_complete = not interrupted and self._tally.succeeded + self._tally.failed == job.total
+        return self._bound.figures(self._loop_seconds) if self._bound is not None and is_complete else {}
 
     def _answer_lengths(self) -> dict[str, int | None]:
         answers = self._tally.answers

@@ -79,6 +79,14 @@ class RunReport:
     """Time to load the model."""
     loop_seconds: float = 0.0
     """Time from the first line to the last."""
+    bound_seconds: float | None = None
+    """What this machine needs at least for what the run computed, see docs/files.md; None if that is not known.
+    """
+    share_of_bound: float | None = None
+    """Its share of `loop_seconds`: 1 would be as fast as possible."""
+    bound: Mapping[str, Any] | None = None
+    """Its parts and assumptions, where the time went (`time`), and what each part of it took beyond the bound (`lost`),
+    as shares of `loop_seconds`."""
     outside_model_seconds: float = 0.0
     """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0

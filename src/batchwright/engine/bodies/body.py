@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from batchwright.cgroups import free_memory
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
 from batchwright.engine.step.batch import StepBatch
+from batchwright.planning.bound import ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
+
+
+class KernelSeconds(Protocol):
+    """Seconds of steps by what they were spent on, as they grow."""
+
+    products: float
+    attention: float
 
 
 class ModelBody(ABC):
@@ -77,6 +86,15 @@ class ModelBody(ABC):
         and the results of a sequence must not depend on whether others are in the step.
         """
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
+
+    @property
+    def costs(self) -> ModelCosts | None:
+        """What it takes of a machine, known after `allocate`; None where its times cannot be told apart."""
+        return None
+
+    def watch(self) -> KernelSeconds | None:
+        """Return where the seconds of its steps from now on are added up; None as for `costs`."""
+        return None
 
     @property
     def failure(self) -> str | None:

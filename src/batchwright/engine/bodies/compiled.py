@@ -6,6 +6,7 @@ that can be the likeliest at all (`native/screening.h`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -19,7 +20,7 @@ from batchwright.engine.bodies.ops import HeadShape
 from batchwright.engine.bodies.rotation import hadamard, mixed_channels
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderScreen, DecoderSeconds, NativeDecoder
-from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
+from batchwright.engine.native.kernels import BLOCK_SIZE, LANES, NativeKernels, load_kernels
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import (
     PANEL,
@@ -32,6 +33,7 @@ from batchwright.engine.native.weight_panels import (
     quantize_rows,
 )
 from batchwright.engine.step.batch import StepBatch
+from batchwright.planning.bound import ModelCosts
 
 _MOST_HEAD_DIM = 512
 """Largest head size for which sums of products of 16 with 8 bits fit 32 bits."""
@@ -54,25 +56,24 @@ class CompiledStack:
         screen = screen_for(weights.head, self._arena) if weights.tied else None
         self.screens = screen is not None
         """Whether `output` finds the likeliest tokens without logits."""
-        self._decoder = NativeDecoder(
-            kernels.library,
-            DecoderModel(
-                layers=layers,
-                head=self._packed(weights.head),
-                screen=screen,
-                norm=weights.norm,
-                cosines=weights.rope.cosines,
-                sines=weights.rope.sines,
-                hidden=weights.hidden,
-                intermediate=weights.intermediate,
-                heads=weights.shape.heads,
-                kv_heads=weights.shape.kv_heads,
-                head_dim=weights.shape.head_dim,
-                eps=weights.eps,
-                mix=weights.mix,
-                quantized=quantized,
-            ),
+        model = DecoderModel(
+            layers=layers,
+            head=self._packed(weights.head),
+            screen=screen,
+            norm=weights.norm,
+            cosines=weights.rope.cosines,
+            sines=weights.rope.sines,
+            hidden=weights.hidden,
+            intermediate=weights.intermediate,
+            heads=weights.shape.heads,
+            kv_heads=weights.shape.kv_heads,
+            head_dim=weights.shape.head_dim,
+            eps=weights.eps,
+            mix=weights.mix,
+            quantized=quantized,
         )
+        self._costs = _costs(model)
+        self._decoder = NativeDecoder(kernels.library, model)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
         """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
@@ -81,6 +82,17 @@ class CompiledStack:
     def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
         """Return logits, and only the likeliest token of rows that are `greedy`, for a stack that `screens`."""
         return StepOutput(*self._decoder.forward(residual, batch, self.seconds, greedy))
+
+    @property
+    def costs(self) -> ModelCosts:
+        """What the model takes of a machine. Of the last layer, rows without logits need queries, keys and values."""
+        return self._costs
+
+    def watch(self) -> DecoderSeconds:
+        """Return where the seconds of the steps from now on are added up."""
+        if self.seconds is None:
+            self.seconds = DecoderSeconds()
+        return self.seconds
 
     def rows_for(self, tokens: int) -> int:
         return tokens
@@ -103,6 +115,28 @@ class CompiledStack:
 
     def _packed(self, projection: Projection) -> PackedLinear:
         return pack(projection.weight, projection.bias, self._arena, quantized=self._quantized)
+
+
+def _costs(model: DecoderModel) -> ModelCosts:
+    last = model.layers[-1]
+    products = [each for layer in model.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    head, screen, seen = model.head, model.screen, Counter(layer.window for layer in model.layers)
+    # Products with 8 bits are at most twice as fast.
+    likeliest = _operations(head) / (1 if model.quantized else 2)
+    blocks, block_size = last.keys.shape[0], BLOCK_SIZE
+    return ModelCosts(
+        layer_operations=sum(map(_operations, products)),
+        last_operations=sum(map(_operations, (last.output, last.gate_up, last.down))),
+        head_operations=_operations(head),
+        likeliest_operations=_operations(head) if screen is None else likeliest,
+        pair_operations=4 * model.heads * model.head_dim,
+        windows=tuple(seen.items()),
+        key_bytes=(last.keys.nbytes + last.values.nbytes) / (blocks * block_size),
+    )
+
+
+def _operations(product: PackedLinear) -> int:
+    return 2 * product.inputs * product.outputs
 
 
 def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:

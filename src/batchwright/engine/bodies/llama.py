@@ -16,7 +16,7 @@ from torch import Tensor
 
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.bodies.body import ModelBody, StepOutput
+from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
@@ -26,6 +26,7 @@ from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
+from batchwright.planning.bound import ModelCosts
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -130,6 +131,13 @@ class LlamaBody(ModelBody):
 
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
+
+    @property
+    def costs(self) -> ModelCosts | None:
+        return self.stack.costs if isinstance(self.stack, CompiledStack) else None
+
+    def watch(self) -> KernelSeconds | None:
+        return self.stack.watch() if isinstance(self.stack, CompiledStack) else None
 
     def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
         if self.device.type != "cpu":

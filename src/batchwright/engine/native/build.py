@@ -84,12 +84,12 @@ def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
     for path in (*sources, *_HEADERS):
         digest.update(path.read_bytes())
     version = _run([compiler, "--version"]).partition("\n")[0]
-    for text in (*_FLAGS, target, version, _processor()):
+    for text in (*_FLAGS, target, version, processor()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the features that `-march=native` depends on: different machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

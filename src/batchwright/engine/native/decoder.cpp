@@ -29,6 +29,11 @@ struct alignas(64) Progress {
   }
 };
 
+// Seconds that a part spent, by kind.
+struct alignas(64) Spent {
+  double of[3] = {};
+};
+
 // A part's memory between two products. E as below.
 template <class E>
 struct Scratch {
@@ -64,9 +69,9 @@ class Decoder {
   using Cache = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
 
  public:
-  // Computes one of the parts of `step`, whose progress is `progress` [parts].
+  // Computes one of the parts of `step`, whose progress is `progress` [parts] and whose times go to `spent` [parts].
   Decoder(const Model& model, const Step& step, const std::vector<Part>& parts, size_t index, Progress* progress,
-          const Scratch<E>& scratch)
+          Spent* spent, const Scratch<E>& scratch)
       : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim}, scratch_(scratch),
         progress_(progress), index_(index), part_(parts[index]) {
     const int64_t first = part_.first_row, end = part_.end_row;
@@ -88,7 +93,7 @@ class Decoder {
     s_.positions += first;
     s_.slots += first;
     s_.tables += from * s_.table_stride;
-    if (index > 0) s_.seconds = nullptr;
+    if (s_.seconds != nullptr) s_.seconds = spent[index].of;
   }
 
   void run(int threads) {
@@ -343,18 +348,27 @@ void decode(const Model& model, const Step& step) {
   const int threads = omp_get_max_threads();
   const std::vector<Part> parts = cut(model, step, threads);
   std::vector<Progress> progress(parts.size());
+  std::vector<Spent> spent(parts.size());
   std::vector<Decoder<E>> decoders;
   decoders.reserve(parts.size());
   char* at = step.scratch;
   for (size_t index = 0; index < parts.size(); ++index) {
     const Scratch<E> scratch(model, parts[index].end_row - parts[index].first_row, at);
-    decoders.emplace_back(model, step, parts, index, progress.data(), scratch);
+    decoders.emplace_back(model, step, parts, index, progress.data(), spent.data(), scratch);
     at = scratch.end;
   }
-  if (decoders.size() == 1) return decoders[0].run(threads);
-  // With fewer threads than were asked for, parts are computed in their order, so none waits for one that has not begun.
+  if (decoders.size() == 1) {
+    decoders[0].run(threads);
+  } else {
+    // With fewer threads than were asked for, parts are computed in their order, so none waits for one that has not
+    // begun.
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run(1);
+    for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run(1);
+  }
+  if (step.seconds == nullptr) return;
+  for (const Spent& each : spent) {
+    for (int kind = 0; kind < 3; ++kind) step.seconds[kind] += each.of[kind] / spent.size();
+  }
 }
 
 template <class E>

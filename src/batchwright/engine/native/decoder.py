@@ -85,7 +85,7 @@ class DecoderModel:
 
 @dataclass(slots=True)
 class DecoderSeconds:
-    """Seconds of steps that were spent in products and in attention."""
+    """Seconds of steps in products and in attention, each a mean over the threads that computed a part of a step."""
 
     products: float = 0.0
     attention: float = 0.0

@@ -43,7 +43,7 @@ struct Step {
   int64_t* likeliest;     // [logit rows] and its token
   bf16* logits;           // [logit rows that are not greedy][logits_stride]
   char* scratch;
-  double* seconds;  // of products, attention and the rest; null: not wanted
+  double* seconds;  // of products, attention and the rest, a mean over the parts; null: not wanted
   int64_t rows, sequences, table_stride, num_logit_rows, logits_stride, mask_words;
 };
 

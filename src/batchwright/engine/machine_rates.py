@@ -1,0 +1,226 @@
+"""Measurement of the best rates of this machine with the kernels of a model, and a file that keeps them.
+
+The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
+the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights. The
+bandwidth of memory is that of a plain sum. The best of all repetitions counts. Where few come near it, others use the
+processors, and the rates are measured again before long. What is kept only ever gets better: `WorkMeter` finds what a
+run reaches beyond it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from batchwright.durable_files import replacing
+from batchwright.engine.bodies.body import KernelSeconds, ModelBody
+from batchwright.engine.native.build import processor
+from batchwright.engine.step.batch import batch_of
+from batchwright.models import cache_dir
+from batchwright.models.cache import Progress
+from batchwright.planning.bound import MachineRates, ModelCosts, Work
+from batchwright.version import __version__
+
+_log = logging.getLogger(__name__)
+
+_SECONDS = 0.4
+"""Seconds for which each rate is measured, and at least three steps."""
+_LEAST_STEPS = 3
+_MOST_SECONDS = 1.0
+"""Seconds after which a rate that has not settled is taken as it is."""
+_UNSETTLED_FOR = 600.0
+"""Seconds for which rates are used that have not settled."""
+_NEAR = 1.03
+"""Repetitions that take so many times as long as the best one agree with it."""
+_MOST_OPERATIONS = 1.2e11
+"""About the most operations of a step, which a slow machine with a large model computes in a second."""
+_ROWS = (512, 256, 128, 64)
+_KEYS = 112
+"""Keys of each row alone, in whole blocks: too few to be read for several rows together."""
+_READ_BYTES = 2**27
+
+
+def machine_rates(
+    body: ModelBody,
+    block_size: int,
+    num_blocks: int,
+    progress: Progress = lambda text: None,
+    *,
+    again: bool = False,
+) -> MachineRates | None:
+    """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
+
+    They are measured once, in about two seconds, and kept in the cache folder; `again` measures them once more.
+    `progress` is called with a line of text when they are measured. None if the times of the body cannot be told apart,
+    or its KV cache is too small for a measurement.
+    """
+    model, seconds = body.costs, body.watch()
+    if model is None or seconds is None:
+        return None
+    path = _path(model, body)
+    kept = _read(path)
+    if kept is not None and not again and (kept.settled or time.time() - path.stat().st_mtime < _UNSETTLED_FOR):
+        return kept
+    progress("measuring the rates of this machine, once")
+    probe = _Probe(body, model, seconds, block_size, num_blocks)
+    rates = probe.rates()
+    if rates is None:
+        return None
+    keep_rates(rates, body)
+    return rates if kept is None else kept.with_best(rates)
+
+
+def keep_rates(rates: MachineRates, body: ModelBody) -> None:
+    """Keep `rates` where they are better than those that are kept."""
+    model = body.costs
+    if model is None:
+        return
+    path = _path(model, body)
+    kept = _read(path)
+    best = rates if kept is None else kept.with_best(rates)
+    if best == kept and kept.settled:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(msgspec.json.encode(asdict(best)))
+    except OSError as error:
+        _log.info("the rates of this machine are not kept: %s", error)
+
+
+def _read(path: Path) -> MachineRates | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MachineRates)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _path(model: ModelCosts, body: ModelBody) -> Path:
+    """The file for this version, processor, number of threads, and model: rates depend on the shapes of products."""
+    digest = hashlib.sha256()
+    for text in (__version__, processor(), str(torch.get_num_threads()), body.description, repr(model)):
+        digest.update(text.encode() + b"\0")
+    return cache_dir() / "rates" / f"{digest.hexdigest()[:16]}.json"
+
+
+class _Probe:
+    """Steps of one body that nobody waits for."""
+
+    def __init__(
+        self, body: ModelBody, model: ModelCosts, seconds: KernelSeconds, block_size: int, num_blocks: int
+    ) -> None:
+        self._body, self._model, self._seconds = body, model, seconds
+        self._block_size, self._num_blocks = block_size, num_blocks
+        self._settled = True
+
+    def rates(self) -> MachineRates | None:
+        model = self._model
+        most = int(_MOST_OPERATIONS / model.layer_operations)
+        sizes = [rows for rows in _ROWS if rows <= max(most, _ROWS[-1]) and self._fits(rows)]
+        if not sizes or not self._fits_alone(_ROWS[-1]):
+            return None
+        rows = sizes[0]
+        took = self._best(lambda: self._prompt(rows, 0), _by_products)
+        products = Work(rows=rows).product_operations(model) / took
+        took = self._best(lambda: self._prompt(rows, rows), _by_attention)
+        shared = model.pairs(rows, 2 * rows) * model.pair_operations / took
+        alone = next(each for each in _ROWS if each in sizes and self._fits_alone(each))
+        took = self._best(lambda: self._alone(alone), _by_attention)
+        lone = alone * self._keys * sum(layers for _, layers in model.windows) * model.pair_operations / took
+        return MachineRates(
+            products=products,
+            attention=shared,
+            lone_cost=max(1.0, shared / lone),
+            least_step=self._best(lambda: self._prompt(1, 0), _by_products),
+            bandwidth=self._bandwidth(),
+            settled=self._settled,
+        )
+
+    @property
+    def _keys(self) -> int:
+        return _KEYS // self._block_size * self._block_size
+
+    def _fits(self, rows: int) -> bool:
+        return 2 * rows <= min(self._num_blocks * self._block_size, self._body.max_model_len)
+
+    def _fits_alone(self, rows: int) -> bool:
+        return rows + self._keys // self._block_size * 8 <= self._num_blocks
+
+    def _best(self, step: Callable[[], object], kind: Callable[[KernelSeconds], float]) -> float:
+        """Return the fewest seconds of one kind that a step took."""
+
+        def timed() -> float:
+            before = kind(self._seconds)
+            step()
+            return kind(self._seconds) - before
+
+        step()
+        return self._fewest(timed)
+
+    def _fewest(self, timed: Callable[[], float]) -> float:
+        """Return the least of the seconds that `timed` returns, and note whether others came near it."""
+        began, took = time.perf_counter(), list[float]()
+        while (spent := time.perf_counter() - began) < _MOST_SECONDS or len(took) < _LEAST_STEPS:
+            agreeing = sum(each <= _NEAR * min(took) for each in took)
+            if spent >= _SECONDS and agreeing >= _LEAST_STEPS:
+                return min(took)
+            took.append(timed())
+        self._settled = self._settled and sum(each <= _NEAR * min(took) for each in took) >= _LEAST_STEPS
+        return min(took)
+
+    def _bandwidth(self) -> float:
+        """Return the bytes per second of a sum over memory that no cache holds."""
+        values = torch.ones(_READ_BYTES // 4)
+
+        def timed() -> float:
+            began = time.perf_counter()
+            values.sum()
+            return time.perf_counter() - began
+
+        return _READ_BYTES / self._fewest(timed)
+
+    def _prompt(self, rows: int, start: int) -> None:
+        blocks = -(-(start + rows) // self._block_size)
+        self._step([rows], [start], np.arange(blocks, dtype=np.int32)[None], [])
+
+    def _alone(self, rows: int) -> None:
+        """Compute rows each of which reads keys that others read too, but in another order, and writes its own."""
+        shared = self._keys // self._block_size
+        pool = shared * 8
+        tables = (np.arange(rows)[:, None] + np.arange(shared)[None]) % pool
+        own = pool + np.arange(rows)[:, None]
+        self._step(
+            [1] * rows, [self._keys] * rows, np.concatenate((tables, own), axis=1).astype(np.int32), list(range(rows))
+        )
+
+    def _step(
+        self, counts: Sequence[int], starts: Sequence[int], tables: np.ndarray, logit_rows: Sequence[int]
+    ) -> None:
+        tokens = np.arange(sum(counts), dtype=np.int64) % self._body.vocab_size
+        batch = batch_of(
+            tokens,
+            np.array(counts, np.int32),
+            np.array(starts, np.int32),
+            tables,
+            np.array(logit_rows, np.int64),
+            self._block_size,
+            self._body.device,
+        )
+        with torch.inference_mode():
+            self._body.output(batch, [False] * len(logit_rows))
+
+
+def _by_products(seconds: KernelSeconds) -> float:
+    return seconds.products
+
+
+def _by_attention(seconds: KernelSeconds) -> float:
+    return seconds.attention

@@ -1,0 +1,97 @@
+"""The bound of a run: how fast this machine could have computed it at best, and where the time above that went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from batchwright.errors import BatchwrightError
+from batchwright.models.cache import Progress
+from batchwright.planning.bound import Bound, Shares, bound_of, shares_of
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine import Engine
+    from batchwright.engine.work_meter import WorkMeter
+
+
+class RunBound:
+    """Measures one run of an engine that computes nothing else, from `begin` to `end`."""
+
+    def __init__(self, engine: Engine, meter: WorkMeter) -> None:
+        self._engine = engine
+        self._meter = meter
+
+    @classmethod
+    def begin(cls, engine: Engine, progress: Progress) -> RunBound | None:
+        """Begin to measure `engine`; None if a bound could not be told. `progress` is told what takes a while.
+
+        That is so where the times of its model's kernels are not known, and for an engine that has computed something:
+        what it has cached costs the run nothing.
+        """
+        from batchwright.engine.machine_rates import machine_rates
+        from batchwright.engine.work_meter import WorkMeter
+
+        core = engine.core
+        body, blocks = core.body, core.scheduler.blocks
+        if core.stats.steps or core.unfinished:
+            return None
+        rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress)
+        model, seconds = body.costs, body.watch()
+        if rates is None or model is None or seconds is None:
+            return None
+        core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
+        return cls(engine, core.meter)
+
+    def end(self) -> None:
+        """Measure no more, and keep rates that were better than those known before."""
+        from batchwright.engine.machine_rates import keep_rates
+
+        with suppress(BatchwrightError):  # it may be closed
+            self._engine.core.meter = None
+            keep_rates(self._meter.lasting_rates, self._engine.core.body)
+
+    def figures(self, loop_seconds: float) -> dict[str, Any]:
+        """Fields of the report of a run that took `loop_seconds`."""
+        meter = self._meter
+        needed, stats = meter.needed.work, self._engine.stats
+        if not meter.steps or not needed.rows or loop_seconds <= 0:
+            return {}
+        shares_prompts = meter.needed.shares_prompts
+        bound = bound_of(
+            needed,
+            meter.needed.steps,
+            meter.model,
+            meter.rates,
+            places=stats.max_num_seqs,
+            shares_prompts=shares_prompts,
+            block_size=stats.block_size,
+            drafts=stats.accepted_tokens > 0,
+            sampled=meter.needed.sampled,
+        )
+        meter.spent.total = loop_seconds
+        shares = shares_of(
+            bound, meter.spent, needed, meter.computed_work, meter.model, meter.rates, shares_prompts=shares_prompts
+        )
+        return {
+            "bound_seconds": bound.seconds,
+            "share_of_bound": bound.seconds / loop_seconds,
+            "bound": _details(bound, shares, self._meter),
+        }
+
+
+def _details(bound: Bound, shares: Shares, meter: WorkMeter) -> Mapping[str, Any]:
+    """Everything from which the bound can be computed again."""
+    return {
+        "seconds": bound.seconds,
+        **asdict(bound),
+        "steps": meter.steps,
+        "time": dict(shares.spent),
+        "lost": dict(shares.lost),
+        "rates": asdict(meter.rates),
+        "model": asdict(meter.model),
+        "needed": asdict(meter.needed.work),
+        "computed": asdict(meter.computed_work),
+        "needed_steps": asdict(meter.needed.steps),
+    }

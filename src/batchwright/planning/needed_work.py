@@ -1,0 +1,136 @@
+"""What answers had to take of a machine: each beginning that several sequences share is counted once."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from batchwright.planning.bound import ModelCosts, NeededSteps, Work
+
+_MOST_KNOWN = 2**18
+"""Blocks that are remembered; of more, a sample is."""
+_SAFE = 4.0
+"""Standard errors by which an estimate is lowered."""
+_SHARED_KEYS = 128
+"""Fewest keys in common that attention reads once for several rows."""
+
+
+class NeededWork:
+    """The sum of the work that the answers of a job needed, in bounded memory.
+
+    A block of tokens is known by a digest of it and of all before it, so only the same beginning is the same. Once
+    there are more than `most_known` blocks, a part of them is remembered, chosen by their digests, and each of these
+    counts for as many as were left out: the sums are estimates then, without bias.
+    """
+
+    def __init__(self, model: ModelCosts, block_size: int, *, most_known: int = _MOST_KNOWN) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._most_known = most_known
+        self._known: set[int] = set()
+        self._sampling = 0
+        """One in 2 to this power is remembered."""
+        self._work = Work()
+        self._variance = 0.0
+        """Of the rows."""
+        self._longest_chain = 0
+        self._chains = 0.0
+        self.shares_prompts = False
+        """Whether attention may have read keys once for several sequences."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the work is an estimate."""
+        return self._sampling > 0
+
+    @property
+    def steps(self) -> NeededSteps:
+        return NeededSteps(self._longest_chain, self._chains)
+
+    @property
+    def work(self) -> Work:
+        """The work that was needed; of an estimate, what is certain."""
+        found = Work()
+        certain = 1.0 - _SAFE * math.sqrt(self._variance) / self._work.rows if self._variance else 1.0
+        found.add(self._work, max(0.0, certain))
+        found.logit_rows, found.likeliest_rows = self._work.logit_rows, self._work.likeliest_rows
+        return found
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        *,
+        prompt: int,
+        chain: int,
+        turns: int,
+        chosen: int,
+        likeliest: bool,
+        scored: range = range(0),
+    ) -> None:
+        """Count a sequence that was answered.
+
+        - `tokens`: those that had to be computed; the first `prompt` are its prompt.
+        - `chain`: steps that chose tokens for it; `turns`: those of them that computed nothing of it but what was
+          chosen last. `chosen`: the tokens that they chose, right guesses included, without those that a form left no
+          choice about. `likeliest`: whether these are found without all logits.
+        - `scored`: positions of the prompt whose logits were wanted: from the first one on, nothing is shared.
+        """
+        self._longest_chain = max(self._longest_chain, chain)
+        self._chains += chain
+        if likeliest:
+            self._work.likeliest_rows += chosen
+        else:
+            self._work.logit_rows += chosen
+        self._work.logit_rows += len(scored)
+        size, end = self._block_size, len(tokens)
+        sharable = (scored.start if scored else end) // size
+        values = array("I", tokens[: sharable * size])
+        digest, first = b"", 0
+        for block in range(sharable):
+            digest = blake2b(digest + values[block * size : (block + 1) * size].tobytes(), digest_size=8).digest()
+            number = int.from_bytes(digest, "little")
+            if self._sampling:
+                if number & ((1 << self._sampling) - 1) == 0 and number not in self._known:
+                    self._count(number, block * size, (block + 1) * size, prompt, turns)
+                first = (block + 1) * size
+            elif number in self._known:
+                first = (block + 1) * size
+            else:
+                self._known.add(number)
+        # A sample does not tell who has what in common. What is shared takes less, so it is supposed to be.
+        self.shares_prompts = self.shares_prompts or first >= _SHARED_KEYS
+        self._work.add(self._span(first, end, prompt, turns))
+        while len(self._known) > self._most_known:
+            self._sampling += 1
+            mask = (1 << self._sampling) - 1
+            self._known = {number for number in self._known if number & mask == 0}
+
+    def _count(self, number: int, first: int, end: int, prompt: int, turns: int) -> None:
+        """Count a block that was not known, for all that were not looked at."""
+        self._known.add(number)
+        times = float(1 << self._sampling)
+        work = self._span(first, end, prompt, turns)
+        self._work.add(work, times)
+        self._variance += (times - 1.0) * times * work.rows**2
+
+    def _span(self, first: int, end: int, prompt: int, turns: int) -> Work:
+        """Work of the tokens at positions `first` to before `end` of a sequence.
+
+        Each of its turns reads the keys so far. Where they are fewer than the tokens of its answer, some computed
+        several, and fewest keys were read if that was as late as can be.
+        """
+        in_prompt = max(0, min(end, prompt) - first)
+        answered, begin = prompt + turns, max(first, prompt)
+        return Work(
+            rows=end - first,
+            pairs=self._model.pairs(first, end),
+            lone_prompt_keys=in_prompt * turns,
+            lone_answer_keys=_falling(answered - begin) - _falling(answered - max(begin, end)),
+        )
+
+
+def _falling(most: int) -> int:
+    """Return `most` + (`most` - 1) + … + 1."""
+    return most * (most + 1) // 2 if most > 0 else 0

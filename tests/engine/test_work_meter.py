@@ -1,0 +1,171 @@
+"""What the engine says that its steps computed, against what its answers needed, and the rates of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchwright.engine import machine_rates as rates_module
+from batchwright.engine.engine import Engine
+from batchwright.engine.machine_rates import keep_rates, machine_rates
+from batchwright.engine.work_meter import WorkMeter
+from batchwright.planning.bound import MachineRates, Work, bound_of
+from batchwright.request import InferenceRequest
+
+from .support import run
+
+SLOW = MachineRates(products=1.0, attention=1.0, lone_cost=3.0, least_step=1e9, bandwidth=1.0)
+"""Rates that every step beats."""
+STEPS = {"temperature": 0.0, "ignore_eos": True}
+
+
+def metered(engine: Engine) -> WorkMeter:
+    body = engine.core.body
+    model, seconds = body.costs, body.watch()
+    if model is None or seconds is None:
+        pytest.skip("no compiled layers here")
+    engine.core.meter = WorkMeter(model, seconds, SLOW, engine.stats.block_size)
+    return engine.core.meter
+
+
+def computed(engine: Engine, *requests: InferenceRequest) -> WorkMeter:
+    """Compute `requests` and return what was measured; the bound of what they needed was not beaten."""
+    meter = metered(engine)
+    for request in requests:
+        engine.submit(request)
+    assert all(response.error is None for response in run(engine))
+    for shares_prompts in (False, True):
+        meter.needed.shares_prompts = shares_prompts
+        bound = bound_of(
+            meter.needed.work,
+            meter.needed.steps,
+            meter.model,
+            meter.rates,
+            places=engine.stats.max_num_seqs,
+            shares_prompts=shares_prompts,
+        )
+        assert 0.0 < bound.products_seconds <= meter.spent.products * (1 + 1e-9)
+        assert 0.0 < bound.attention_seconds <= meter.spent.attention * (1 + 1e-9)
+    assert meter.spent.products + meter.spent.attention <= meter.spent.forward
+    assert meter.steps >= meter.needed.steps.least(engine.stats.max_num_seqs)
+    return meter
+
+
+def request(prompt: list[int], tokens: int, **others: Any) -> InferenceRequest:
+    return InferenceRequest(prompt=prompt, max_tokens=tokens, **{**STEPS, **others})
+
+
+def without_keys(work: Work) -> Work:
+    return replace(work, lone_prompt_keys=0.0, lone_answer_keys=0.0)
+
+
+@pytest.fixture
+def alone(make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine(dtype="bfloat16", max_num_seqs=4, max_batch_tokens=64, kv_memory="64MiB", drafting=False)
+
+
+def test_what_shares_nothing_needs_all_that_is_computed(alone: Engine) -> None:
+    lines = [request([7 + number] * (20 + 30 * number), 3 + number) for number in range(6)]
+    drawn = request([3] * 5, 4, temperature=1.0, seed=1)
+    meter = computed(alone, *lines, drawn)
+    assert without_keys(meter.needed.work) == without_keys(meter.computed_work)
+    assert meter.needed.work.rows == sum(len(each.prompt) + each.max_tokens - 1 for each in (*lines, drawn))
+    assert (meter.needed.work.logit_rows, meter.needed.work.likeliest_rows) == (4, 33)
+    assert meter.needed.steps.longest_chain == 8
+    assert meter.needed.steps.of_all_chains == 37
+
+
+def test_one_token_needs_no_second_step_and_none_no_logits(alone: Engine) -> None:
+    meter = computed(alone, request([5] * 9, 1), request([6] * 9, 0, prompt_logprobs=0))
+    assert meter.needed.work.rows == 9 + 8
+    assert meter.needed.work.logit_rows == 8
+    assert meter.needed.work.likeliest_rows == 1
+    assert meter.needed.steps.longest_chain == 1
+
+
+def test_a_prompt_is_needed_once(alone: Engine) -> None:
+    others = [request([*[12] * 48, last], 2) for last in (4, 5)]
+    meter = computed(alone, request([11] * 48, 6, n=3, temperature=1.0, seed=3), *others)
+    assert meter.needed.work.rows == (48 + 3 * 5) + (48 + 2 * 2)
+    # The block of the last token of a prompt is not shared.
+    assert meter.computed_work.rows <= meter.needed.work.rows + 2 * 16
+
+
+def test_what_was_computed_in_vain_is_not_needed(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(dtype="bfloat16", max_num_seqs=4, kv_memory=12 * 30 * 16 * 768, drafting=False)
+    meter = computed(engine, *(request([20 + number] * 40, 60) for number in range(3)))
+    assert engine.stats.preemptions
+    assert meter.needed.work.rows == 3 * 99
+    assert meter.computed_work.rows > meter.needed.work.rows
+
+
+def test_right_guesses_make_chains_shorter(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(dtype="bfloat16", max_num_seqs=4)
+    meter = computed(engine, request([9, 10, 11, 12] * 6, 40))
+    assert engine.stats.accepted_tokens
+    assert meter.needed.work.likeliest_rows == 40
+    assert meter.needed.steps.longest_chain == 40 - engine.stats.accepted_tokens
+
+
+def test_tokens_that_follow_from_the_form_are_not_chosen(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(dtype="bfloat16", max_num_seqs=4, drafting=False)
+    schema = {
+        "type": "object",
+        "properties": {"population_of_the_city": {"enum": ["many", "few"]}},
+        "required": ["population_of_the_city"],
+        "additionalProperties": False,
+    }
+    meter = computed(engine, InferenceRequest(prompt="A city:", max_tokens=60, temperature=0.0, schema=schema))
+    forced, generated = engine.stats.forced_tokens, engine.stats.generated_tokens
+    assert forced
+    assert meter.needed.work.likeliest_rows == generated - forced
+    assert meter.needed.steps.longest_chain == generated - forced
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: Engine) -> Engine:
+    """An engine, a cache folder without rates, and measurements that end as soon as they can."""
+    metered(alone)
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(rates_module, "_SECONDS", 0.0)
+    monkeypatch.setattr(rates_module, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(rates_module, "_MOST_OPERATIONS", 0.0)
+    return alone
+
+
+def test_rates_are_measured_once(quick: Engine) -> None:
+    blocks, said = quick.core.scheduler.blocks, list[str]()
+    first = machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, said.append)
+    assert first is not None
+    assert min(first.products, first.attention, first.bandwidth) > 1e6
+    assert 0.0 < first.least_step < 1e9
+    assert first.lone_cost >= 1.0
+    assert machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, said.append) == first
+    assert len(said) == 1
+
+
+def test_rates_that_are_kept_only_rise(quick: Engine) -> None:
+    body, blocks = quick.core.body, quick.core.scheduler.blocks
+    keep_rates(replace(SLOW, products=1e18), body)
+    keep_rates(replace(SLOW, attention=1e18), body)
+    kept = machine_rates(body, blocks.block_size, blocks.num_blocks)
+    assert kept is not None
+    assert (kept.products, kept.attention, kept.bandwidth) == (1e18, 1e18, 1.0)
+    again = machine_rates(body, blocks.block_size, blocks.num_blocks, again=True)
+    assert again is not None
+    assert (again.products, again.attention) == (1e18, 1e18)
+    assert again.bandwidth > 1.0
+
+
+def test_rates_of_a_busy_machine_are_measured_again_before_long(quick: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, blocks = quick.core.body, quick.core.scheduler.blocks
+    keep_rates(replace(SLOW, settled=False), body)
+    assert machine_rates(body, blocks.block_size, blocks.num_blocks) == replace(SLOW, settled=False)
+    monkeypatch.setattr(rates_module, "_UNSETTLED_FOR", -1.0)
+    measured = machine_rates(body, blocks.block_size, blocks.num_blocks)
+    assert measured is not None
+    assert measured.products > SLOW.products
