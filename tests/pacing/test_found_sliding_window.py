@@ -89,6 +89,17 @@ def test_a_window_that_begins_anew_is_not_taken_for_one_that_slides() -> None:
     assert found.limit == 0
 
 
+def test_refusals_at_one_moment_are_one_mistake() -> None:
+    window = FoundSlidingWindow()
+    window.limit = 100
+    for number in range(20):
+        window.refused(10.0 + number / 100, 5.0)
+    assert window.limit == 100
+    for at in (20.0, 30.0):
+        window.refused(at, 5.0)
+    assert not window.limit, "three times in a minute it was wrong"
+
+
 def test_what_was_sent_is_kept_for_some_minutes_only() -> None:
     for is_sliding in (False, True):
         found, endpoint = FoundSlidingWindow(), Endpoint(100)

@@ -30,7 +30,9 @@ _STEP = 0.01
 _MOST_QUIET = 16
 """Most minutes without a refusal until more is tried."""
 _LOST = 3
-"""Refusals in a minute that the count did not foretell after which it is no longer taken for known."""
+"""Times in a minute at which refusals came that the count did not foretell, after which it is not taken for known."""
+_AT_ONCE = 1.0
+"""Seconds within which refusals have one cause, such as a moment in which this machine was busy with something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class FoundSlidingWindow:
         self._quiet = 1
         """Minutes until more is tried."""
         self._early: deque[float] = deque(maxlen=_LOST)
-        """Times of refusals that were not foretold."""
+        """Times at which refusals came that were not foretold."""
 
     @property
     def rate(self) -> float:
@@ -138,7 +140,9 @@ class FoundSlidingWindow:
             self.forget()
 
     def _is_mistaken(self, sent_at: float) -> bool:
-        """Return whether one refusal more that was not foretold is too many: it may have come a moment too soon."""
+        """Return whether one more time that was not foretold is too many: a request may have come a moment too soon."""
+        if self._early and sent_at - self._early[-1] < _AT_ONCE:
+            return False
         self._early.append(sent_at)
         return len(self._early) == _LOST and sent_at - self._early[0] < MINUTE
 
