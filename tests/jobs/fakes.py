@@ -74,6 +74,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.stats.max_num_seqs, self.stats.kv_blocks, self.stats.block_size = self.slots, 2**16, 16
         self.core.clock = MonotonicClock()
+        self.core.body = SimpleNamespace(costs=None)
         self.core.grammars = SimpleNamespace(form=lambda constraint: SimpleNamespace(is_compiled=True))
         self.core.add = lambda request, **more: self.submit(request)
 

@@ -34,12 +34,12 @@ class RunBound:
         from batchwright.engine.work_meter import WorkMeter
 
         core = engine.core
-        body, blocks = core.body, core.scheduler.blocks
-        if core.stats.steps or core.unfinished:
+        body = core.body
+        if (model := body.costs) is None or core.stats.steps or core.unfinished:
             return None
-        rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress)
-        model, seconds = body.costs, body.watch()
-        if rates is None or model is None or seconds is None:
+        blocks = core.scheduler.blocks
+        rates, seconds = machine_rates(body, blocks.block_size, blocks.num_blocks, progress), body.watch()
+        if rates is None or seconds is None:
             return None
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
         return cls(engine, core.meter)
