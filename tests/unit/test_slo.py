@@ -143,7 +143,7 @@ def test_nothing_is_believed_that_was_not_seen() -> None:
         seen.append(room.tokens + 1)
         sequence = Sequence([0] * (room.tokens + 1), 1, 999)
         plan = StepPlan([Chunk(sequence, 0, room.tokens + 1, False, samples=False)])
-        slo.observe(plan, 0.001)
+        slo.observe(plan, StepShape.of(plan.chunks), 0.001)
     assert seen == [16, 32, 64, 128, 256]
 
 
