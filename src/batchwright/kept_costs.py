@@ -21,6 +21,7 @@ import msgspec
 from batchwright.durable_files import replacing
 from batchwright.engine_config import EngineConfig
 from batchwright.models import cache_dir, fingerprint
+from batchwright.scheduling.sizes import EngineSizes
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import Measurement, StepCosts, StepRecord, fitted
 from batchwright.version import __version__
@@ -48,6 +49,16 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """Memory that was free for the KV cache."""
     max_model_len: int
     """Greatest number of tokens of a prompt and its answer."""
+
+    def sizes(self, config: EngineConfig) -> EngineSizes:
+        """Return the sizes of the engine. Raises ValueError for an option that does not fit it."""
+        return EngineSizes.of(
+            config,
+            device=self.device,
+            block_bytes=self.block_bytes,
+            free_bytes=self.free_bytes,
+            max_model_len=self.max_model_len,
+        )
 
 
 class KeptCosts(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kept_costs import EngineFacts, KeptCosts, keep_costs
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
-from batchwright.scheduling.sizes import BLOCK_SIZE, EngineSizes
+from batchwright.scheduling.sizes import BLOCK_SIZE
 
 
 class Engine:
@@ -235,13 +235,7 @@ class Engine:
 
 def _core(body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, facts: EngineFacts) -> EngineCore:
     """Return the loop over `body`, whose KV cache is allocated here."""
-    sizes = EngineSizes.of(
-        config,
-        device=facts.device,
-        block_bytes=facts.block_bytes,
-        free_bytes=facts.free_bytes,
-        max_model_len=facts.max_model_len,
-    )
+    sizes = facts.sizes(config)
     body.allocate(sizes.num_blocks, BLOCK_SIZE, config.attention)
     max_scored = most_scored(body.vocab_size, sizes.max_batch_tokens)
     logit_rows = sizes.max_num_seqs + max_scored
