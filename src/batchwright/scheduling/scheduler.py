@@ -196,10 +196,13 @@ class Scheduler:
             sequence.num_computed += 1
             self._publish_decoded(sequence)
 
-    def measured(self, plan: StepPlan, seconds: float) -> float | None:
-        """Learn that the step took `seconds`, and return what was predicted for it, or None."""
+    def measured(self, plan: StepPlan, seconds: float, pause: float = 0.0) -> float | None:
+        """Learn that the step took `seconds`, and return what was predicted for it, or None.
+
+        `pause`: seconds between the end of the step before and its beginning, if there was work.
+        """
         shape = StepShape.of(plan.chunks)
-        self.record.add(shape, seconds)
+        self.record.add(shape, seconds + pause)
         return self.slo.observe(plan, shape, seconds)
 
     def rollback(self, plan: StepPlan) -> None:

@@ -36,8 +36,6 @@ class Fleet:
     costs: StepCosts
     seed: int | None = 0
     """Of the errors of steps; None: each takes its mean."""
-    gap: float = 0.0
-    """Seconds between two steps of an engine."""
 
     def engines(self) -> list[SimulatedReplica]:
         """Return new engines, which hold nothing."""
@@ -47,7 +45,6 @@ class Fleet:
                 self.costs,
                 max_model_len=self.sizes.max_model_len,
                 seed=None if self.seed is None else self.seed + number,
-                gap=self.gap,
             )
             for number in range(self.replicas)
         ]

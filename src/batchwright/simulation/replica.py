@@ -62,18 +62,14 @@ class SimulatedReplica:
     """An engine that computes in virtual time."""
 
     def __init__(
-        self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: int | None = 0, gap: float = 0.0
+        self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: int | None = 0
     ) -> None:
-        """`seed` of the errors of steps, which are drawn from those of the fit; None: each step takes the mean.
-
-        `gap`: seconds between two steps, beside those that a step takes.
-        """
+        """`seed` of the errors of steps, which are drawn from those of the fit; None: each step takes the mean."""
         self.scheduler = scheduler
         self._max_model_len = max_model_len
         self.figures = ReplicaFigures()
         self._costs = costs
         self._draw = None if seed is None else random.Random(seed)
-        self._gap = gap
         self._served: dict[int, Served] = {}
         """Unfinished requests by the ordinals of their sequences."""
         self._step: tuple[StepPlan, float] | None = None
@@ -125,7 +121,7 @@ class SimulatedReplica:
         shape = StepShape.of(plan.chunks)
         seconds = self._costs.seconds(shape) if self._draw is None else self._costs.drawn(shape, self._draw.random())
         self._step = plan, seconds
-        return now + seconds + self._gap
+        return now + seconds
 
     def end(self, now: float) -> list[Served]:
         """End the step, at the time that `begin` has told, and return the requests that it completed."""
@@ -159,9 +155,9 @@ class SimulatedReplica:
     def _count(self, plan: StepPlan, seconds: float) -> None:
         figures, used = self.figures, self.scheduler.blocks.num_used
         figures.steps += 1
-        figures.busy_seconds += seconds + self._gap
+        figures.busy_seconds += seconds
         figures.computed_tokens += plan.num_tokens
         figures.batch_tokens += plan.num_batch_tokens
         figures.occupancy_sum += len(plan.chunks)
         figures.kv_blocks_peak = max(figures.kv_blocks_peak, used)
-        figures.kv_block_seconds += used * (seconds + self._gap)
+        figures.kv_block_seconds += used * seconds
