@@ -153,7 +153,9 @@ def _planned(
     rate = _ONLINE / _seconds_each(requests[:400], law, sizes)
     online = [each for each in with_rate(requests, rate) if each.arrived_at < seconds]
     job = lines * 100
-    return shifted(online), job[: max(1, int(_JOB * seconds / _seconds_each(lines, law, sizes)))]
+    # The first of them comes when the job has begun, which takes a moment.
+    online = [replace(each, arrived_at=each.arrived_at + 1.0) for each in shifted(online)]
+    return online, job[: max(1, int(_JOB * seconds / _seconds_each(lines, law, sizes)))]
 
 
 def _seconds_each(requests: Sequence[SimulatedRequest], law: StepCosts, sizes: EngineSizes) -> float:

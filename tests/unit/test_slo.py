@@ -94,7 +94,7 @@ def test_margins_follow_the_noise() -> None:
 
 def test_the_shape_of_a_step_tells_decodes_from_prompts() -> None:
     shape = StepShape.of([_chunk(9, 1), _chunk(0, 3), _chunk(5, 2)])
-    assert shape == StepShape(5, 1 + 2 + 3 + 6 + 7, 1, 10)
+    assert shape == StepShape(5, 1 + 2 + 3 + 6 + 7, 1, 10, 3)
     assert shape.num_tokens == 6
 
 

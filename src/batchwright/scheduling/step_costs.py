@@ -31,6 +31,7 @@ _WORST_RATIO = 4.0
 """Largest ratio of measured to predicted seconds that counts: what is beyond was a pause of the machine."""
 _OUTLIER = 5.0
 """Steps so many times the usual error away from the law are left out of its fit."""
+_SHORTEST = 1e-6
 _EACH = 12
 """Measurements kept of steps that are alike."""
 _KINDS = 512
@@ -77,7 +78,7 @@ class StepCosts:
         for cost, bend in zip(bends, BENDS, strict=True):
             if num_rows > bend:
                 seconds += cost * (num_rows - bend)
-        return seconds
+        return max(seconds, _SHORTEST)
 
     def drawn(self, shape: StepShape, luck: float) -> float:
         """Return the seconds of one such step; `luck`, 0 to 1, chooses among the errors that were seen."""
@@ -109,13 +110,13 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     chosen = np.ones(len(seconds), dtype=bool)
     coefficients = _least_squares(scaled)
     for _ in range(3):
-        errors = np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / seconds))
+        errors = np.abs(np.log(np.maximum(features @ coefficients, _SHORTEST) / seconds))
         chosen = errors <= max(0.05, _OUTLIER * float(np.median(errors)))
         coefficients = _least_squares(scaled[chosen])
-    predicted = np.maximum(features @ coefficients, 1e-9)
+    predicted = np.maximum(features @ coefficients, _SHORTEST)
     # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
     coefficients = coefficients * float(np.mean((seconds / predicted)[chosen]))
-    ratios = np.clip(seconds / np.maximum(features @ coefficients, 1e-9), 1.0 / _WORST_RATIO, _WORST_RATIO)
+    ratios = np.clip(seconds / np.maximum(features @ coefficients, _SHORTEST), 1.0 / _WORST_RATIO, _WORST_RATIO)
     levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     return StepCosts(
         tuple(float(each) for each in coefficients),

@@ -7,6 +7,7 @@ do of a real service. Lines of a job are read as there is room, as `run` and the
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -96,21 +97,26 @@ class _Simulation:
 
     def run(self) -> SimulationResult:
         now = 0.0
+        self._admit(now)
         self._hand_out(now)
         while self._ends or self._arrived < len(self._arrivals):
-            arrival = self._arrivals[self._arrived].arrived_at if self._arrived < len(self._arrivals) else float("inf")
+            arrival = self._arrivals[self._arrived].arrived_at if self._arrived < len(self._arrivals) else math.inf
             if not self._ends or arrival <= self._ends[0][0]:
-                now = max(now, arrival)
-                while self._arrived < len(self._arrivals) and self._arrivals[self._arrived].arrived_at <= now:
-                    self._submit(self._arrivals[self._arrived])
-                    self._arrived += 1
+                now = arrival
             else:
                 now, number = heapq.heappop(self._ends)
                 for served in self._engines[number].end(now):
                     self._finished(served)
+            self._admit(now)
             self._hand_out(now)
         self._result.seconds = now
         return self._result
+
+    def _admit(self, now: float) -> None:
+        """Take the requests that have arrived by now."""
+        while self._arrived < len(self._arrivals) and self._arrivals[self._arrived].arrived_at <= now:
+            self._submit(self._arrivals[self._arrived])
+            self._arrived += 1
 
     def _hand_out(self, now: float) -> None:
         """Read lines while there is room, give requests to engines, and begin the steps of those that have work."""

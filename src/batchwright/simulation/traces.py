@@ -112,7 +112,8 @@ def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:
 
 def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        # A line without its end was being written when a machine went down.
+        if not line.rstrip().endswith("}"):
             continue
         try:
             row = msgspec.json.decode(line)
