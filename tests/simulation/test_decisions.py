@@ -122,7 +122,7 @@ def twin_plans(model: Path, config: EngineConfig, requests: list[SimulatedReques
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"tpot_ms": 18.0, "ttft_ms": 60.0}, {"kv_memory": "60KiB"}, {"prefix_caching": False, "batch_share": 0.3}],
+    [{}, {"tpot_ms": 18.0, "ttft_ms": 60.0}, {"kv_memory": "160KiB"}, {"prefix_caching": False, "batch_share": 0.3}],
     ids=["plain", "slo", "little memory", "no cache"],
 )
 @pytest.mark.parametrize("flows", [False, True], ids=["one flow", "several"])
