@@ -212,9 +212,7 @@ async def _serve(
     return Served(ttft, tpot, max(ended))
 
 
-def _request(
-    each: SimulatedRequest, traffic: Traffic, draw: random.Random, vocab: int
-) -> InferenceRequest:
+def _request(each: SimulatedRequest, traffic: Traffic, draw: random.Random, vocab: int) -> InferenceRequest:
     """Return a request of these lengths, whose beginning is that of others with the same blocks."""
     ordinary = range(vocab // 40, vocab)
     tokens = [token for block in each.blocks for token in random.Random(block).choices(ordinary, k=each.block_tokens)]

@@ -60,7 +60,9 @@ def noted(scheduler: Scheduler) -> list[Plan]:
     def noting(now: float) -> StepPlan:
         plan = schedule(now)
         if plan.chunks:
-            plans.append((round(now, 9), tuple((each.sequence.ordinal, each.start, each.count) for each in plan.chunks)))
+            plans.append(
+                (round(now, 9), tuple((each.sequence.ordinal, each.start, each.count) for each in plan.chunks))
+            )
         return plan
 
     scheduler.schedule = noting  # type: ignore[method-assign]

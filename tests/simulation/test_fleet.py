@@ -58,7 +58,9 @@ def test_all_requests_end_once_in_time_that_only_goes_forward(
         assert each.refused == (asked.prompt_tokens + asked.output_tokens > 512)
         if not each.refused:
             assert asked.arrived_at < each.first_token_at <= each.ended_at <= result.seconds
-            assert each.ended_at - asked.arrived_at >= asked.output_tokens * LAW.seconds(StepShape(0, 0, 1, 1, 1)) * 0.99
+            assert (
+                each.ended_at - asked.arrived_at >= asked.output_tokens * LAW.seconds(StepShape(0, 0, 1, 1, 1)) * 0.99
+            )
     computed = sum(each.computed_tokens for each in result.replicas)
     answered = [each for each in result.served if not each.refused]
     least = sum(each.request.prompt_tokens - each.cached_tokens + each.request.output_tokens - 1 for each in answered)

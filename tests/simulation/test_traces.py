@@ -50,7 +50,7 @@ def test_our_own_log() -> None:
     first, second = read_trace(lines, "log")
     assert (first.arrived_at, second.arrived_at) == (0.0, 0.75)
     assert (first.traffic, second.traffic) == ("online", "batch")
-    assert first.tokens(0) == [*range(0, 1), *[0] * 15, *[1] * 16, *[2] * 16, *[own_token(0)] * 52]
+    assert first.tokens(0) == [*range(1), *[0] * 15, *[1] * 16, *[2] * 16, *[own_token(0)] * 52]
 
 
 @pytest.mark.parametrize(

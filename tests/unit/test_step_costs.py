@@ -37,7 +37,9 @@ def measured(count: int, noise: float, seed: int) -> list[Measurement]:
     for number in range(count):
         prompt = draw.choice((0, 0, 3, 40, 500)) if number else 500
         rows = draw.choice((0, 1, 2, 6, 12, 40, 200)) if prompt else draw.choice((1, 2, 6, 12, 40, 200))
-        shape = StepShape(prompt, prompt * draw.randint(1, 1500), rows, rows * draw.randint(1, 1500), rows + bool(prompt))
+        shape = StepShape(
+            prompt, prompt * draw.randint(1, 1500), rows, rows * draw.randint(1, 1500), rows + bool(prompt)
+        )
         found.append(Measurement(shape, LAW.seconds(shape) * draw.uniform(1 - noise, 1 + noise)))
     return found
 

@@ -233,9 +233,7 @@ def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: Engin
 
 
 def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list[str | None]]]:
-    goals = [
-        f"{name} ≤ {value:g} ms" for name, value in (("TTFT", config.ttft_ms), ("TPOT", config.tpot_ms)) if value
-    ]
+    goals = [f"{name} ≤ {value:g} ms" for name, value in (("TTFT", config.ttft_ms), ("TPOT", config.tpot_ms)) if value]
     rows: list[tuple[str, list[str | None]]] = [
         ("online requests", [f"{each.online_requests:,}" if each.online_requests else None for each in outcomes]),
         (f"SLO met ({', '.join(goals) or 'answered'})", [_share(each.slo_attainment) for each in outcomes]),

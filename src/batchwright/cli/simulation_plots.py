@@ -20,7 +20,9 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtra(f"plots need {error.name}; install it: pip install vl-convert-python") from error
     spec = plots_of(outcomes)
-    text = vl_convert.vegalite_to_html(spec, bundle=True) if path.suffix == ".html" else vl_convert.vegalite_to_svg(spec)
+    text = (
+        vl_convert.vegalite_to_html(spec, bundle=True) if path.suffix == ".html" else vl_convert.vegalite_to_svg(spec)
+    )
     with replacing(path) as file:
         file.write(text.encode())
 

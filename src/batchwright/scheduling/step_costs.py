@@ -59,7 +59,9 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_FEATURES or min(self.coefficients) < 0.0 or not any(self.coefficients):
-            raise ValueError(f"coefficients={self.coefficients}: must be {NUM_FEATURES} numbers of at least 0, not all 0")
+            raise ValueError(
+                f"coefficients={self.coefficients}: must be {NUM_FEATURES} numbers of at least 0, not all 0"
+            )
         if not self.ratios or min(self.ratios) <= 0.0:
             raise ValueError(f"ratios={self.ratios}: must be numbers above 0, at least one")
 

@@ -66,7 +66,9 @@ class SimulationResult:
         return [each for each in self.served if each.request.traffic == traffic]
 
 
-def simulate(fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest] = ()) -> SimulationResult:
+def simulate(
+    fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest] = ()
+) -> SimulationResult:
     """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
 
     Raises ValueError if there are fewer replicas than one.
@@ -77,9 +79,7 @@ def simulate(fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[Sim
 
 
 class _Simulation:
-    def __init__(
-        self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest]
-    ) -> None:
+    def __init__(self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest]) -> None:
         self._engines = fleet.engines()
         self._arrivals = sorted(online, key=lambda each: each.arrived_at)
         self._job = [replace(each, traffic="batch", arrived_at=0.0) for each in job]

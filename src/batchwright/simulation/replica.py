@@ -7,7 +7,7 @@ plan, compute, commit, append a token to each sequence that got one, end those t
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from batchwright.scheduling import Scheduler, Sequence, StepPlan
 from batchwright.scheduling.slo import StepShape
@@ -61,9 +61,7 @@ class ReplicaFigures:
 class SimulatedReplica:
     """An engine that computes in virtual time."""
 
-    def __init__(
-        self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: int | None = 0
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: int | None = 0) -> None:
         """`seed` of the errors of steps, which are drawn from those of the fit; None: each step takes the mean."""
         self.scheduler = scheduler
         self._max_model_len = max_model_len

@@ -161,4 +161,8 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 
 def _request(at: float, prompt: int, output: int, **more: Any) -> SimulatedRequest | None:
-    return SimulatedRequest(arrived_at=at, prompt_tokens=prompt, output_tokens=output, **more) if prompt and output else None
+    return (
+        SimulatedRequest(arrived_at=at, prompt_tokens=prompt, output_tokens=output, **more)
+        if prompt and output
+        else None
+    )
