@@ -98,8 +98,8 @@ async def _page(model: str, seconds: float) -> str:
         [
             "## The digital twin",
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
-            f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each cell:"
-            f" the engine, the simulation (the median of {_SEEDS}), the error. The law of a step is fitted to"
+            f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
+            f" cell: the engine, the simulation (the median of {_SEEDS}), the error. The law of a step is fitted to"
             f" {law.steps} steps of a probe and a warm-up: 90% of these within {law.within(0.9):.1%}. {host['date']};"
             f" {host['processor']}, Python {host['python']}.",
             table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),

@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -81,8 +82,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
     @property
     def costs(self) -> StepCosts:
         """The law of these measurements."""
-        law = fitted(self.record.measurements)
-        return StepCosts(law.coefficients, law.ratios, self.steps)
+        return replace(fitted(self.record.measurements), steps=self.steps)
 
 
 def read_costs(path: Path) -> KeptCosts:
@@ -116,9 +116,10 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
 
 
 def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: StepRecord) -> KeptCosts | None:
-    """Add what an engine has measured to what is kept of its model, and return all of it; None where that is too little.
+    """Add what an engine has measured to what is kept of its model, and return all of it.
 
-    Nothing is raised: a cache that cannot be written costs the next forecast a probe.
+    None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
+    next forecast a probe.
     """
     try:
         identity = _identity(model, config)
@@ -181,9 +182,8 @@ def _gpus() -> list[str]:
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                if line.startswith("Model:"):
-                    found.append(line.partition(":")[2].strip())
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return found
 
 

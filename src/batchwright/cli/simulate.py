@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _PARAGRAPHS = (
     "Answer questions of capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
-    "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service; only the time "
-    "of a step is a law, which every run measures on this machine and keeps. Without one, the model is loaded and probed "
-    "for some seconds. Drafts of greedy answers are not simulated.",
-    "Example: batchwright simulate --trace azure_llm_2023_conv.csv --rate 2 --replicas 1,2,4 --ttft-ms 500 --tpot-ms 50 "
-    "--job prompts.jsonl",
+    "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service; only the "
+    "time of a step is a law, which every run measures on this machine and keeps. Without one, the model is loaded and "
+    "probed for some seconds. Drafts of greedy answers are not simulated.",
+    "Example: batchwright simulate --trace azure_llm_2023_conv.csv --rate 2 --replicas 1,2,4 --ttft-ms 500 "
+    "--tpot-ms 50 --job prompts.jsonl",
     "Exit status: 0; 2 bad usage; 1 anything else.",
 )
 HELP = "\n\n".join(_PARAGRAPHS)
@@ -46,8 +46,8 @@ _REQUESTS = "Only the first so many of the trace; without a trace, how many are 
 _PROMPTS = "Without a trace: mean tokens of drawn prompts."
 _OUTPUTS = "Without a trace: mean tokens of drawn answers."
 _JOB = (
-    "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its lines "
-    "are there from the start, as a batch."
+    "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its "
+    "lines are there from the start, as a batch."
 )
 _EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
 _MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
@@ -240,7 +240,8 @@ def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list
     ]
     for name, found in (("TTFT", [each.ttft_ms for each in outcomes]), ("TPOT", [each.tpot_ms for each in outcomes])):
         for level in ("p50", "p90", "p99"):
-            rows.append((f"{name} {level}", [None if each is None else _ms(getattr(each, level)) for each in found]))
+            cells = [None if each is None else _ms(getattr(each, level)) for each in found]
+            rows.append((f"{name} {level}", cells))
     money: list[tuple[str, str]] = [
         ("cost per hour", "cost_per_hour"),
         ("cost of all", "cost"),

@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT = 260, 200
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw `outcomes` into an .svg file, or into an .html file that needs no network. Raises `MissingExtra`, OSError."""
+    """Draw `outcomes` into an .svg file, or an .html file that needs no network. Raises `MissingExtra`, OSError."""
     try:
         import vl_convert
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Lengths of the lines of a job, for simulations: of prompts as the tokenizer counts them, of answers as they may be."""
+"""Lengths of a job's lines, for simulations: of prompts as the tokenizer counts them, of answers as they may be."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def job_lengths(
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
     `{"prompt_tokens": 300, "output_tokens": 120}`; else `expected_tokens`, or without it the most that a line allows.
-    `longest`: most tokens of a prompt and its answer. `tokenizer` is called when prompts are to be counted. Lines that cannot be computed are left out. Raises `InputError`
-    if there is no other, and what reading the file and loading the tokenizer raise.
+    `longest`: most tokens of a prompt and its answer. `tokenizer` is called when prompts are to be counted. Lines that
+    cannot be computed are left out. Raises `InputError` if there is no other, and what reading the file and loading
+    the tokenizer raise.
     """
     files = [located(each) for each in expanded([name])]
     input_format = format_of(files[0], None)
@@ -63,7 +64,7 @@ def job_lengths(
 
 
 def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
-    """Return the request of a line that tells its lengths, none for a result without an answer; None for other lines."""
+    """Return the request of a line that tells its lengths, none for a result without an answer; None: it does not."""
     if {"prompt_tokens", "output_tokens"} <= fields.keys():
         try:
             request = logged({"at": 0, **fields})

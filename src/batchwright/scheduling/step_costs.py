@@ -12,6 +12,7 @@ and the bend between the two is found by the fit.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,11 @@ class StepCosts:
     coefficients: tuple[float, ...]
     """Seconds for one of each of `features_of`."""
     ratios: tuple[float, ...] = (1.0,)
-    """Quantiles of measured over predicted seconds, evenly spaced, the smallest first."""
+    """Quantiles of measured over predicted seconds of the shorter half of the steps, evenly spaced."""
+    long_ratios: tuple[float, ...] = (1.0,)
+    """Those of the longer half, which a pause of the machine lengthens by less."""
+    long_from: float = math.inf
+    """Predicted seconds from which on a step counts as long."""
     steps: int = 0
     """Number of measured steps that it was fitted to."""
 
@@ -62,8 +67,9 @@ class StepCosts:
             raise ValueError(
                 f"coefficients={self.coefficients}: must be {NUM_FEATURES} numbers of at least 0, not all 0"
             )
-        if not self.ratios or min(self.ratios) <= 0.0:
-            raise ValueError(f"ratios={self.ratios}: must be numbers above 0, at least one")
+        for ratios in (self.ratios, self.long_ratios):
+            if not ratios or min(ratios) <= 0.0:
+                raise ValueError(f"ratios={ratios}: must be numbers above 0, at least one")
 
     def seconds(self, shape: StepShape) -> float:
         """Return the seconds that such a step takes on average."""
@@ -84,11 +90,13 @@ class StepCosts:
 
     def drawn(self, shape: StepShape, luck: float) -> float:
         """Return the seconds of one such step; `luck`, 0 to 1, chooses among the errors that were seen."""
-        return self.seconds(shape) * self.ratios[min(len(self.ratios) - 1, int(luck * len(self.ratios)))]
+        seconds = self.seconds(shape)
+        ratios = self.ratios if seconds < self.long_from else self.long_ratios
+        return seconds * ratios[min(len(ratios) - 1, int(luck * len(ratios)))]
 
     def within(self, share: float) -> float:
         """Return the relative error within which this share of the steps were predicted."""
-        errors = sorted(abs(ratio - 1.0) for ratio in self.ratios)
+        errors = sorted(abs(ratio - 1.0) for ratio in (*self.ratios, *self.long_ratios))
         return errors[min(len(errors) - 1, int(share * len(errors)))]
 
 
@@ -99,10 +107,10 @@ def features_of(shape: StepShape) -> tuple[float, ...]:
 
 
 def fitted(measurements: Sequence[Measurement]) -> StepCosts:
-    """Return the law that fits `measurements` best. Raises ValueError without any, or with seconds that are not above 0.
+    """Return the law that fits `measurements` best.
 
     The relative error counts, so that a quick step counts as much as a slow one. What is far from the law of the others
-    is left out.
+    is left out. Raises ValueError without any measurement, or with seconds that are not above 0.
     """
     if not measurements or min(each.seconds for each in measurements) <= 0.0:
         raise ValueError(f"{len(measurements)} measurements: must be one or more, of seconds above 0")
@@ -118,13 +126,22 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     predicted = np.maximum(features @ coefficients, _SHORTEST)
     # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
     coefficients = coefficients * float(np.mean((seconds / predicted)[chosen]))
-    ratios = np.clip(seconds / np.maximum(features @ coefficients, _SHORTEST), 1.0 / _WORST_RATIO, _WORST_RATIO)
-    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    predicted = np.maximum(features @ coefficients, _SHORTEST)
+    ratios = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
+    long_from = float(np.median(predicted))
+    is_long = predicted >= long_from
     return StepCosts(
         tuple(float(each) for each in coefficients),
-        tuple(float(each) for each in np.quantile(ratios, levels)),
+        _quantiles(ratios if is_long.all() else ratios[~is_long]),
+        _quantiles(ratios[is_long]),
+        long_from,
         len(measurements),
     )
+
+
+def _quantiles(values: NDArray[np.float64]) -> tuple[float, ...]:
+    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    return tuple(float(each) for each in np.quantile(values, levels))
 
 
 def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:

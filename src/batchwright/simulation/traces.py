@@ -76,7 +76,7 @@ def poisson(requests: Iterable[SimulatedRequest], rate: float, seed: int) -> lis
 
 
 def drawn_lengths(count: int, prompt: float, output: float, seed: int) -> list[SimulatedRequest]:
-    """Return requests with random lengths of these means: exponential ones, spread about as widely as those of chats."""
+    """Return requests with random lengths of these means: exponential ones, about as wide as those of chats."""
     draw = random.Random(seed)
     return [
         SimulatedRequest(prompt_tokens=_length(draw, prompt), output_tokens=_length(draw, output)) for _ in range(count)
@@ -95,8 +95,8 @@ def _rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
     columns = next(csv.reader([first]), [])
     if missing := [each for each in _AZURE if each not in columns]:
         raise InputError(
-            f"{name} is no trace: it has no column {missing[0]}; known are CSV with {', '.join(_AZURE)}, and JSON Lines "
-            f"with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}"
+            f"{name} is no trace: it has no column {missing[0]}; known are CSV with {', '.join(_AZURE)}, and JSON "
+            f"Lines with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}"
         )
     for number, row in enumerate(csv.DictReader(lines, columns), 2):
         try:
