@@ -70,6 +70,8 @@ class SimulatedReplica:
         self._draw = None if seed is None else random.Random(seed)
         self._served: dict[int, Served] = {}
         """Unfinished requests by the ordinals of their sequences."""
+        self._learns = scheduler.slo.ttft is not None or scheduler.slo.tpot is not None
+        """Whether the scheduler asks how long steps take: for an SLO, and where several owners share the engine."""
         self._step: tuple[StepPlan, float] | None = None
         """The step that is being computed, and its seconds."""
 
@@ -103,6 +105,7 @@ class SimulatedReplica:
             flow=request.flow,
         )
         served.sequence = sequence
+        self._learns = self._learns or request.flow is not None
         self.scheduler.add(sequence)
         self._served[sequence.ordinal] = served
         return True
@@ -139,7 +142,8 @@ class SimulatedReplica:
                     ended.append(served)
         for served in ended:
             self._finish(served, now)
-        self.scheduler.measured(plan, seconds)
+        if self._learns:
+            self.scheduler.measured(plan, seconds)
         self._count(plan, seconds)
         return ended
 
