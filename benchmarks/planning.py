@@ -1,6 +1,6 @@
 """Jobs that are known before they start: `.venv/bin/python benchmarks/planning.py --help`.
 
-`--section bounds` first has a help of its own: `benchmarks/planning.py --section bounds --help`.
+`--section bounds` and `--section twin` have a help of their own: `benchmarks/planning.py --section twin --help`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-_APART = {"bounds": "benchmarks.planning.bounds"}
+_APART = {"bounds": "benchmarks.planning.bounds", "twin": "benchmarks.planning.twin"}
 """Sections that are commands of their own, with options of their own."""
 
 

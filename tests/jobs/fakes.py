@@ -87,6 +87,9 @@ class FakeEngine:
         """Those of all requests, as they were before they were encoded."""
         return [decode(request.prompt) for request in self.submitted]
 
+    def keep_costs(self) -> None:
+        """What its steps took is nothing to keep."""
+
     def submit(self, request: InferenceRequest) -> None:
         if len(request.prompt) > LONGEST_PROMPT:
             raise ContextLengthExceeded(f"prompt of {len(request.prompt)} tokens is too long")

@@ -94,7 +94,7 @@ def test_margins_follow_the_noise() -> None:
 
 def test_the_shape_of_a_step_tells_decodes_from_prompts() -> None:
     shape = StepShape.of([_chunk(9, 1), _chunk(0, 3), _chunk(5, 2)])
-    assert shape == StepShape(5, 1 + 2 + 3 + 6 + 7, 1, 10)
+    assert shape == StepShape(5, 1 + 2 + 3 + 6 + 7, 1, 10, 3)
     assert shape.num_tokens == 6
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_believed_that_was_not_seen() -> None:
         seen.append(room.tokens + 1)
         sequence = Sequence([0] * (room.tokens + 1), 1, 999)
         plan = StepPlan([Chunk(sequence, 0, room.tokens + 1, False, samples=False)])
-        slo.observe(plan, 0.001)
+        slo.observe(plan, StepShape.of(plan.chunks), 0.001)
     assert seen == [16, 32, 64, 128, 256]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import batches, jobs, keys, models, plan, quotas, report, run, serve, show, webhooks
+from batchwright.cli import batches, jobs, keys, models, plan, quotas, report, run, serve, show, simulate, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -34,6 +34,7 @@ app.command("run", help=run.HELP, cls=run.RunCommand)(run.run_command)
 app.command("plan", help=plan.HELP, cls=run.RunCommand)(plan.plan_command)
 app.command("show", help=show.HELP)(show.show_command)
 app.command("report", help=report.HELP)(report.report_command)
+app.command("simulate", help=simulate.HELP)(simulate.simulate_command)
 app.command("serve", help=serve.SERVE_HELP, context_settings=serve.PASSED_ON, add_help_option=False)(
     serve.serve_command
 )

@@ -41,6 +41,7 @@ from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_PAUSE = 0.01
 _NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
@@ -71,6 +72,8 @@ class EngineCore:
         """Unfinished generations by the ordinals of their sequences."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
+        self._left_at: float | None = None
+        """When the last step was done, if there was work left."""
 
     @property
     def unfinished(self) -> int:
@@ -170,11 +173,13 @@ class EngineCore:
         events = self._step()
         self._gauge()
         self._call_back()
+        self._left_at = self.clock.now() if self.scheduler.has_work else None
         return events
 
     @torch.inference_mode()
     def _step(self) -> list[StreamEvent]:
         began = self.clock.now()
+        pause = 0.0 if self._left_at is None else began - self._left_at
         plan = self.scheduler.schedule(began)
         events: list[StreamEvent] = []
         for late in plan.expired:
@@ -210,7 +215,8 @@ class EngineCore:
             for chunk in plan.chunks:  # of which the others have more to compute
                 self.scheduler.repeat_last(chunk.sequence)
             raise
-        self._count(plan, model_seconds, self.clock.now() - began)
+        # What is longer is the pause of a caller who does something else between steps.
+        self._count(plan, model_seconds, self.clock.now() - began, pause if pause < _LONGEST_PAUSE else 0.0)
         return events
 
     def _end_all(self, reason: str) -> list[StreamEvent]:
@@ -489,7 +495,7 @@ class EngineCore:
             self.stats.cached_tokens += generation.sequence.num_cached
             del self._generations[generation.sequence.ordinal]
 
-    def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float) -> None:
+    def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float, pause: float) -> None:
         stats = self.stats
         decodes = 0
         for chunk in plan.chunks:
@@ -499,7 +505,7 @@ class EngineCore:
                 stats.traffic[chunk.sequence.traffic].prefill_tokens += chunk.count
         total, of_batches = plan.num_tokens, plan.num_batch_tokens
         stats.last_step_seconds = step_seconds
-        stats.last_step_predicted = self.scheduler.measured(plan, step_seconds)
+        stats.last_step_predicted = self.scheduler.measured(plan, step_seconds, pause)
         stats.step_margin = self.scheduler.slo.times.margin
         stats.traffic["batch"].computed_tokens += of_batches
         stats.traffic["online"].computed_tokens += total - of_batches

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody, load_body
 from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.core import EngineCore
@@ -17,15 +16,12 @@ from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.scoring import PromptScores, most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS, EngineConfig, parse_bytes
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
-from batchwright.kv import BlockManager
+from batchwright.kept_costs import EngineFacts, KeptCosts, keep_costs
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve, served_name
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
-from batchwright.scheduling import Scheduler, SloController
-
-BLOCK_SIZE = 16
-_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+from batchwright.scheduling.sizes import BLOCK_SIZE
 
 
 class Engine:
@@ -52,11 +48,14 @@ class Engine:
         self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:
-            self._core: EngineCore | None = _core(loaded, folder, config, clock or MonotonicClock())
+            self.facts = _facts(loaded, config.attention)
+            """What of it depends on its model and this machine alone."""
+            self._core: EngineCore | None = _core(loaded, config, clock or MonotonicClock(), folder, self.facts)
         except BaseException:
             loaded.close()
             raise
         self._stats = self._core.stats
+        self._config, self._record = config, self._core.scheduler.record
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
 
@@ -192,6 +191,15 @@ class Engine:
                         advance()
         return scoring.scores()
 
+    def keep_costs(self) -> KeptCosts | None:
+        """Keep what its steps took, for forecasts of later work; return all that is kept of its model, if there is any.
+
+        It may be called after `close`. Each step is kept once.
+        """
+        kept = keep_costs(self.model_name, self._config, self.facts, self._record)
+        self._record.clear()
+        return kept
+
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""
         if self._core is not None:
@@ -206,33 +214,28 @@ class Engine:
         self.close()
 
 
-def _core(body: ModelBody, folder: Path, config: EngineConfig, clock: Clock) -> EngineCore:
+def _core(body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, facts: EngineFacts) -> EngineCore:
     """Return the loop over `body`, whose KV cache is allocated here."""
-    length = body.max_model_len if config.max_model_len is None else config.max_model_len
-    if length > body.max_model_len:
-        raise ValueError(f"max_model_len={length}: this model takes {body.max_model_len} tokens at most")
-    num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
-    batch_tokens = config.max_batch_tokens or _BATCH_TOKENS.get(body.device.type, 512)
-    most_blocks = num_seqs * -(-length // BLOCK_SIZE)
-    layers = body.kv_shapes(1, BLOCK_SIZE, config.attention)
-    num_blocks = num_kv_blocks(layers, config.kv_memory, most_blocks, body.free_memory())
-    body.allocate(num_blocks, BLOCK_SIZE, config.attention)
-    max_scored = most_scored(body.vocab_size, batch_tokens)
-    logit_rows = num_seqs + max_scored
-    if config.deterministic and (reason := body.why_not_deterministic(batch_tokens, logit_rows)) is not None:
+    sizes = facts.sizes(config)
+    body.allocate(sizes.num_blocks, BLOCK_SIZE, config.attention)
+    max_scored = most_scored(body.vocab_size, sizes.max_batch_tokens)
+    logit_rows = sizes.max_num_seqs + max_scored
+    if config.deterministic and (reason := body.why_not_deterministic(sizes.max_batch_tokens, logit_rows)) is not None:
         raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
-    scheduler = Scheduler(
-        BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
-        max_batch_tokens=batch_tokens,
-        max_num_seqs=num_seqs,
-        promote_after=config.promote_after,
-        batch_share=config.batch_share,
-        draft_rows=body.free_rows if config.drafting else 0,
-        max_scored=max_scored,
-        slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
+    draft_rows = body.free_rows if config.drafting else 0
+    scheduler = sizes.scheduler(config, draft_rows=draft_rows, max_scored=max_scored)
+    tokenizer = Tokenizer(folder, body.vocab_size, context=sizes.max_model_len)
+    return EngineCore(body, tokenizer, scheduler, clock, max_model_len=sizes.max_model_len)
+
+
+def _facts(body: ModelBody, attention: str) -> EngineFacts:
+    """Return what is known of `body` before its KV cache is allocated."""
+    return EngineFacts(
+        device=body.device.type,
+        block_bytes=sum(layer.bytes_per_block for layer in body.kv_shapes(1, BLOCK_SIZE, attention)),
+        free_bytes=body.free_memory(),
+        max_model_len=body.max_model_len,
     )
-    tokenizer = Tokenizer(folder, body.vocab_size, context=length)
-    return EngineCore(body, tokenizer, scheduler, clock, max_model_len=length)
 
 
 @contextmanager
@@ -255,36 +258,3 @@ def _require_generating(model: str) -> None:
     if known is not None and known.kind is not Kind.GENERATE:
         generating = ", ".join(name for name, each in BUILTIN.items() if each.kind is Kind.GENERATE)
         raise UnsupportedModel(f"{model} makes embeddings, not text; a built-in model that generates is {generating}")
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
-
-
-_CPU_SHARE = 0.25
-_CPU_MOST = 4 * 2**30
-_GPU_SHARE = 0.85
-
-
-def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int, free: int) -> int:
-    """Return how many blocks fit `kv_memory` (None: a share of the `free` bytes), at most `most_blocks`.
-
-    `layers` are the cache shapes of all layers, with any number of blocks. Raises ValueError if not even one block
-    fits, or if more memory is wanted than is free.
-    """
-    per_block = sum(layer.bytes_per_block for layer in layers)
-    if kv_memory is not None:
-        budget = parse_bytes(kv_memory)
-    elif layers[0].device.type == "cuda":
-        budget = int(free * _GPU_SHARE)
-    else:
-        budget = min(_CPU_MOST, int(free * _CPU_SHARE))
-    wanted = min(budget, most_blocks * per_block)
-    if kv_memory is not None and wanted > free:
-        raise ValueError(
-            f"kv_memory={kv_memory!r}: {wanted / 2**30:.1f} GiB would be taken and {free / 2**30:.1f} GiB are free; "
-            "give less"
-        )
-    if budget < per_block:
-        raise ValueError(f"kv_memory={kv_memory!r}: one KV block of this model takes {per_block} bytes; give more")
-    return min(budget // per_block, most_blocks)

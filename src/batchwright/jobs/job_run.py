@@ -329,6 +329,8 @@ class JobRun:
                 await self._loop_through(job, inference)
                 is_complete = True
         finally:
+            if self._engine is not None and self.given_engine is None:
+                self._engine.keep_costs()
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)

@@ -40,7 +40,8 @@ from batchwright.scheduling.fairness import Precedence
 from batchwright.scheduling.places import Places
 from batchwright.scheduling.plan import Chunk, StepPlan, add_drafts
 from batchwright.scheduling.sequence import Sequence, Status
-from batchwright.scheduling.slo import BatchShare, SloController, StepRoom
+from batchwright.scheduling.slo import BatchShare, SloController, StepRoom, StepShape
+from batchwright.scheduling.step_costs import StepRecord
 from batchwright.scheduling.timetable import Timetable
 
 _STEPS_BEFORE_REGROWTH = 64
@@ -80,6 +81,8 @@ class Scheduler:
         self.draft_rows = draft_rows
         self.max_scored = max_scored
         self.slo = slo or SloController()
+        self.record = StepRecord()
+        """What the steps took."""
         self.token_budget = max_batch_tokens
         """Tokens that a step may have now: `max_batch_tokens`, or less after `shrink`."""
         self._places = Places(blocks, max_num_seqs, promote_after)
@@ -193,9 +196,14 @@ class Scheduler:
             sequence.num_computed += 1
             self._publish_decoded(sequence)
 
-    def measured(self, plan: StepPlan, seconds: float) -> float | None:
-        """Learn that the step took `seconds`, and return what was predicted for it, or None."""
-        return self.slo.observe(plan, seconds)
+    def measured(self, plan: StepPlan, seconds: float, pause: float = 0.0) -> float | None:
+        """Learn that the step took `seconds`, and return what was predicted for it, or None.
+
+        `pause`: seconds between the end of the step before and its beginning, if there was work.
+        """
+        shape = StepShape.of(plan.chunks)
+        self.record.add(shape, seconds + pause)
+        return self.slo.observe(plan, shape, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo a step that was not computed: take back what was offered to others, and requeue new sequences."""

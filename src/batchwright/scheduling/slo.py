@@ -92,19 +92,22 @@ class StepShape:
     decode_rows: int = 0
     """Number of chunks of a single token."""
     decode_keys: int = 0
+    sampled_rows: int = 0
+    """Number of chunks after which a token is chosen."""
 
     @classmethod
     def of(cls, chunks: Iterable[Chunk]) -> StepShape:
-        tokens = pairs = rows = keys = 0
+        tokens = pairs = rows = keys = sampled = 0
         for chunk in chunks:
             count = chunk.count
+            sampled += chunk.samples
             if count == 1:
                 rows += 1
                 keys += chunk.start + 1
             else:
                 tokens += count
                 pairs += _pairs(chunk.start, count)
-        return cls(tokens, pairs, rows, keys)
+        return cls(tokens, pairs, rows, keys, sampled)
 
     @property
     def num_tokens(self) -> int:
@@ -259,11 +262,11 @@ class SloController:
         self._beyond = _Spread(_BAD_STEP, 0.0)
         """Seconds by which recent steps with online sequences exceeded `tpot`."""
 
-    def observe(self, plan: StepPlan, seconds: float) -> float | None:
-        """Learn that the step took `seconds`, and return what was predicted for it, or None."""
+    def observe(self, plan: StepPlan, shape: StepShape, seconds: float) -> float | None:
+        """Learn that the step, of this shape, took `seconds`, and return what was predicted for it, or None."""
         if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
             self._beyond.add(seconds - self.tpot)
-        return self.times.observe(StepShape.of(plan.chunks), seconds)
+        return self.times.observe(shape, seconds)
 
     def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
         """Return the predicted seconds that the step may have, for running `online` sequences and the first waiting."""

@@ -31,6 +31,7 @@ from batchwright.service.observability.logs import logger
 from batchwright.service.observability.measured import MeasuredInference
 from batchwright.service.observability.scrape import Scrape, StoreCounts
 from batchwright.service.observability.timed_store import StoreFigures, timed_store
+from batchwright.service.observability.trace_log import TraceLog
 from batchwright.service.observability.traces import Tracing, configured
 from batchwright.service.off_loop import off_loop
 from batchwright.service.settings import Settings, is_loopback, limits_of
@@ -183,8 +184,11 @@ async def open_services(
             )
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
+        trace_log = None if settings.trace_log is None else TraceLog(settings.trace_log, unix_time)
+        if trace_log is not None:
+            opened.callback(trace_log.close)
         computing = inference or await load_inference(settings)
-        measured = MeasuredInference(computing, clock, tracing, settings.slo)
+        measured = MeasuredInference(computing, clock, tracing, settings.slo, trace_log)
         opened.push_async_callback(measured.close)
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)

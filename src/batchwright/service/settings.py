@@ -377,6 +377,12 @@ class Settings(_EngineSettings):
     audit_retention: Annotated[int, Field(ge=0, le=36_500)] = _setting(
         "Operation", 90, "Days for which the audit log (audit/ in the data folder) is kept; 0: nothing is logged."
     )
+    trace_log: Location | None = _setting(
+        "Operation",
+        None,
+        "File to which a line is added for each answer: its time and its numbers of tokens, no text. batchwright "
+        "simulate reads it. Default: none.",
+    )
     log_format: LogFormat = _setting(
         "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."
     )

@@ -17,6 +17,7 @@ from batchwright.priority_levels import LevelFigures
 from batchwright.request import Traffic
 from batchwright.service.observability.figures import CallFigures
 from batchwright.service.observability.slo_classes import SloClass, SloFigures
+from batchwright.service.observability.trace_log import TraceLog
 from batchwright.service.observability.traces import Tracing
 from batchwright.wire.fields import deadline_seconds, priority_or_default
 from batchwright.wire.requests import RESPONSES_URL
@@ -32,9 +33,15 @@ class MeasuredInference:
     """
 
     def __init__(
-        self, inner: Inference, clock: Clock, tracing: Tracing, objectives: Mapping[str, SloClass] | None = None
+        self,
+        inner: Inference,
+        clock: Clock,
+        tracing: Tracing,
+        objectives: Mapping[str, SloClass] | None = None,
+        trace_log: TraceLog | None = None,
     ) -> None:
         self.inner = inner
+        self._trace_log = trace_log
         self.slos = {name: SloFigures(each) for name, each in (objectives or {}).items()}
         """Figures of the classes of service level objectives, by name."""
         self.figures: Mapping[Traffic, CallFigures] = {"online": CallFigures(), "batch": CallFigures()}
@@ -56,8 +63,9 @@ class MeasuredInference:
 
     async def answer(self, call: Call) -> dict[str, Any]:
         with self._counted(call) as (figures, _):
+            started = self._clock.now()
             body = await self.inner.answer(call)
-            _count_tokens(figures, body.get("usage"), call)
+            self._count_tokens(figures, body.get("usage"), call, started)
             return body
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -88,7 +96,7 @@ class MeasuredInference:
                         elif body.get("choices"):
                             yield {name: value for name, value in body.items() if name != "usage"}
             finally:
-                generated = _count_tokens(figures, usage, call)
+                generated = self._count_tokens(figures, usage, call, started)
                 if first is not None and generated > 1:
                     times["tpot_ms"] = (last - first) * 1e3 / (generated - 1)
                     _add(figures.tpot_ms, figures.recent_tpot_ms, times["tpot_ms"])
@@ -127,6 +135,26 @@ class MeasuredInference:
             self._count_answer(call, times)
         finally:
             figures.in_flight -= 1
+
+    def _count_tokens(self, figures: CallFigures, usage: Any, call: Call, started: float) -> int:
+        """Add the tokens that `usage` reports to `figures`, and return the number of generated ones."""
+        if not isinstance(usage, Mapping):
+            return 0
+        # Responses have names of their own.
+        prompt_name, generated_name = "prompt_tokens", "completion_tokens"
+        if "input_tokens" in usage and prompt_name not in usage:
+            prompt_name, generated_name = "input_tokens", "output_tokens"
+        prompt, generated = int(usage.get(prompt_name) or 0), int(usage.get(generated_name) or 0)
+        cached = int((usage.get(f"{prompt_name}_details") or {}).get("cached_tokens") or 0)
+        figures.prompt_tokens += prompt
+        figures.embedded_tokens += prompt if generated_name not in usage else 0
+        figures.cached_tokens += cached
+        figures.generated_tokens += generated
+        if call.used is not None:
+            call.used(prompt + generated)
+        if self._trace_log is not None:
+            self._trace_log.record(call, self._clock.now() - started, prompt, cached, generated)
+        return generated
 
     def _count_answer(self, call: Call, times: Mapping[str, float]) -> None:
         latency_ms = times["latency_ms"]
@@ -178,21 +206,3 @@ def _has_text(body: Mapping[str, Any]) -> bool:
         return True
     choices = body.get("choices") or ()
     return any(choice.get("text") or any(map((choice.get("delta") or {}).get, _GENERATED)) for choice in choices)
-
-
-def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
-    """Add the tokens that `usage` reports to `figures`, and return the number of generated ones."""
-    if not isinstance(usage, Mapping):
-        return 0
-    # Responses have names of their own.
-    prompt_name, generated_name = "prompt_tokens", "completion_tokens"
-    if "input_tokens" in usage and prompt_name not in usage:
-        prompt_name, generated_name = "input_tokens", "output_tokens"
-    prompt, generated = int(usage.get(prompt_name) or 0), int(usage.get(generated_name) or 0)
-    figures.prompt_tokens += prompt
-    figures.embedded_tokens += prompt if generated_name not in usage else 0
-    figures.cached_tokens += int((usage.get(f"{prompt_name}_details") or {}).get("cached_tokens") or 0)
-    figures.generated_tokens += generated
-    if call.used is not None:
-        call.used(prompt + generated)
-    return generated

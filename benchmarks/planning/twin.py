@@ -1,0 +1,235 @@
+"""The digital twin against the engine: online traces beside a job, served for real and simulated.
+
+The engine is probed as `batchwright simulate` would, and warmed up for some seconds; the law of its steps is fitted to
+these alone. Then each trace is served in real time, through `AsyncEngine`, and simulated with that law.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse
+from batchwright.engine.cost_probe import probe
+from batchwright.engine_config import EngineConfig
+from batchwright.request import Traffic
+from batchwright.scheduling.sizes import EngineSizes
+from batchwright.scheduling.step_costs import StepCosts, fitted
+from batchwright.simulation.fleet import Fleet, simulate
+from batchwright.simulation.outcome import Times, outcome_of, times_of
+from batchwright.simulation.requests import SimulatedRequest
+from batchwright.simulation.traces import drawn_lengths, poisson, read_trace, shifted, with_rate
+from benchmarks.throughput.report import machine, table
+
+_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+_CONFIG = EngineConfig(kv_memory="1GiB", device="cpu", ttft_ms=1000, tpot_ms=100)
+_SHORTER = 8
+"""By which the lengths of the traces are divided, so that this machine bears enough of their requests."""
+_ONLINE, _JOB = 0.45, 0.3
+"""Shares of the engine's time that online requests and the job take."""
+_SEEDS = 5
+"""Simulations whose median counts: the errors of steps are drawn."""
+_BAR, _MEDIAN_BAR = 0.05, 0.03
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine, or its twin, did."""
+
+    ttft: Times
+    tpot: Times
+    job: float
+    """Seconds until the last line of the job had ended."""
+
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        return self.ttft.p99, self.tpot.p99, self.job
+
+
+@app.command()
+def twin(
+    seconds: Annotated[float, typer.Option(min=1, help="Of each trace.")] = 75.0,
+    model: Annotated[str, typer.Option(help="Model.")] = "smollm2-135m",
+    save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page here.")] = None,
+) -> None:
+    """`batchwright simulate` against the engine: TTFT p99, TPOT p99 and the time of a job beside online requests."""
+    page = asyncio.run(_page(model, seconds))
+    print(page)
+    if save is not None:
+        save.write_text(page + "\n", encoding="utf-8")
+
+
+async def _page(model: str, seconds: float) -> str:
+    engine = Engine(model, _CONFIG)
+    record, facts = engine.core.scheduler.record, engine.facts
+    probe(engine)
+    sizes = facts.sizes(_CONFIG)
+    vocab = engine.core.body.vocab_size
+    rows, errors = [], list[float]()
+    async with AsyncEngine(engine) as asynchronous:
+        law = fitted(record.measurements)
+        online, job = _planned(_chats(), law, sizes, seconds / 4)
+        await _serve(asynchronous, online, job, vocab)
+        law = fitted(record.measurements)
+        for name, requests in _traces():
+            online, job = _planned(requests, law, sizes, seconds)
+            real = await _serve(asynchronous, online, job, vocab)
+            simulated = [_simulated(law, sizes, online, job, seed) for seed in range(_SEEDS)]
+            cells = []
+            for place, figure in enumerate(real.figures):
+                told = statistics.median(each.figures[place] for each in simulated)
+                errors.append(told / figure - 1.0)
+                cells.append(f"{_shown(figure, place)} · {_shown(told, place)} · {errors[-1]:+.1%}")
+            rows.append([name, f"{len(online):,} + {len(job):,}", *cells])
+    host = machine()
+    worst, median = max(map(abs, errors)), statistics.median(map(abs, errors))
+    verdict = "Met" if worst <= _BAR and median <= _MEDIAN_BAR else "Missed"
+    return "\n\n".join(
+        [
+            "## The digital twin",
+            f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
+            f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
+            f" cell: the engine, the simulation (the median of {_SEEDS}), the error. The law of a step is fitted to"
+            f" {law.steps} steps of a probe and a warm-up: 90% of these within {law.within(0.9):.1%}. {host['date']};"
+            f" {host['processor']}, Python {host['python']}.",
+            table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),
+            f"Each within {_BAR:.0%}, the median within {_MEDIAN_BAR:.0%}: worst {worst:.1%}, median {median:.1%}:"
+            f" **{verdict}.**",
+        ]
+    )
+
+
+def _shown(figure: float, place: int) -> str:
+    return f"{figure:,.1f}"
+
+
+def _traces() -> list[tuple[str, list[SimulatedRequest]]]:
+    """Return three kinds of traffic: chats with their bursts, chats with shared beginnings, and random arrivals."""
+    draw = random.Random(7)
+    prefixes = [tuple(range(100 * number, 100 * number + 8)) for number in range(40)]
+    behind = [
+        replace(each, prompt_tokens=each.prompt_tokens + 128, blocks=draw.choice(prefixes), block_tokens=16)
+        for each in drawn_lengths(4000, 80.0, 30.0, 5)
+    ]
+    return [
+        ("Azure, conversations", _chats()),
+        ("shared beginnings, random times", poisson(behind, 1.0, 3)),
+        ("Poisson, drawn lengths", poisson(drawn_lengths(4000, 150.0, 40.0, 2), 1.0, 4)),
+    ]
+
+
+def _chats() -> list[SimulatedRequest]:
+    """Return the Azure trace with shorter lengths; without the file, bursts of requests with lengths like its own."""
+    path = _DATA / "azure_llm_2023_conv.csv"
+    if not path.exists():
+        return poisson(drawn_lengths(4000, 1155 / _SHORTER, 211 / _SHORTER, 1), 1.0, 1)
+    with path.open(encoding="utf-8") as file:
+        found = read_trace(file, path.name, 4000)
+    return [
+        replace(
+            each,
+            prompt_tokens=max(1, each.prompt_tokens // _SHORTER),
+            output_tokens=max(2, each.output_tokens // _SHORTER),
+        )
+        for each in found
+    ]
+
+
+def _planned(
+    requests: Sequence[SimulatedRequest], law: StepCosts, sizes: EngineSizes, seconds: float
+) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
+    """Return online requests of so many seconds and a job that take their shares of the engine's time."""
+    lines = drawn_lengths(400, 100.0, 60.0, 9)
+    rate = _ONLINE / _seconds_each(requests[:400], law, sizes)
+    online = [each for each in with_rate(requests, rate) if each.arrived_at < seconds]
+    job = lines * 100
+    # The first of them comes when the job has begun, which takes a moment.
+    online = [replace(each, arrived_at=each.arrived_at + 1.0) for each in shifted(online)]
+    return online, job[: max(1, int(_JOB * seconds / _seconds_each(lines, law, sizes)))]
+
+
+def _seconds_each(requests: Sequence[SimulatedRequest], law: StepCosts, sizes: EngineSizes) -> float:
+    fleet = Fleet(1, sizes, EngineConfig(), law, seed=None)
+    return simulate(fleet, [], requests).seconds / len(requests)
+
+
+def _simulated(
+    law: StepCosts,
+    sizes: EngineSizes,
+    online: Sequence[SimulatedRequest],
+    job: Sequence[SimulatedRequest],
+    seed: int,
+) -> Served:
+    fleet = Fleet(1, sizes, _CONFIG, law, seed=seed)
+    outcome = outcome_of(fleet, simulate(fleet, online, job))
+    if outcome.ttft_ms is None or outcome.tpot_ms is None or outcome.job_seconds is None:
+        raise RuntimeError("the trace is too short: give more seconds")
+    return Served(outcome.ttft_ms, outcome.tpot_ms, outcome.job_seconds)
+
+
+async def _serve(
+    engine: AsyncEngine, online: Sequence[SimulatedRequest], job: Sequence[SimulatedRequest], vocab: int
+) -> Served:
+    """Send requests at their times, and lines as `run` does; return what clients saw."""
+    # What an earlier trace has left in the cache is not to be found.
+    draw = random.Random(f"{time.time_ns()}")
+    requests = [_request(each, "online", draw, vocab) for each in online]
+    lines = iter([_request(each, "batch", draw, vocab) for each in job])
+    began, ended = time.perf_counter(), list[float]()
+
+    async def work() -> None:
+        for line in lines:
+            await _ask(engine, line)
+            ended.append(time.perf_counter() - began)
+
+    workers = [asyncio.create_task(work()) for _ in range(2 * engine.stats.max_num_seqs)]
+    asked = []
+    for each, request in zip(online, requests, strict=True):
+        await asyncio.sleep(began + each.arrived_at - time.perf_counter())
+        asked.append(asyncio.create_task(_ask(engine, request)))
+    answers = await asyncio.gather(*asked)
+    await asyncio.gather(*workers)
+    ttft = times_of([_value(each.ttft_ms) for each in answers])
+    tpot = times_of(
+        [
+            (each.latency_ms - _value(each.ttft_ms)) / (each.tokens_generated - 1)
+            for each in answers
+            if each.tokens_generated > 1
+        ]
+    )
+    if ttft is None or tpot is None:
+        raise RuntimeError("the trace is too short: give more seconds")
+    return Served(ttft, tpot, max(ended))
+
+
+def _request(each: SimulatedRequest, traffic: Traffic, draw: random.Random, vocab: int) -> InferenceRequest:
+    """Return a request of these lengths, whose beginning is that of others with the same blocks."""
+    ordinary = range(vocab // 40, vocab)
+    tokens = [token for block in each.blocks for token in random.Random(block).choices(ordinary, k=each.block_tokens)]
+    tokens += draw.choices(ordinary, k=each.prompt_tokens - len(tokens))
+    # Drawn answers, as chats have them: they are not guessed ahead, which a simulation could not know.
+    options: dict[str, Any] = {"temperature": 0.8, "seed": draw.randrange(2**31), "ignore_eos": True}
+    return InferenceRequest(tokens, max_tokens=each.output_tokens, traffic=traffic, **options)
+
+
+async def _ask(engine: AsyncEngine, request: InferenceRequest) -> InferenceResponse:
+    response = await engine.generate(request)
+    if response.error is not None:
+        raise response.error
+    return response
+
+
+def _value(found: float | None) -> float:
+    if found is None:
+        raise RuntimeError("an answer came without a first token")
+    return found

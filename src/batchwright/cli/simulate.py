@@ -1,0 +1,282 @@
+"""`batchwright simulate`: what replicas of a model would do under given traffic, in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from batchwright.cli.flags import with_engine_flags
+from batchwright.engine_config import EngineConfig
+from batchwright.errors import BatchwrightError, InputError
+from batchwright.models import DEFAULT_MODEL
+from batchwright.request import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchwright.kept_costs import KeptCosts
+    from batchwright.simulation.outcome import Outcome
+    from batchwright.simulation.requests import SimulatedRequest
+
+_PARAGRAPHS = (
+    "Answer questions of capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
+    "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service; only the "
+    "time of a step is a law, which every run measures on this machine and keeps. Without one, the model is loaded and "
+    "probed for some seconds. Drafts of greedy answers are not simulated.",
+    "Example: batchwright simulate --trace azure_llm_2023_conv.csv --rate 2 --replicas 1,2,4 --ttft-ms 500 "
+    "--tpot-ms 50 --job prompts.jsonl",
+    "Exit status: 0; 2 bad usage; 1 anything else.",
+)
+HELP = "\n\n".join(_PARAGRAPHS)
+
+_traffic = partial(typer.Option, rich_help_panel="Traffic", show_default=False)
+_output = partial(typer.Option, rich_help_panel="Output", show_default=False)
+_TRACE = (
+    "Online requests: a CSV with TIMESTAMP, ContextTokens and GeneratedTokens (Azure), JSON Lines with timestamp, "
+    "input_length, output_length and hash_ids (Mooncake), or the service's own --trace-log."
+)
+_RATE = "Online requests a second, to which the times of the trace are stretched (default: its own)."
+_POISSON = "Let online requests arrive at random times, at --rate."
+_REQUESTS = "Only the first so many of the trace; without a trace, how many are drawn (default: 1000)."
+_PROMPTS = "Without a trace: mean tokens of drawn prompts."
+_OUTPUTS = "Without a trace: mean tokens of drawn answers."
+_JOB = (
+    "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its "
+    "lines are there from the start, as a batch."
+)
+_EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
+_MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
+_COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
+_SAVE_COSTS = "Write the step costs that were used."
+_PLOT = "Draw the outcome: an .svg or .html file."
+
+
+@with_engine_flags
+def simulate_command(
+    trace: Annotated[Path | None, _traffic(metavar="FILE", help=_TRACE)] = None,
+    rate: Annotated[float | None, _traffic(metavar="R", help=_RATE)] = None,
+    poisson: Annotated[bool, _traffic("--poisson", help=_POISSON)] = False,
+    requests: Annotated[int | None, _traffic(min=1, metavar="N", help=_REQUESTS)] = None,
+    prompt_tokens: Annotated[float, _traffic(min=1, help=_PROMPTS, show_default=True)] = 1000.0,
+    output_tokens: Annotated[float, _traffic(min=1, help=_OUTPUTS, show_default=True)] = 200.0,
+    job: Annotated[str | None, _traffic(metavar="FILE", help=_JOB)] = None,
+    expected_tokens: Annotated[int | None, _traffic(min=1, metavar="N", help=_EXPECTED)] = None,
+    replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas to try.")] = "1",
+    model: Annotated[str, typer.Option(help=_MODEL)] = DEFAULT_MODEL,
+    costs: Annotated[Path | None, typer.Option(metavar="FILE", help=_COSTS, show_default=False)] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, metavar="DOLLARS", help="What one replica costs.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    as_json: Annotated[bool, _output("--json", help="Print a JSON array instead of a table.")] = False,
+    plot: Annotated[Path | None, _output(metavar="FILE", help=_PLOT)] = None,
+    save_costs: Annotated[Path | None, _output(metavar="FILE", help=_SAVE_COSTS)] = None,
+    *,
+    engine: EngineConfig,
+) -> None:
+    """See `HELP`."""
+    from rich.console import Console
+
+    from batchwright.kept_costs import write_costs
+    from batchwright.simulation.fleet import Fleet, simulate
+    from batchwright.simulation.outcome import outcome_of
+
+    numbers = _numbers(replicas)
+    if plot is not None and plot.suffix not in (".svg", ".html"):
+        raise InputError(f"--plot {plot}: must be a file named .svg or .html")
+    console = Console(stderr=True)
+    online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
+    kept = _kept(console, model, engine, costs)
+    if save_costs is not None:
+        write_costs(save_costs, kept)
+    try:
+        sizes = kept.facts.sizes(engine)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    lines = [] if job is None else _lines(job, model, sizes.max_model_len, expected_tokens)
+    law = kept.costs
+    outcomes = []
+    for number in numbers:
+        fleet = Fleet(number, sizes, engine, law, seed=seed)
+        outcome = outcome_of(
+            fleet,
+            simulate(fleet, online, lines),
+            ttft_ms=engine.ttft_ms,
+            tpot_ms=engine.tpot_ms,
+            price_per_hour=price_per_hour,
+        )
+        outcomes.append(outcome)
+    if plot is not None:
+        from batchwright.cli.simulation_plots import draw
+
+        draw(outcomes, plot)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
+        return
+    _print(kept, law.within(0.9), outcomes, engine)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(each) for each in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise InputError(f"--replicas {text}: must be numbers from 1 on, such as 1,2,4")
+    return numbers
+
+
+def _online(
+    trace: Path | None,
+    rate: float | None,
+    most: int | None,
+    means: tuple[float, float],
+    seed: int,
+    *,
+    poisson: bool,
+    has_job: bool,
+) -> list[SimulatedRequest]:
+    """Return the online requests that the flags describe."""
+    from batchwright.simulation import traces
+
+    if rate is not None and not 0.0 < rate < float("inf"):
+        raise InputError(f"--rate {rate}: must be a number above 0")
+    if poisson and rate is None:
+        raise InputError("--poisson needs --rate, such as --rate 2")
+    if trace is not None:
+        try:
+            with trace.open(encoding="utf-8") as file:
+                found = traces.read_trace(file, str(trace), most)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InputError(f"--trace {trace} cannot be read: {reason}") from error
+    elif poisson:
+        found = traces.drawn_lengths(1000 if most is None else most, *means, seed)
+    elif has_job:
+        return []
+    else:
+        raise InputError("there is no traffic: give a --trace, or --poisson with a --rate, or a --job")
+    if rate is None:
+        return found
+    return traces.poisson(found, rate, seed) if poisson else traces.with_rate(found, rate)
+
+
+def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> list[SimulatedRequest]:
+    from batchwright.inference.loading import load_tokenizer
+    from batchwright.jobs.job_lengths import job_lengths
+
+    return job_lengths(
+        job,
+        lambda: load_tokenizer(model),
+        defaults=SamplingParams(),
+        longest=longest,
+        expected_tokens=expected_tokens,
+    )
+
+
+def _kept(console: Console, model: str, config: EngineConfig, file: Path | None) -> KeptCosts:
+    """Return the step costs in `file`, else those that are kept of the model, else those of a probe of it."""
+    from batchwright.kept_costs import find_costs, read_costs
+
+    if file is not None:
+        try:
+            return read_costs(file)
+        except OSError as error:
+            raise InputError(f"--costs {file} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise InputError(f"--costs {error}") from error
+    if (kept := find_costs(model, config)) is not None:
+        return kept
+    from batchwright.inference.loading import load_models
+
+    with console.status("") as status:
+
+        def tell(text: str) -> None:
+            status.update(f"no step costs of {model} are kept yet: {text}")
+
+        engine, _ = load_models(model, None, config, tell)
+        if engine is None:
+            raise InputError(f"{model} generates nothing")
+        from batchwright.engine.cost_probe import probe
+
+        tell("measuring steps")
+        with engine:
+            probe(engine)
+            measured = engine.keep_costs()
+    if measured is None:
+        raise BatchwrightError("the probe measured too few steps: give --costs FILE, or run a job first")
+    return measured
+
+
+def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: EngineConfig) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("replicas")
+    for outcome in outcomes:
+        table.add_column(f"{outcome.replicas}", justify="right")
+    for title, values in _rows(outcomes, config):
+        if any(value is not None for value in values):
+            table.add_row(title, *("-" if value is None else value for value in values))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(table)
+    where = kept.identity.get("machine", "an unknown machine")
+    print(f"by {kept.steps:,} steps measured on {where}; 90% of them within {error:.1%}", file=sys.stderr)
+
+
+def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list[str | None]]]:
+    goals = [f"{name} ≤ {value:g} ms" for name, value in (("TTFT", config.ttft_ms), ("TPOT", config.tpot_ms)) if value]
+    rows: list[tuple[str, list[str | None]]] = [
+        ("online requests", [f"{each.online_requests:,}" if each.online_requests else None for each in outcomes]),
+        (f"SLO met ({', '.join(goals) or 'answered'})", [_share(each.slo_attainment) for each in outcomes]),
+    ]
+    for name, found in (("TTFT", [each.ttft_ms for each in outcomes]), ("TPOT", [each.tpot_ms for each in outcomes])):
+        for level in ("p50", "p90", "p99"):
+            cells = [None if each is None else _ms(getattr(each, level)) for each in found]
+            rows.append((f"{name} {level}", cells))
+    money: list[tuple[str, str]] = [
+        ("cost per hour", "cost_per_hour"),
+        ("cost of all", "cost"),
+        ("cost per million tokens", "cost_per_million_tokens"),
+    ]
+    return [
+        *rows,
+        ("job lines", [f"{each.job_lines:,}" if each.job_lines else None for each in outcomes]),
+        ("job done after", [_seconds(each.job_seconds) for each in outcomes]),
+        ("all done after", [_seconds(each.seconds) for each in outcomes]),
+        ("refused", [f"{each.refused:,}" if each.refused else None for each in outcomes]),
+        ("output tokens/s", [f"{each.tokens_per_second:,.0f}" for each in outcomes]),
+        ("prompt found in cache", [_share(each.cached_tokens / max(1, each.prompt_tokens)) for each in outcomes]),
+        ("utilization", [_share(each.utilization) for each in outcomes]),
+        ("sequences per step", [f"{each.sequences_per_step:.1f}" for each in outcomes]),
+        ("KV cache, peak", [_share(each.kv_peak) for each in outcomes]),
+        ("KV cache, mean", [_share(each.kv_mean) for each in outcomes]),
+        ("preemptions", [f"{each.preemptions:,}" if each.preemptions else None for each in outcomes]),
+        *((title, [_dollars(getattr(each, name)) for each in outcomes]) for title, name in money),
+    ]
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1%}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _seconds(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:,.1f} s" if value < 600 else f"{value / 60:,.1f} min"
+
+
+def _dollars(value: Any) -> str | None:
+    return None if value is None else f"${value:,.4g}"

@@ -1,0 +1,116 @@
+"""Lengths of a job's lines, for simulations: of prompts as the tokenizer counts them, of answers as they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from batchwright.errors import BatchwrightError, InputError
+from batchwright.jobs.input_names import expanded
+from batchwright.jobs.lines import BadLine, Line, LineParser
+from batchwright.jobs.remote.remote_file import located
+from batchwright.jobs.sources import format_of
+from batchwright.jobs.table_sources import open_source
+from batchwright.lines.batch_line import decode_line
+from batchwright.request import SamplingParams
+from batchwright.simulation.requests import SimulatedRequest
+from batchwright.simulation.traces import logged
+from batchwright.wire.requests import COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, read_generation
+from batchwright.wire.text_responses import chat_of_response
+
+_MAX_LINE_BYTES = 2**30
+_BLOCK_TOKENS = 16
+
+
+def job_lengths(
+    name: str,
+    tokenizer: Callable[[], Any],
+    *,
+    defaults: SamplingParams,
+    longest: int,
+    expected_tokens: int | None = None,
+) -> list[SimulatedRequest]:
+    """Return the lines of a job as requests to simulate, from a file in any form that `run` reads.
+
+    The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
+    `{"prompt_tokens": 300, "output_tokens": 120}`; else `expected_tokens`, or without it the most that a line allows.
+    `longest`: most tokens of a prompt and its answer. `tokenizer` is called when prompts are to be counted. Lines that
+    cannot be computed are left out. Raises `InputError` if there is no other, and what reading the file and loading
+    the tokenizer raise.
+    """
+    files = [located(each) for each in expanded([name])]
+    input_format = format_of(files[0], None)
+    parser = LineParser(input_format, max_line_bytes=_MAX_LINE_BYTES)
+    encode: Callable[[Any], list[int]] | None = None
+    found: list[SimulatedRequest] = []
+    records = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES).records()
+    for record in records:
+        fields = decode_line(record.content) if isinstance(record.content, bytes) else record.content
+        if isinstance(fields, Mapping) and (known := _told(fields)) is not None:
+            found += known
+            continue
+        line = parser.parse(record)
+        if isinstance(line, BadLine) or line.endpoint in ENCODER_URLS:
+            continue
+        if encode is None:
+            encode = tokenizer().encode
+        try:
+            found += _counted(line, encode, defaults, expected_tokens, longest)
+        except BatchwrightError:
+            continue
+    if not found:
+        raise InputError(f"{name} has no line that can be computed")
+    return found
+
+
+def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
+    """Return the request of a line that tells its lengths, none for a result without an answer; None: it does not."""
+    if {"prompt_tokens", "output_tokens"} <= fields.keys():
+        try:
+            request = logged({"at": 0, **fields})
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        return [] if request is None else [request]
+    if not {"custom_id", "response", "error"} <= fields.keys():
+        return None
+    response = fields["response"]
+    body = response.get("body") if isinstance(response, dict) else None
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if not isinstance(usage, dict):
+        return []
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(prompt, int) or not isinstance(output, int) or min(prompt, output) < 1:
+        return []
+    return [SimulatedRequest(prompt_tokens=prompt, output_tokens=output, traffic="batch")]
+
+
+def _counted(
+    line: Line,
+    encode: Callable[[Any], list[int]],
+    defaults: SamplingParams,
+    expected_tokens: int | None,
+    longest: int,
+) -> Iterator[SimulatedRequest]:
+    body = chat_of_response(line.body) if line.endpoint == RESPONSES_URL else line.body
+    generation = read_generation(body, chat=line.endpoint != COMPLETION_URL, defaults=defaults)
+    for prompt in generation.prompts:
+        ids = encode(prompt)
+        limit = max(1, generation.params(longest - len(ids)).max_tokens)
+        for _ in range(generation.n):
+            yield SimulatedRequest(
+                prompt_tokens=len(ids),
+                output_tokens=min(limit, expected_tokens or limit),
+                max_tokens=limit,
+                traffic="batch",
+                blocks=_blocks(ids),
+                block_tokens=_BLOCK_TOKENS,
+            )
+
+
+def _blocks(ids: list[int]) -> tuple[int, ...]:
+    """Return ids of the beginnings of a prompt: equal where all tokens up to the end of a block are."""
+    found, chain = [], 0
+    for start in range(0, len(ids) - _BLOCK_TOKENS + 1, _BLOCK_TOKENS):
+        chain = hash((chain, *ids[start : start + _BLOCK_TOKENS])) & 0xFFFFFFFF
+        found.append(chain)
+    return tuple(found)

@@ -1,0 +1,212 @@
+"""Step costs that are kept in the cache folder: what steps of a model took on this machine, a file for each.
+
+`costs/KEY.json` below `cache_dir()` is made anew by every run: the latest measurements of each kind of step, and what
+of the engine depends on the model alone, so that its time can be told without loading it. The key is made of the
+model's files, the options that choose how it is computed, the machine, and the version of the kernels. A file that is
+broken, or of another form, counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from batchwright.durable_files import replacing
+from batchwright.engine_config import EngineConfig
+from batchwright.models import cache_dir, fingerprint
+from batchwright.scheduling.sizes import EngineSizes
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import Measurement, StepCosts, StepRecord, fitted
+from batchwright.version import __version__
+
+_log = logging.getLogger(__name__)
+
+_SCHEMA = 1
+_FOLDER = "costs"
+_MOST_FILES = 64
+_LEAST_STEPS = 32
+"""Steps that must have been measured for a law."""
+_OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
+"""Options of the engine by which steps of the same shape take another time."""
+_KERNELS = Path(__file__).parent / "engine" / "native"
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What of an engine depends on its model and the machine alone."""
+
+    device: str
+    """Kind of device, such as cpu."""
+    block_bytes: int
+    """Bytes of a block of the KV cache, over all layers."""
+    free_bytes: int
+    """Memory that was free for the KV cache."""
+    max_model_len: int
+    """Greatest number of tokens of a prompt and its answer."""
+
+    def sizes(self, config: EngineConfig) -> EngineSizes:
+        """Return the sizes of the engine. Raises ValueError for an option that does not fit it."""
+        return EngineSizes.of(
+            config,
+            device=self.device,
+            block_bytes=self.block_bytes,
+            free_bytes=self.free_bytes,
+            max_model_len=self.max_model_len,
+        )
+
+
+class KeptCosts(msgspec.Struct, frozen=True):
+    """Content of a file."""
+
+    schema: int
+    identity: Mapping[str, str]
+    """What the costs are of: model, options, machine, version."""
+    facts: EngineFacts
+    steps: int
+    """Steps measured, over all runs."""
+    measurements: tuple[tuple[int, int, int, int, int, float], ...]
+    """Quantities of a `StepShape`, and the seconds that it took."""
+
+    @property
+    def record(self) -> StepRecord:
+        """The measurements."""
+        return StepRecord(Measurement(StepShape(*shape), seconds) for *shape, seconds in self.measurements)
+
+    @property
+    def costs(self) -> StepCosts:
+        """The law of these measurements."""
+        return replace(fitted(self.record.measurements), steps=self.steps)
+
+
+def read_costs(path: Path) -> KeptCosts:
+    """Return the costs in a file. Raises OSError, or ValueError for a file that holds none."""
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=KeptCosts)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} holds no step costs: {error}") from error
+    if kept.schema != _SCHEMA:
+        raise ValueError(f"{path} has schema {kept.schema} of step costs, not {_SCHEMA}")
+    if len(kept.measurements) < _LEAST_STEPS or any(
+        not 0.0 < seconds < float("inf") or min(shape) < 0 for *shape, seconds in kept.measurements
+    ):
+        raise ValueError(f"{path} holds no step costs: {len(kept.measurements)} measurements, or one that is none")
+    return kept
+
+
+def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
+    """Return what is kept of `model`, computed as `config` says on this machine; None if there is nothing.
+
+    Raises what `fingerprint` raises for a model that does not exist.
+    """
+    path = _path(_identity(model, config))
+    try:
+        return read_costs(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("step costs are ignored: %s", error)
+        return None
+
+
+def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: StepRecord) -> KeptCosts | None:
+    """Add what an engine has measured to what is kept of its model, and return all of it.
+
+    None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
+    next forecast a probe.
+    """
+    try:
+        identity = _identity(model, config)
+        before = find_costs(model, config)
+        merged = StepRecord() if before is None else before.record
+        merged.include(record)
+        measurements = tuple(
+            (
+                each.shape.prefill_tokens,
+                each.shape.prefill_pairs,
+                each.shape.decode_rows,
+                each.shape.decode_keys,
+                each.shape.sampled_rows,
+                each.seconds,
+            )
+            for each in merged.measurements
+        )
+        steps = record.added + (0 if before is None else before.steps)
+        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements)
+        if len(measurements) < _LEAST_STEPS:
+            return None
+        write_costs(_path(identity), kept)
+        _remove_oldest()
+    except Exception as error:  # whatever the cache, the model's files or their system have: the work is done
+        _log.warning("step costs are not kept: %s", error)
+        return None
+    return kept
+
+
+def write_costs(path: Path, kept: KeptCosts) -> None:
+    """Write a file that `read_costs` reads, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Runs that end together must not write the same file that takes the place of it.
+    temporary = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    try:
+        with replacing(temporary) as file:
+            file.write(msgspec.json.encode(kept))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def machine() -> str:
+    """Return the name of the processor with the number of its cores that may be used, and those of GPUs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ", ".join([f"{cores} x {_processor()}", *_gpus()])
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
+def _identity(model: str, config: EngineConfig) -> dict[str, str]:
+    chosen = {name: str(getattr(config, name)) for name in _OPTIONS}
+    kernels = hashlib.sha256()
+    for path in sorted([*_KERNELS.glob("*.cpp"), *_KERNELS.glob("*.h")]):
+        kernels.update(path.read_bytes())
+    return {
+        "model": fingerprint(model),
+        **chosen,
+        "machine": machine(),
+        "version": f"{__version__} {kernels.hexdigest()[:16]}",
+    }
+
+
+def _path(identity: Mapping[str, str]) -> Path:
+    key = hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
+    return cache_dir() / _FOLDER / f"{key}.json"
+
+
+def _remove_oldest() -> None:
+    """Keep the files that were written last."""
+    files = sorted((cache_dir() / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[_MOST_FILES:]:
+        path.unlink(missing_ok=True)

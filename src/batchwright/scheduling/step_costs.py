@@ -1,0 +1,228 @@
+"""What a step costs: seconds by its shape, fitted to steps that were measured.
+
+`StepTimes` (`slo.py`) follows an engine from step to step and forgets within minutes. `StepCosts` is what is worth
+keeping: a law for steps of any shape that this engine computes on this machine, with the spread of its errors.
+
+    seconds = Σ coefficient · feature
+
+with all coefficients at least 0. The features are those of `StepShape`, the rows whose logits choose a token, and the
+rows beyond some numbers of them: a step of few rows waits for the weights to be read, one of many for the multipliers,
+and the bend between the two is found by the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.scheduling.slo import StepShape
+
+BENDS = (4, 16)
+"""Rows beyond which each further one may cost more."""
+NUM_FEATURES = 6 + len(BENDS)
+_QUANTILES = 64
+"""Number of quantiles by which the spread of errors is told."""
+_WORST_RATIO = 4.0
+"""Largest ratio of measured to predicted seconds that counts: what is beyond was a pause of the machine."""
+_OUTLIER = 5.0
+"""Steps so many times the usual error away from the law are left out of its fit."""
+_SHORTEST = 1e-6
+_EACH = 12
+"""Measurements kept of steps that are alike."""
+_KINDS = 512
+"""Kinds of steps kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A step, and the seconds that it took."""
+
+    shape: StepShape
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Law of the seconds of a step."""
+
+    coefficients: tuple[float, ...]
+    """Seconds for one of each of `features_of`."""
+    ratios: tuple[float, ...] = (1.0,)
+    """Quantiles of measured over predicted seconds of the shorter half of the steps, evenly spaced."""
+    long_ratios: tuple[float, ...] = (1.0,)
+    """Those of the longer half, which a pause of the machine lengthens by less."""
+    long_from: float = math.inf
+    """Predicted seconds from which on a step counts as long."""
+    steps: int = 0
+    """Number of measured steps that it was fitted to."""
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != NUM_FEATURES or min(self.coefficients) < 0.0 or not any(self.coefficients):
+            raise ValueError(
+                f"coefficients={self.coefficients}: must be {NUM_FEATURES} numbers of at least 0, not all 0"
+            )
+        for ratios in (self.ratios, self.long_ratios):
+            if not ratios or min(ratios) <= 0.0:
+                raise ValueError(f"ratios={ratios}: must be numbers above 0, at least one")
+
+    def seconds(self, shape: StepShape) -> float:
+        """Return the seconds that such a step takes on average."""
+        fixed, tokens, pairs, rows, keys, sampled, *bends = self.coefficients
+        num_rows = shape.prefill_tokens + shape.decode_rows
+        seconds = (
+            fixed
+            + tokens * shape.prefill_tokens
+            + pairs * shape.prefill_pairs
+            + rows * shape.decode_rows
+            + keys * shape.decode_keys
+            + sampled * shape.sampled_rows
+        )
+        for cost, bend in zip(bends, BENDS, strict=True):
+            if num_rows > bend:
+                seconds += cost * (num_rows - bend)
+        return max(seconds, _SHORTEST)
+
+    def drawn(self, shape: StepShape, luck: float) -> float:
+        """Return the seconds of one such step; `luck`, 0 to 1, chooses among the errors that were seen."""
+        seconds = self.seconds(shape)
+        ratios = self.ratios if seconds < self.long_from else self.long_ratios
+        return seconds * ratios[min(len(ratios) - 1, int(luck * len(ratios)))]
+
+    def within(self, share: float) -> float:
+        """Return the relative error within which this share of the steps were predicted."""
+        errors = sorted(abs(ratio - 1.0) for ratio in (*self.ratios, *self.long_ratios))
+        return errors[min(len(errors) - 1, int(share * len(errors)))]
+
+
+def features_of(shape: StepShape) -> tuple[float, ...]:
+    """Return what the coefficients of `StepCosts` are multiplied by."""
+    num_rows = shape.prefill_tokens + shape.decode_rows
+    return (*shape.features, shape.sampled_rows, *(max(0.0, num_rows - bend) for bend in BENDS))
+
+
+def fitted(measurements: Sequence[Measurement]) -> StepCosts:
+    """Return the law that fits `measurements` best.
+
+    The relative error counts, so that a quick step counts as much as a slow one. What is far from the law of the others
+    is left out. Raises ValueError without any measurement, or with seconds that are not above 0.
+    """
+    if not measurements or min(each.seconds for each in measurements) <= 0.0:
+        raise ValueError(f"{len(measurements)} measurements: must be one or more, of seconds above 0")
+    features = np.array([features_of(each.shape) for each in measurements])
+    seconds = np.array([each.seconds for each in measurements])
+    scaled = features / seconds[:, None]
+    chosen = np.ones(len(seconds), dtype=bool)
+    coefficients = _least_squares(scaled)
+    for _ in range(3):
+        errors = np.abs(np.log(np.maximum(features @ coefficients, _SHORTEST) / seconds))
+        chosen = errors <= max(0.05, _OUTLIER * float(np.median(errors)))
+        coefficients = _least_squares(scaled[chosen])
+    predicted = np.maximum(features @ coefficients, _SHORTEST)
+    # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
+    coefficients = coefficients * float(np.mean((seconds / predicted)[chosen]))
+    predicted = np.maximum(features @ coefficients, _SHORTEST)
+    ratios = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
+    long_from = float(np.median(predicted))
+    is_long = predicted >= long_from
+    return StepCosts(
+        tuple(float(each) for each in coefficients),
+        _quantiles(ratios if is_long.all() else ratios[~is_long]),
+        _quantiles(ratios[is_long]),
+        long_from,
+        len(measurements),
+    )
+
+
+def _quantiles(values: NDArray[np.float64]) -> tuple[float, ...]:
+    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    return tuple(float(each) for each in np.quantile(values, levels))
+
+
+def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficients, all at least 0, for which `scaled` @ coefficients is closest to 1 everywhere.
+
+    All ways of leaving some out are tried: with so few of them that is exact, and takes milliseconds.
+    """
+    size = scaled.shape[1]
+    scale = np.sqrt((scaled**2).sum(axis=0))
+    used = [index for index in range(size) if scale[index] > 0.0]
+    unit = scaled[:, used] / scale[used]
+    products, targets = unit.T @ unit, unit.sum(axis=0)
+    best, best_gain = np.zeros(len(used)), -1.0
+    for number in range(1, len(used) + 1):
+        for subset in combinations(range(len(used)), number):
+            each = list(subset)
+            matrix = products[np.ix_(each, each)]
+            try:
+                values = np.linalg.solve(matrix + 1e-9 * np.eye(number), targets[each])
+            except np.linalg.LinAlgError:
+                continue
+            gain = float(2.0 * values @ targets[each] - values @ matrix @ values)
+            # What needs more coefficients for nothing is not believed.
+            if values.min() >= 0.0 and gain > best_gain + 1e-9 * len(scaled):
+                best, best_gain = np.zeros(len(used)), gain
+                best[each] = values
+    found = np.zeros(size)
+    found[used] = best / scale[used]
+    return found
+
+
+class StepRecord:
+    """Measured steps, a few of each kind: in bounded memory what steps of all shapes took recently."""
+
+    def __init__(self, measurements: Iterable[Measurement] = ()) -> None:
+        self.added = 0
+        """Number of steps since it was made, without those that it was made of."""
+        self._kinds: OrderedDict[tuple[int, ...], deque[Measurement]] = OrderedDict()
+        for each in measurements:
+            self._add(each)
+
+    def add(self, shape: StepShape, seconds: float) -> None:
+        """Note that a step took `seconds`."""
+        self.added += 1
+        self._add(Measurement(shape, seconds))
+
+    def include(self, other: StepRecord) -> None:
+        """Add the measurements of `other`, as newer ones."""
+        for each in other.measurements:
+            self._add(each)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.added = 0
+        self._kinds.clear()
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All that are kept, the kinds that were seen last at the end."""
+        return [each for kind in self._kinds.values() for each in kind]
+
+    def _add(self, each: Measurement) -> None:
+        kind = _kind_of(each.shape)
+        kept = self._kinds.get(kind)
+        if kept is None:
+            kept = self._kinds[kind] = deque(maxlen=_EACH)
+            if len(self._kinds) > _KINDS:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(kind)
+        kept.append(each)
+
+
+def _kind_of(shape: StepShape) -> tuple[int, ...]:
+    """Return the magnitudes of a shape."""
+    depth = shape.prefill_pairs // shape.prefill_tokens if shape.prefill_tokens else 0
+    keys = shape.decode_keys // shape.decode_rows if shape.decode_rows else 0
+    return (
+        shape.prefill_tokens.bit_length(),
+        (depth // 128).bit_length(),
+        shape.decode_rows.bit_length(),
+        (keys // 128).bit_length(),
+        shape.sampled_rows.bit_length(),
+    )

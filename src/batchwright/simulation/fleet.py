@@ -1,0 +1,171 @@
+"""Replicas of an engine in virtual time, and the requests that reach them.
+
+One replica computes as an engine in the process of its caller does; several get their requests from `Router`, as they
+do of a real service. Lines of a job are read as there is room, as `run` and the service's worker do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from batchwright.engine_config import EngineConfig
+from batchwright.request import Traffic
+from batchwright.routing.router import Capacity, Router
+from batchwright.routing.work import Work
+from batchwright.scheduling.sizes import BLOCK_SIZE, EngineSizes
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import StepCosts
+from batchwright.simulation.replica import ReplicaFigures, Served, SimulatedReplica
+from batchwright.simulation.requests import SimulatedRequest
+
+_HELD = 2
+"""Sequences that are held for each place of the engines, so that no place stays empty while lines are read."""
+_PREFILL_STEP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Engines that are all alike."""
+
+    replicas: int
+    sizes: EngineSizes
+    config: EngineConfig
+    costs: StepCosts
+    seed: int | None = 0
+    """Of the errors of steps; None: each takes its mean."""
+
+    def engines(self) -> list[SimulatedReplica]:
+        """Return new engines, which hold nothing."""
+        return [
+            SimulatedReplica(
+                self.sizes.scheduler(self.config),
+                self.costs,
+                max_model_len=self.sizes.max_model_len,
+                seed=None if self.seed is None else self.seed + number,
+            )
+            for number in range(self.replicas)
+        ]
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """What happened to every request, and what every engine did."""
+
+    served: list[Served] = field(default_factory=list)
+    """Requests in the order of their end; those that were refused first."""
+    replicas: list[ReplicaFigures] = field(default_factory=list)
+    seconds: float = 0.0
+    """Until the last request had ended."""
+
+    def of(self, traffic: Traffic) -> list[Served]:
+        """Return the requests of one class of traffic."""
+        return [each for each in self.served if each.request.traffic == traffic]
+
+
+def simulate(
+    fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest] = ()
+) -> SimulationResult:
+    """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
+
+    Raises ValueError if there are fewer replicas than one.
+    """
+    if fleet.replicas < 1:
+        raise ValueError(f"replicas={fleet.replicas}: must be at least 1")
+    return _Simulation(fleet, online, job).run()
+
+
+class _Simulation:
+    def __init__(self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest]) -> None:
+        self._engines = fleet.engines()
+        self._arrivals = sorted(online, key=lambda each: each.arrived_at)
+        self._job = [replace(each, traffic="batch", arrived_at=0.0) for each in job]
+        self._arrived = self._read = 0
+        self._result = SimulationResult(replicas=[each.figures for each in self._engines])
+        self._places = fleet.sizes.max_num_seqs * fleet.replicas
+        self._held: Counter[Traffic] = Counter()
+        self._router = _router(fleet) if fleet.replicas > 1 else None
+        self._waiting: dict[int, Served] = {}
+        """Requests that no engine has yet, by their numbers."""
+        self._where: dict[int, int] = {}
+        """Engines of the requests that one has, by their numbers."""
+        self._ends: list[tuple[float, int]] = []
+        """Heap of the ends of steps, with the numbers of their engines."""
+
+    def run(self) -> SimulationResult:
+        now = 0.0
+        self._admit(now)
+        self._hand_out(now)
+        while self._ends or self._arrived < len(self._arrivals):
+            arrival = self._arrivals[self._arrived].arrived_at if self._arrived < len(self._arrivals) else math.inf
+            if not self._ends or arrival <= self._ends[0][0]:
+                now = arrival
+            else:
+                now, number = heapq.heappop(self._ends)
+                for served in self._engines[number].end(now):
+                    self._finished(served)
+            self._admit(now)
+            self._hand_out(now)
+        self._result.seconds = now
+        return self._result
+
+    def _admit(self, now: float) -> None:
+        """Take the requests that have arrived by now."""
+        while self._arrived < len(self._arrivals) and self._arrivals[self._arrived].arrived_at <= now:
+            self._submit(self._arrivals[self._arrived])
+            self._arrived += 1
+
+    def _hand_out(self, now: float) -> None:
+        """Read lines while there is room, give requests to engines, and begin the steps of those that have work."""
+        while self._read < len(self._job) and self._room > 0:
+            self._submit(self._job[self._read])
+            self._read += 1
+        if self._router is not None:
+            for key, number in self._router.assign(now):
+                self._give(self._waiting.pop(key), number)
+        for number, engine in enumerate(self._engines):
+            if not engine.is_computing and (end := engine.begin(now)) is not None:
+                heapq.heappush(self._ends, (end, number))
+
+    @property
+    def _room(self) -> int:
+        # As `EngineInference.room`.
+        return max(_HELD * self._places - self._held.total(), self._places - self._held["batch"])
+
+    def _submit(self, request: SimulatedRequest) -> None:
+        served = Served(request, self._arrived + self._read)
+        self._held[request.traffic] += 1
+        if self._router is None:
+            self._give(served, 0)
+            return
+        self._waiting[served.serial] = served
+        work = Work(request.prompt_tokens, request.limit, prefixes=request.prefix_keys, traffic=request.traffic)
+        self._router.submit(served.serial, work)
+
+    def _give(self, served: Served, number: int) -> None:
+        self._where[served.serial] = number
+        if not self._engines[number].add(served):
+            self._finished(served)
+
+    def _finished(self, served: Served) -> None:
+        self._result.served.append(served)
+        self._held[served.request.traffic] -= 1
+        del self._where[served.serial]
+        if self._router is not None:
+            self._router.finish(served.serial, None if served.refused else served.request.output_tokens)
+
+
+def _router(fleet: Fleet) -> Router[int]:
+    router: Router[int] = Router()
+    capacity = Capacity(fleet.sizes.max_num_seqs, fleet.sizes.num_blocks * BLOCK_SIZE)
+    prompt = min(_PREFILL_STEP, fleet.sizes.max_batch_tokens)
+    prefill = fleet.costs.seconds(StepShape(prompt, prompt * prompt // 2)) / prompt
+    rows = fleet.sizes.max_num_seqs
+    decode = fleet.costs.seconds(StepShape(0, 0, rows, rows * _PREFILL_STEP, rows)) / rows
+    for number in range(fleet.replicas):
+        router.join(number, capacity)
+        router.learn(number, prefill, decode)
+    return router

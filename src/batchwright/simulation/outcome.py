@@ -1,0 +1,125 @@
+"""What a simulation shows: service levels, times, memory and cost, as numbers to print or to write as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from batchwright.simulation.fleet import Fleet, SimulationResult
+from batchwright.simulation.replica import Served
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Percentiles of milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a number of replicas did. What there was nothing of is None."""
+
+    replicas: int
+    online_requests: int
+    refused: int
+    """Requests that could never be computed: too long for the model, or for the KV cache."""
+    slo_attainment: float | None
+    """Share of the online requests that met the goals, or were answered where there are none."""
+    ttft_ms: Times | None
+    tpot_ms: Times | None
+    job_lines: int
+    job_seconds: float | None
+    """Until the last line of the job had ended."""
+    seconds: float
+    """Until all had ended."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were found in a KV cache."""
+    output_tokens: int
+    tokens_per_second: float
+    """Of answers."""
+    steps: int
+    sequences_per_step: float
+    utilization: float
+    """Share of the time, over all replicas, in which they computed."""
+    kv_peak: float
+    """Largest share of the KV cache of a replica that was in use."""
+    kv_mean: float
+    """Mean share, while they computed."""
+    preemptions: int
+    cost: float | None = None
+    """Dollars of all replicas over `seconds`."""
+    cost_per_hour: float | None = None
+    cost_per_million_tokens: float | None = None
+    """Dollars for a million tokens of answers."""
+
+
+def outcome_of(
+    fleet: Fleet,
+    result: SimulationResult,
+    *,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    price_per_hour: float | None = None,
+) -> Outcome:
+    """Return the figures of a simulation, judged by these goals; `price_per_hour`: dollars for one replica."""
+    online, lines = result.of("online"), result.of("batch")
+    answered = [each for each in result.served if not each.refused]
+    outputs = sum(each.request.output_tokens for each in answered)
+    busy = sum(each.busy_seconds for each in result.replicas)
+    steps = sum(each.steps for each in result.replicas)
+    blocks = fleet.sizes.num_blocks
+    per_hour = None if price_per_hour is None else price_per_hour * fleet.replicas
+    cost = None if per_hour is None else per_hour * result.seconds / 3600.0
+    return Outcome(
+        replicas=fleet.replicas,
+        online_requests=len(online),
+        refused=len(result.served) - len(answered),
+        slo_attainment=sum(_met(each, ttft_ms, tpot_ms) for each in online) / len(online) if online else None,
+        ttft_ms=times_of([each.ttft * 1e3 for each in online if not each.refused]),
+        tpot_ms=times_of([each.tpot * 1e3 for each in online if not each.refused and each.tpot is not None]),
+        job_lines=len(lines),
+        job_seconds=max((each.ended_at for each in lines), default=None),
+        seconds=result.seconds,
+        prompt_tokens=sum(each.request.prompt_tokens for each in answered),
+        cached_tokens=sum(each.cached_tokens for each in answered),
+        output_tokens=outputs,
+        tokens_per_second=outputs / result.seconds if result.seconds else 0.0,
+        steps=steps,
+        sequences_per_step=sum(each.occupancy_sum for each in result.replicas) / steps if steps else 0.0,
+        utilization=busy / (fleet.replicas * result.seconds) if result.seconds else 0.0,
+        kv_peak=max(each.kv_blocks_peak for each in result.replicas) / blocks,
+        kv_mean=sum(each.kv_block_seconds for each in result.replicas) / busy / blocks if busy else 0.0,
+        preemptions=sum(each.preemptions for each in answered),
+        cost=cost,
+        cost_per_hour=per_hour,
+        cost_per_million_tokens=cost / outputs * 1e6 if cost is not None and outputs else None,
+    )
+
+
+def times_of(values: Sequence[float]) -> Times | None:
+    """Return the percentiles of `values`; None if there are none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Times(p50=p50, p90=p90, p99=p99, mean=sum(ordered) / len(ordered))
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the value at this share of sorted values, in between by proportion."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _met(served: Served, ttft_ms: float | None, tpot_ms: float | None) -> bool:
+    if served.refused:
+        return False
+    if ttft_ms is not None and served.ttft * 1e3 > ttft_ms:
+        return False
+    return tpot_ms is None or served.tpot is None or served.tpot * 1e3 <= tpot_ms

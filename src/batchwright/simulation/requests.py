@@ -1,0 +1,69 @@
+"""Requests of a simulation: lengths and times, and which prompts begin alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.request import Flow, Traffic
+from batchwright.routing.prefixes import KEY_TOKENS
+
+_MOST_KEYS = 1024
+_SERIALS = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRequest:
+    """A request, of which only the lengths are known. Raises ValueError for lengths below 1 or a time below 0."""
+
+    arrived_at: float = 0.0
+    """Seconds from the beginning."""
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens of its answer."""
+    max_tokens: int = 0
+    """Most tokens that were asked for; 0: as many as there are."""
+    traffic: Traffic = "online"
+    blocks: tuple[int, ...] = ()
+    """Ids of the blocks of its prompt, from the first on: prompts begin alike as far as these are equal."""
+    block_tokens: int = 512
+    """Tokens of such a block."""
+    flow: Flow | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.output_tokens) < 1 or not self.arrived_at >= 0.0 or self.block_tokens < 1:
+            raise ValueError(
+                f"prompt_tokens={self.prompt_tokens}, output_tokens={self.output_tokens}, "
+                f"arrived_at={self.arrived_at}: lengths must be at least 1, and a time at least 0"
+            )
+
+    @property
+    def limit(self) -> int:
+        """Most tokens that its answer may have."""
+        return max(self.max_tokens, self.output_tokens)
+
+    def tokens(self, serial: int) -> list[int]:
+        """Return stand-ins of its prompt's tokens, which equal others' where the prompts do; `serial`: its own number.
+
+        What is in no block is its own.
+        """
+        own, size, count = own_token(serial), self.block_tokens, self.prompt_tokens
+        found: list[int] = []
+        for block in self.blocks[: count // size]:
+            found += [block] * size
+        return found + [own] * (count - len(found))
+
+    @property
+    def prefix_keys(self) -> tuple[int, ...]:
+        """Keys of the beginnings of its prompt, as a router compares them."""
+        size = self.block_tokens // KEY_TOKENS
+        whole = self.blocks[: self.prompt_tokens // self.block_tokens]
+        keys, chain = list[int](), 0
+        for block in whole[: _MOST_KEYS // max(1, size)]:
+            chain = hash((chain, block)) & 0xFFFFFFFFFFFF
+            keys += [chain << 12 | index for index in range(size)]
+        return tuple(keys)
+
+
+def own_token(serial: int) -> int:
+    """Return a token that only the request with this number has."""
+    return _SERIALS + serial

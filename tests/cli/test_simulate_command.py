@@ -1,0 +1,172 @@
+"""`batchwright simulate` on small traces, with step costs from a file: no model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.support import TINY, tiny_model
+from typer.testing import CliRunner
+
+from batchwright.cli.main import app
+from batchwright.errors import InputError
+from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import StepCosts
+
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    measurements = []
+    for number in range(60):
+        prompt, rows = 100 * (number % 3), 1 + number
+        shape = StepShape(prompt, prompt * (50 + number), rows, 100 * rows, rows)
+        measurements.append((prompt, shape.prefill_pairs, rows, shape.decode_keys, rows, LAW.seconds(shape)))
+    facts = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_model_len=4096)
+    path = tmp_path / "costs.json"
+    write_costs(path, KeptCosts(1, {"machine": "a machine"}, facts, 60, tuple(measurements)))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 300 * number, "input_length": 600, "output_length": 20, "hash_ids": [number % 3, 100 + number]}
+        for number in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def told(*arguments: str | Path) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["simulate", *map(str, arguments), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def test_a_trace_for_several_numbers_of_replicas(trace: Path, costs: Path) -> None:
+    goals = ("--ttft-ms", "500", "--tpot-ms", "50")
+    one, four = told("--trace", trace, "--costs", costs, "--replicas", "1,4", *goals, "--price-per-hour", "2")
+    assert (one["replicas"], four["replicas"]) == (1, 4)
+    assert one["online_requests"] == four["online_requests"] == 40
+    assert 0.0 <= one["slo_attainment"] <= four["slo_attainment"] <= 1.0
+    assert one["ttft_ms"]["p50"] >= four["ttft_ms"]["p50"] > 0.0
+    assert one["cached_tokens"] == 37 * 512
+    assert (one["cost_per_hour"], four["cost_per_hour"]) == (2.0, 8.0)
+    assert one["job_seconds"] is None
+
+
+def test_a_rate_stretches_the_trace(trace: Path, costs: Path) -> None:
+    slow, fast = (told("--trace", trace, "--costs", costs, "--rate", rate)[0] for rate in ("1", "20"))
+    assert slow["seconds"] == pytest.approx(39.0, abs=2.0)
+    assert fast["ttft_ms"]["p99"] > slow["ttft_ms"]["p99"]
+    [first] = told("--trace", trace, "--costs", costs, "--requests", "5")
+    assert first["online_requests"] == 5
+    random, again = (told("--trace", trace, "--costs", costs, "--rate", "2", "--poisson") for _ in range(2))
+    assert random == again
+    assert random != told("--trace", trace, "--costs", costs, "--rate", "2", "--poisson", "--seed", "1")
+
+
+def test_drawn_requests_beside_a_job_of_known_lengths(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    usage = {"prompt_tokens": 200, "completion_tokens": 30}
+    results = [{"custom_id": f"{n}", "response": {"body": {"usage": usage}}, "error": None} for n in range(30)]
+    failed = {"custom_id": "x", "response": None, "error": {"message": "no"}}
+    lengths = {"prompt_tokens": 100, "output_tokens": 10}
+    job.write_text("".join(json.dumps(each) + "\n" for each in [*results, failed, lengths]))
+    drawn = ("--poisson", "--rate", "2", "--requests", "20", "--prompt-tokens", "50", "--output-tokens", "10")
+    [found] = told(*drawn, "--job", job, "--costs", costs)
+    assert (found["online_requests"], found["job_lines"]) == (20, 31)
+    assert 0.0 < found["job_seconds"] <= found["seconds"]
+    [alone] = told("--job", job, "--costs", costs)
+    assert alone["online_requests"] == 0
+    assert alone["slo_attainment"] is None
+    assert alone["output_tokens"] == 30 * 30 + 10
+
+
+def test_the_prompts_of_a_job_are_counted(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words:
+        @staticmethod
+        def encode(prompt: Any) -> list[int]:
+            text = prompt if isinstance(prompt, str) else prompt[0]["content"]
+            return list(range(len(text.split())))
+
+    monkeypatch.setattr("batchwright.inference.loading.load_tokenizer", lambda model: Words())
+    job = tmp_path / "job.jsonl"
+    lines = [{"prompt": "word " * 64}, {"messages": [{"role": "user", "content": "two words"}], "max_tokens": 7}, {}]
+    job.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    [found] = told("--job", job, "--costs", costs, "--expected-tokens", "20")
+    assert (found["job_lines"], found["prompt_tokens"], found["output_tokens"]) == (2, 66, 27)
+    [most] = told("--job", job, "--costs", costs)
+    assert most["output_tokens"] == 256 + 7
+    job.write_text("{}\n")
+    with pytest.raises(InputError, match="no line"):
+        told("--job", job, "--costs", costs)
+
+
+def test_the_table_says_what_it_is_judged_by(trace: Path, costs: Path) -> None:
+    arguments = ["simulate", "--trace", str(trace), "--costs", str(costs), "--replicas", "1,2", "--ttft-ms", "500"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    lines = {re.split(r"\s{2,}", line)[0]: line for line in result.stdout.splitlines()}
+    assert "SLO met (TTFT ≤ 500 ms)" in lines
+    assert lines["online requests"].split()[-2:] == ["40", "40"]
+    assert "job done after" not in lines
+    assert "cost per hour" not in lines
+    assert "60 steps measured on a machine" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("vl_convert")
+    path = tmp_path / f"plot{suffix}"
+    told("--trace", trace, "--costs", costs, "--replicas", "1,2", "--ttft-ms", "500", "--plot", path)
+    content = path.read_text()
+    assert content.startswith("<svg" if suffix == ".svg" else "<!DOCTYPE html>")
+    assert "SLO met" in content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "there is no traffic"),
+        (("--poisson",), "--poisson needs --rate"),
+        (("--poisson", "--rate", "0"), "--rate 0"),
+        (("--poisson", "--rate", "nan"), "--rate nan"),
+        (("--trace", "/nowhere.csv"), "/nowhere.csv cannot be read"),
+        (("--poisson", "--rate", "1", "--replicas", "1,x"), "--replicas 1,x"),
+        (("--poisson", "--rate", "1", "--replicas", "0"), "--replicas 0"),
+        (("--poisson", "--rate", "1", "--plot", "x.png"), "--plot x.png"),
+        (("--poisson", "--rate", "1", "--kv-memory", "1KB"), "kv_memory"),
+        (("--poisson", "--rate", "1", "--max-model-len", "5000"), "max_model_len=5000"),
+        (("--poisson", "--rate", "1", "--costs", "/nowhere.json"), "/nowhere.json cannot be read"),
+        (("--poisson", "--rate", "1", "--costs", __file__), "holds no step costs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], reason: str, costs: Path) -> None:
+    given = arguments if "--costs" in arguments else (*arguments, "--costs", str(costs))
+    with pytest.raises(InputError, match=re.escape(reason)):
+        CliRunner().invoke(app, ["simulate", *given], catch_exceptions=False)
+
+
+def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, saved = tmp_path / "model", tmp_path / "saved.json"
+    tiny_model(model, "llama", **TINY)
+    traffic = ("--poisson", "--rate", "5", "--requests", "30", "--prompt-tokens", "30", "--output-tokens", "9")
+    options = ("--model", model, *traffic, "--device", "cpu", "--kv-memory", "4MiB")
+    [found] = told(*options, "--save-costs", saved)
+    assert found["online_requests"] == 30
+    monkeypatch.setattr("batchwright.inference.loading.load_models", lambda *given: pytest.fail("it is loaded again"))
+    assert told(*options) == [found]
+    assert told(*options, "--costs", saved) == [found]

@@ -1,0 +1,145 @@
+"""Replicas in virtual time: everything ends, nothing is faster than its law, and the router has its effect."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.engine_config import EngineConfig
+from batchwright.scheduling.sizes import EngineSizes
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import StepCosts
+from batchwright.simulation.fleet import Fleet, simulate
+from batchwright.simulation.outcome import outcome_of, percentile, times_of
+from batchwright.simulation.requests import SimulatedRequest
+from batchwright.simulation.traces import drawn_lengths, poisson
+
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3), (0.9, 1.0, 1.1))
+SIZES = EngineSizes(max_batch_tokens=64, max_num_seqs=8, max_model_len=512, num_blocks=60)
+
+
+def fleet(replicas: int = 1, **options: object) -> Fleet:
+    return Fleet(replicas, SIZES, EngineConfig(**options), LAW, seed=None)  # type: ignore[arg-type]
+
+
+def ask(prompt: int, output: int, at: float = 0.0, **more: object) -> SimulatedRequest:
+    return SimulatedRequest(prompt_tokens=prompt, output_tokens=output, arrived_at=at, **more)  # type: ignore[arg-type]
+
+
+requests = st.lists(
+    st.builds(
+        ask,
+        st.integers(1, 400),
+        st.integers(1, 40),
+        st.floats(0.0, 5.0),
+        traffic=st.sampled_from(("online", "batch")),
+        blocks=st.lists(st.integers(0, 2), max_size=3).map(tuple),
+        block_tokens=st.just(64),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60)
+@given(requests, requests, st.integers(1, 3), st.booleans())
+def test_all_requests_end_once_in_time_that_only_goes_forward(
+    online: list[SimulatedRequest], job: list[SimulatedRequest], replicas: int, paced: bool
+) -> None:
+    goals = {"ttft_ms": 300.0, "tpot_ms": 50.0} if paced else {}
+    result = simulate(fleet(replicas, **goals), online, job)
+    assert len(result.served) == len(online) + len(job)
+    assert len({each.serial for each in result.served}) == len(result.served)
+    for each in result.served:
+        asked = each.request
+        assert each.refused == (asked.prompt_tokens + asked.output_tokens > 512)
+        if not each.refused:
+            assert asked.arrived_at < each.first_token_at <= each.ended_at <= result.seconds
+            assert (
+                each.ended_at - asked.arrived_at >= asked.output_tokens * LAW.seconds(StepShape(0, 0, 1, 1, 1)) * 0.99
+            )
+    computed = sum(each.computed_tokens for each in result.replicas)
+    answered = [each for each in result.served if not each.refused]
+    least = sum(each.request.prompt_tokens - each.cached_tokens + each.request.output_tokens - 1 for each in answered)
+    assert computed >= least
+    if not any(each.preemptions for each in answered):
+        assert computed == least
+    assert all(each.busy_seconds <= result.seconds + 1e-9 for each in result.replicas)
+
+
+def test_one_request_takes_what_the_law_says() -> None:
+    [served] = simulate(fleet(), [ask(100, 3, at=2.0)]).served
+    first = LAW.seconds(StepShape(64, 64 * 65 // 2)) + LAW.seconds(StepShape(36, 36 * 64 + 36 * 37 // 2, 0, 0, 1))
+    later = [LAW.seconds(StepShape(0, 0, 1, keys, 1)) for keys in (101, 102)]
+    assert served.ttft == pytest.approx(first)
+    assert served.tpot == pytest.approx(sum(later) / 2)
+    assert served.ended_at == pytest.approx(2.0 + first + sum(later))
+
+
+def test_the_same_seed_is_the_same_future() -> None:
+    online = poisson(drawn_lengths(100, 60.0, 10.0, 1), 3.0, 2)
+    one = Fleet(2, SIZES, EngineConfig(), LAW, seed=5)
+    first, again = (outcome_of(one, simulate(one, online)) for _ in range(2))
+    assert first == again
+    other = replace(one, seed=6)
+    assert outcome_of(other, simulate(other, online)) != first
+
+
+def test_more_replicas_keep_an_slo_that_one_cannot() -> None:
+    online = poisson(drawn_lengths(300, 80.0, 20.0, 1), 12.0, 2)
+    shares = []
+    for replicas in (1, 2, 4):
+        found = outcome_of(fleet(replicas), simulate(fleet(replicas), online), ttft_ms=300, tpot_ms=60)
+        assert found.slo_attainment is not None
+        shares.append(found.slo_attainment)
+    assert shares[0] < 0.5 < 0.95 < shares[2]
+    assert shares == sorted(shares)
+
+
+def test_a_job_beside_an_slo_takes_longer_and_keeps_it() -> None:
+    online = poisson(drawn_lengths(200, 40.0, 20.0, 1), 2.0, 2)
+    job = drawn_lengths(150, 100.0, 30.0, 3)
+    free = outcome_of(fleet(), simulate(fleet(), online, job))
+    kept = outcome_of(fleet(tpot_ms=25.0), simulate(fleet(tpot_ms=25.0), online, job))
+    assert free.job_seconds is not None
+    assert kept.job_seconds is not None
+    assert free.tpot_ms is not None
+    assert kept.tpot_ms is not None
+    assert kept.job_seconds > free.job_seconds
+    assert kept.tpot_ms.p99 < free.tpot_ms.p99
+    assert free.job_lines == 150
+
+
+def test_prompts_that_begin_alike_meet_in_a_cache() -> None:
+    draw = random.Random(1)
+    shared = [ask(200, 5, blocks=(draw.randrange(4),) * 3, block_tokens=64) for _ in range(100)]
+    apart = [ask(200, 5) for _ in range(100)]
+    for replicas in (1, 3):
+        found = outcome_of(fleet(replicas), simulate(fleet(replicas), [], shared))
+        assert found.cached_tokens > 0.6 * found.prompt_tokens
+        assert outcome_of(fleet(replicas), simulate(fleet(replicas), [], apart)).cached_tokens == 0
+
+
+def test_figures_of_nothing_and_of_money() -> None:
+    empty = outcome_of(fleet(), simulate(fleet(), []))
+    assert (empty.slo_attainment, empty.ttft_ms, empty.job_seconds, empty.seconds) == (None, None, None, 0.0)
+    told = outcome_of(fleet(2), simulate(fleet(2), [ask(10, 5), ask(1000, 5)]), price_per_hour=3.6)
+    assert told.refused == 1
+    assert told.slo_attainment == 0.5
+    assert told.cost_per_hour == 7.2
+    assert told.cost == pytest.approx(told.seconds * 0.002)
+    assert told.cost_per_million_tokens == pytest.approx(told.seconds * 0.002 / 5 * 1e6)
+    with pytest.raises(ValueError, match="replicas=0"):
+        simulate(fleet(0), [])
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50), st.floats(0.0, 1.0))
+def test_percentiles_lie_between_values(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    assert ordered[0] <= percentile(ordered, share) <= ordered[-1] * (1 + 1e-12)
+    times = times_of(values)
+    assert times is not None
+    assert times.p50 <= times.p90 <= times.p99

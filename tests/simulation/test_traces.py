@@ -1,0 +1,99 @@
+"""Traces in their forms: read, scaled, and refused with the line that is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.errors import InputError
+from batchwright.simulation.requests import SimulatedRequest, own_token
+from batchwright.simulation.traces import drawn_lengths, poisson, rate_of, read_trace, with_rate
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:16:00,0,5
+"""
+MOONCAKE = """{"timestamp": 500, "input_length": 1100, "output_length": 500, "hash_ids": [7, 8, 9]}
+{"timestamp": 27000, "input_length": 600, "output_length": 4, "hash_ids": [7, 10]}
+"""
+
+
+def test_azure() -> None:
+    first, second = read_trace(AZURE.splitlines(keepends=True), "a.csv")
+    assert (first.arrived_at, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
+    assert second.arrived_at == pytest.approx(4.314579)
+    assert len(read_trace(AZURE.splitlines(), "a.csv", 1)) == 1
+
+
+def test_mooncake_prompts_share_what_their_ids_share() -> None:
+    first, second = read_trace(MOONCAKE.splitlines(), "m.jsonl")
+    assert second.arrived_at == 26.5
+    ours, others = first.tokens(0), second.tokens(1)
+    assert (len(ours), len(others)) == (1100, 600)
+    assert ours[:512] == others[:512]
+    assert not set(ours[512:]) & set(others[512:])
+    keys, other_keys = first.prefix_keys, second.prefix_keys
+    assert (len(keys), len(other_keys)) == (16, 8)
+    assert keys[:8] == other_keys[:8]
+
+
+def test_our_own_log() -> None:
+    lines = [
+        '{"at":1700000000.25,"class":"online","prompt_tokens":100,"cached_tokens":48,"output_tokens":20}\n',
+        '{"at":1700000001,"class":"batch","prompt_tokens":50,"cached_tokens":0,"output_tokens":1}\n',
+        '{"at":1700000002,"prompt_tokens":64,"cached_tokens":64,"outp',
+    ]
+    first, second = read_trace(lines, "log")
+    assert (first.arrived_at, second.arrived_at) == (0.0, 0.75)
+    assert (first.traffic, second.traffic) == ("online", "batch")
+    assert first.tokens(0) == [*range(1), *[0] * 15, *[1] * 16, *[2] * 16, *[own_token(0)] * 52]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("", "no column"),
+        ("a,b,c\n1,2,3\n", "no column TIMESTAMP"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,2\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
+        ('{"timestamp": 0, "input_length": -1, "output_length": 2, "hash_ids": []}', "input_length=-1"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 2, "hash_ids": "x"}', "hash_ids"),
+        ('{"at": 0, "prompt_tokens": true, "output_tokens": 2}', "prompt_tokens"),
+        ('{"at": 0, "prompt_tokens": 1, "output_tokens": 2, "class": "other"}', "class='other'"),
+        ('{"at": 0, "prompt_tokens": 1}', "output_tokens=None"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name(lines: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read_trace(lines.splitlines(), "trace.x")
+
+
+times = st.lists(st.floats(0.0, 1e6), min_size=2, max_size=50)
+
+
+@given(times, st.floats(0.01, 100.0))
+def test_times_are_stretched_to_a_rate(arrivals: list[float], rate: float) -> None:
+    requests = [SimulatedRequest(arrived_at=at, prompt_tokens=1, output_tokens=1) for at in sorted(arrivals)]
+    scaled = with_rate(requests, rate)
+    if math.isfinite(rate_of(requests)) and rate_of(requests) < 1e6:
+        assert rate_of(scaled) == pytest.approx(rate)
+    assert [each.arrived_at for each in scaled] == sorted(each.arrived_at for each in scaled)
+
+
+def test_what_is_drawn_has_its_means_and_is_the_same_again() -> None:
+    found = poisson(drawn_lengths(2000, 300.0, 50.0, 1), 4.0, 2)
+    assert found == poisson(drawn_lengths(2000, 300.0, 50.0, 1), 4.0, 2)
+    assert sum(each.prompt_tokens for each in found) / 2000 == pytest.approx(300, rel=0.1)
+    assert sum(each.output_tokens for each in found) / 2000 == pytest.approx(50, rel=0.1)
+    assert found[-1].arrived_at == pytest.approx(500, rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"prompt_tokens": 0}, {"output_tokens": 0}, {"arrived_at": -1.0}])
+def test_a_request_has_tokens_and_a_time(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        SimulatedRequest(**({"prompt_tokens": 1, "output_tokens": 1} | wrong))  # type: ignore[arg-type]

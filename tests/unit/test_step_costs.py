@@ -1,0 +1,110 @@
+"""The law of steps: found in measurements, robust against pauses, and kept in bounded memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import (
+    BENDS,
+    NUM_FEATURES,
+    Measurement,
+    StepCosts,
+    StepRecord,
+    features_of,
+    fitted,
+)
+
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.4e-3, 0.2e-3))
+shapes = st.builds(
+    lambda prompt, depth, rows, context, sampled: StepShape(
+        prompt, prompt * depth, rows, rows * context, rows + min(sampled, prompt)
+    ),
+    st.integers(0, 512),
+    st.integers(1, 2000),
+    st.integers(0, 256),
+    st.integers(1, 2000),
+    st.integers(0, 4),
+)
+
+
+def measured(count: int, noise: float, seed: int) -> list[Measurement]:
+    draw, found = random.Random(seed), []
+    for number in range(count):
+        prompt = draw.choice((0, 0, 3, 40, 500)) if number else 500
+        rows = draw.choice((0, 1, 2, 6, 12, 40, 200)) if prompt else draw.choice((1, 2, 6, 12, 40, 200))
+        shape = StepShape(
+            prompt, prompt * draw.randint(1, 1500), rows, rows * draw.randint(1, 1500), rows + bool(prompt)
+        )
+        found.append(Measurement(shape, LAW.seconds(shape) * draw.uniform(1 - noise, 1 + noise)))
+    return found
+
+
+@given(shapes)
+def test_seconds_are_coefficients_times_features(shape: StepShape) -> None:
+    product = sum(cost * feature for cost, feature in zip(LAW.coefficients, features_of(shape), strict=True))
+    assert LAW.seconds(shape) == pytest.approx(product)
+    assert set(LAW.ratios) == {1.0}
+    assert LAW.drawn(shape, 0.999) == LAW.seconds(shape)
+
+
+@given(st.integers(0, 100))
+def test_the_law_is_found_in_what_follows_it(seed: int) -> None:
+    law = fitted(measured(200, 0.0, seed))
+    for each in measured(50, 0.0, seed + 1000):
+        assert law.seconds(each.shape) == pytest.approx(each.seconds, rel=0.01)
+    assert law.within(1.0) < 0.01
+
+
+@given(st.integers(0, 100))
+def test_pauses_of_the_machine_do_not_bend_it(seed: int) -> None:
+    draw = random.Random(seed)
+    paused = [
+        Measurement(each.shape, each.seconds * (draw.uniform(3, 20) if draw.random() < 0.05 else 1.0))
+        for each in measured(300, 0.03, seed)
+    ]
+    law = fitted(paused)
+    errors = [law.seconds(each.shape) / each.seconds - 1.0 for each in measured(100, 0.0, seed + 1000)]
+    assert sorted(map(abs, errors))[90] < 0.06
+    assert law.ratios == tuple(sorted(law.ratios))
+    assert max(law.ratios[-1], law.long_ratios[-1]) > 2.0, "they are a part of the spread, though"
+
+
+@given(st.lists(st.tuples(shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=60))
+def test_any_measurements_make_a_law_in_which_work_is_not_negative(given_: list[tuple[StepShape, float]]) -> None:
+    law = fitted([Measurement(*each) for each in given_])
+    assert len(law.coefficients) == NUM_FEATURES == 6 + len(BENDS)
+    assert min(law.coefficients) >= 0.0
+    assert all(law.seconds(shape) > 0.0 for shape, _ in given_)
+
+
+def test_what_is_no_law_is_refused() -> None:
+    with pytest.raises(ValueError, match="measurements"):
+        fitted([])
+    with pytest.raises(ValueError, match="above 0"):
+        fitted([Measurement(StepShape(1, 1), 0.0)])
+    with pytest.raises(ValueError, match="coefficients"):
+        StepCosts((1.0,))
+    with pytest.raises(ValueError, match="ratios"):
+        StepCosts(LAW.coefficients, (0.0,))
+
+
+@given(st.lists(shapes, max_size=300))
+def test_a_record_is_bounded_and_keeps_the_latest_of_each_kind(added: list[StepShape]) -> None:
+    record = StepRecord()
+    for number, shape in enumerate([*added, StepShape(0, 0, 1, 5, 1)] * 2, 1):
+        record.add(shape, float(number))
+    kept = record.measurements
+    assert record.added == 2 * (len(added) + 1)
+    assert len(kept) <= 12 * 512
+    assert kept[-1].seconds == record.added
+    again = StepRecord(kept)
+    again.include(StepRecord())
+    assert again.measurements == kept
+    assert again.added == 0
+    record.clear()
+    assert not record.measurements
