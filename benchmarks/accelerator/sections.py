@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from batchwright import Engine
-from batchwright.engine.engine import BLOCK_SIZE
+from batchwright.scheduling.sizes import BLOCK_SIZE
 from benchmarks.accelerator.hardware import measure_hardware
 from benchmarks.accelerator.peer import measure_peer
 from benchmarks.accelerator.results import Busy, Decode, Mixed, Prefix, Result, Section, Unavailable

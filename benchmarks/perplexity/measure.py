@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.engine.bodies import load_body
-from batchwright.engine.engine import BLOCK_SIZE
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine_config import DtypeName, EngineConfig
 from batchwright.scheduling import Chunk, Sequence
+from batchwright.scheduling.sizes import BLOCK_SIZE
 
 PRECISIONS: dict[str, tuple[DtypeName, Literal["int8"] | None]] = {
     "float32": ("float32", None),
