@@ -34,6 +34,8 @@ _FOLDER = "costs"
 _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
+_MOST_ERROR = 0.6
+"""Error within which a law must tell nine steps of ten: more have been measured while the machine did something else."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
 """Options of the engine by which steps of the same shape take another time."""
 _KERNELS = Path(__file__).parent / "engine" / "native"
@@ -101,13 +103,16 @@ def read_costs(path: Path) -> KeptCosts:
 
 
 def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
-    """Return what is kept of `model`, computed as `config` says on this machine; None if there is nothing.
+    """Return what is kept of `model`, computed as `config` says on this machine; None if there is nothing of use.
 
     Raises what `fingerprint` raises for a model that does not exist.
     """
     path = _path(_identity(model, config))
     try:
-        return read_costs(path)
+        kept = read_costs(path)
+        if (error := kept.costs.within(0.9)) > _MOST_ERROR:
+            raise ValueError(f"{path} holds steps of a busy machine, which no law tells within {error:.0%}")
+        return kept
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
