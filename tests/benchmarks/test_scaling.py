@@ -15,7 +15,7 @@ PAIRS = lengths(None, random.Random(0))
 
 @pytest.mark.parametrize("devices", [2, 8, 64])
 def test_routed_lines_are_near_the_bound_and_find_their_prefixes(devices: int) -> None:
-    jobs = make_jobs(PAIRS, min(len(PAIRS), 1500 * devices), groups=100)
+    jobs = make_jobs(PAIRS, min(len(PAIRS), max(8000, 1500 * devices)), groups=100)
     routed = simulate(jobs, devices, CORES)
     assert routed.makespan <= 1.03 * bound(jobs, devices, CORES)
     assert routed.reused >= 0.95 * most_reused(jobs)
