@@ -233,3 +233,7 @@ def _value(found: float | None) -> float:
     if found is None:
         raise RuntimeError("an answer came without a first token")
     return found
+
+
+if __name__ == "__main__":
+    app()
