@@ -35,7 +35,7 @@ _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
 _MOST_ERROR = 0.6
-"""Error within which a law must tell nine steps of ten: more have been measured while the machine did something else."""
+"""Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
 """Options of the engine by which steps of the same shape take another time."""
 _KERNELS = Path(__file__).parent / "engine" / "native"

@@ -73,7 +73,15 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"top_logprobs": 1}),
     (CHAT, {"tools": [{"type": "function"}]}),
     (CHAT, {"response_format": {"type": "json"}}),
-    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}}),
+    (
+        CHAT,
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"if": {"minProperties": 1}, "then": {"required": ["a"]}}},
+            }
+        },
+    ),
     (CHAT, {"response_format": {"type": "json_object"}, "guided_regex": "a"}),
     (CHAT, {"made_up": 1}),
     (CHAT, {"max_token": 5}),

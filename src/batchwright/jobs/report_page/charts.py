@@ -276,7 +276,7 @@ def _parts(report: Report) -> list[tuple[str, float]]:
     """The parts of the time of a run, by name, in seconds."""
     loop, load = report.loop_seconds or 0.0, report.load_seconds or 0.0
     parts = [("loading the model" if report.has_engine else "before the first line", load)]
-    if report.bound.time:
+    if report.bound is not None and report.bound.time:
         return parts + [(words_of(name), share * loop) for name, share in report.bound.time.items()]
     if not report.has_engine:
         return [*parts, ("at work", loop)]

@@ -109,7 +109,7 @@ class Report(msgspec.Struct):
     failures: list[FailedLines] = []
     bound_seconds: float | None = None
     share_of_bound: float | None = None
-    bound: Shares = msgspec.field(default_factory=Shares)
+    bound: Shares | None = None
     series: dict[str, list[float | None]] = {}
     lengths: Lengths = msgspec.field(default_factory=Lengths)
 

@@ -150,7 +150,7 @@ def _bound(report: Report) -> str:
 
 
 def _lost(report: Report) -> str:
-    lost = sorted(report.bound.lost.items(), key=lambda each: -each[1])
+    lost = sorted(({} if report.bound is None else report.bound.lost).items(), key=lambda each: -each[1])
     return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= _LEAST_LOST)
 
 
