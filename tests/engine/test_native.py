@@ -20,13 +20,14 @@ from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.bodies.ops import HeadShape, LayerOps, NativeOps, RopeTable, TorchOps
 from batchwright.engine.native import NativeKernels, load_kernels
-from batchwright.engine.native.build import SOURCES, BuildError, library_path, load_library
+from batchwright.engine.native.build import BuildError, library_path, load_library
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
 
 from .heads import assert_same_tokens, scaled_rows
 from .paged import Case, Paged, Problem, textbook
+from .quick_build import QUICKEST, build
 
 CPU = torch.device("cpu")
 KERNELS = load_kernels(torch.float32)
@@ -236,14 +237,6 @@ def test_a_cache_folder_that_cannot_be_made(fresh_cache: Path, monkeypatch: pyte
     (fresh_cache / "file").write_text("")
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(fresh_cache / "file"))
     assert "cannot write" in reason()
-
-
-QUICKEST = next(source for source in SOURCES if source.stem == "elementwise")
-"""To compile."""
-
-
-def build() -> str:
-    return str(library_path("quickest", (QUICKEST,)))
 
 
 @needs_native
