@@ -49,6 +49,13 @@ def test_intervals_of_good_forecasts_are_narrow() -> None:
     assert 95 < low <= 101 <= high < 107
 
 
+def test_forecasts_of_next_to_nothing_are_no_measure() -> None:
+    intervals = ForecastIntervals()
+    for number, seconds in enumerate([5e-324, 1e-300, 5e-324, 1e300, 1.0], start=1):
+        low, high = intervals.observe(float(number), float(number), 0.5, seconds)
+        assert 0.0 <= low <= seconds <= high
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.floats(0, 100), st.floats(0, 1e6)), max_size=60))
 def test_whatever_is_forecast_is_in_its_interval(steps: list[tuple[float, float, float, float]]) -> None:
     intervals, at, done = ForecastIntervals(), 0.0, 0.0

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchwright.planning.prefix_tree import Paths, PrefixTree
+from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
 _BLOCK = 64
 """Bytes in which beginnings are compared: about a block of 16 tokens of English text."""
+_WORD = 8
+"""Bytes that are compared as one number."""
 _CHARACTERS = 200
 """Characters of a beginning that are told."""
 _SHOWN = 10
 """Beginnings that are shown, those that save the most."""
-_FACTORS = np.cumprod(np.full(_BLOCK // 8, np.int64(-7046029254386353131)))
-"""Powers of an odd number without a pattern in its bits, modulo 2⁶⁴."""
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -60,10 +60,7 @@ class PromptSurvey:
 
     def add(self, number: int, text: bytes) -> None:
         """Add the prompt of a line."""
-        count = len(text) // _BLOCK
-        words = np.frombuffer(text, np.int64, count * _BLOCK // 8).reshape(count, _BLOCK // 8)
-        with np.errstate(over="ignore"):
-            self._paths.append((words * _FACTORS).sum(axis=1))
+        self._paths.append(block_ids(np.frombuffer(text, np.int64, len(text) // _WORD), _BLOCK // _WORD))
         self._numbers.append(number)
         self._sizes.append(len(text))
 

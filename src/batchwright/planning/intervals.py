@@ -17,6 +17,9 @@ _LEAST_SPAN = 0.1
 _FIRST_ERROR = 0.7
 """Error that is assumed before there are enough: the truth within half of the forecast and twice that."""
 
+_MOST_ERROR = 10.0
+"""Error that says no more than that the forecast was worth nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Told:
@@ -73,6 +76,7 @@ class ForecastIntervals:
         # little of what it does next.
         for told in reversed(self._told):
             share = (done - told.done) / told.left
-            if share >= _LEAST_SPAN and at > told.at:
-                self._errors.append(abs(math.log((at - told.at) / (told.seconds * min(1.0, share)))))
+            expected = told.seconds * min(1.0, share)
+            if share >= _LEAST_SPAN and at > told.at and expected > 0.0:
+                self._errors.append(min(_MOST_ERROR, abs(math.log(at - told.at) - math.log(expected))))
                 return

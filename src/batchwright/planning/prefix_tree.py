@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -16,13 +17,19 @@ _FACTOR = np.int64(-7046029254386353131)
 """An odd number without a pattern in its bits: 2⁶⁴ over the golden ratio, less 2⁶⁴."""
 
 
-def block_ids(tokens: Sequence[int], block_size: int) -> _Ints:
+def block_ids(tokens: Sequence[int] | _Ints, block_size: int) -> _Ints:
     """Ids of the full blocks of `tokens`: equal for equal blocks, and for others with a chance of about 2⁻⁶⁴."""
     count = len(tokens) // block_size
-    blocks = np.array(tokens[: count * block_size], np.int64).reshape(count, block_size)
+    blocks = np.asarray(tokens[: count * block_size], np.int64).reshape(count, block_size)
     with np.errstate(over="ignore"):
-        ids: _Ints = (blocks * np.cumprod(np.full(block_size, _FACTOR))).sum(axis=1)
+        ids: _Ints = (blocks * _factors(block_size)).sum(axis=1)
     return ids
+
+
+@lru_cache
+def _factors(count: int) -> _Ints:
+    """So many powers of `_FACTOR`, modulo 2⁶⁴."""
+    return np.cumprod(np.full(count, _FACTOR))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
