@@ -22,6 +22,8 @@ from batchwright.engine.grammars import Form, GrammarDrafter, Grammars, MaskMake
 from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sample
 from batchwright.engine.scoring import PromptScores, score_rows, without_scored
 from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
+from batchwright.engine.step.launched import LaunchedStep
+from batchwright.engine.step.pending_tokens import choose_without_waiting
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.errors import (
@@ -72,8 +74,14 @@ class EngineCore:
         """Unfinished generations by the ordinals of their sequences."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
+        self.runs_ahead = body.device.type == "cuda"
+        """Whether a step is launched while the device still computes the one before, whose tokens it gets there."""
+        self._launched: LaunchedStep | None = None
+        """Step that was launched ahead. Its plan is open."""
         self._left_at: float | None = None
         """When the last step was done, if there was work left."""
+        self._known_at = self._done_at = -math.inf
+        """When the tokens of the last step were known, and when all of them had been delivered."""
 
     @property
     def unfinished(self) -> int:
@@ -178,46 +186,118 @@ class EngineCore:
 
     @torch.inference_mode()
     def _step(self) -> list[StreamEvent]:
-        began = self.clock.now()
-        pause = 0.0 if self._left_at is None else began - self._left_at
-        plan = self.scheduler.schedule(began)
+        entered = self.clock.now()
         events: list[StreamEvent] = []
+        step, pause = self._take_launched(), 0.0
+        if step is None:
+            pause = 0.0 if self._left_at is None else entered - self._left_at
+            plan = self._plan(entered, events)
+            if not plan.chunks:
+                return events
+            try:
+                step = self._launch(plan, entered)
+            except Exception as failure:
+                return events + self._recover(plan, failure)
+            except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
+                self.scheduler.rollback(plan)
+                raise
+        try:
+            self._launch_next(step, events)
+            outcomes = self._outcomes(step)
+        except Exception as failure:
+            if not step.committed:
+                return events + self._recover(step.plan, failure)
+            self._undo(step)
+            self.scheduler.isolate([chunk.sequence for chunk in step.plan.chunks])
+            return events
+        except BaseException:
+            self._undo(step)
+            raise
+        events += self._deliver_step(step, outcomes, pause if pause < _LONGEST_PAUSE else 0.0)
+        return events
+
+    def _plan(self, now: float, events: list[StreamEvent], before: LaunchedStep | None = None) -> StepPlan:
+        """Plan a step, and end the requests whose deadline has passed; their last events are appended to `events`.
+
+        `before`: the step that is being computed.
+        """
+        plan = self.scheduler.schedule(now)
         for late in plan.expired:
             expired = self._generations.get(late.ordinal)
             if expired is not None:  # else another completion of the same request has just ended it, too
+                if before is not None:
+                    before.drop_unknown([generation.sequence for generation in expired.owner.generations])
                 seconds = expired.owner.request.deadline
                 error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
                 events.append(self._fail(expired.owner, error))
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self.stats.traffic[sequence.traffic].preemptions += 1
+        return plan
+
+    def _take_launched(self) -> LaunchedStep | None:
+        """Return the step that was launched ahead, unless all of its sequences have ended since."""
+        step, self._launched = self._launched, None
+        if step is not None and not any(chunk.sequence.ordinal in self._generations for chunk in step.plan.chunks):
+            self.scheduler.commit(step.plan)
+            return None
+        return step
+
+    def _launch_next(self, step: LaunchedStep, events: list[StreamEvent]) -> None:
+        """Launch the step after `step`, whose tokens only the device may know yet, unless that has to wait.
+
+        It may compute in vain what follows an end that could not be foreseen. `step` is committed, since only one plan
+        may be open.
+        """
+        if step.pending is None or self.scheduler.isolates:
+            return
+        self.scheduler.commit(step.plan)
+        step.committed = True
+        step.reserve_tokens()
+        began = self.clock.now()
+        plan = self._plan(began, events, step)
         if not plan.chunks:
-            return events
-        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+            return
         try:
-            outcomes, model_seconds = self._compute(plan, sampled)
-        except Exception as failure:
-            return events + self._recover(plan, failure)
-        except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
+            self._launched = self._launch(plan, began, step)
+        except Exception:  # tried again in a step of its own, whose failure concerns nothing else
+            self.scheduler.rollback(plan)
+        except BaseException:
             self.scheduler.rollback(plan)
             raise
-        for chunk in plan.chunks:
-            owner = self._generations[chunk.sequence.ordinal].owner
-            if owner.first_step_at is None:
-                owner.first_step_at = began
-        self.scheduler.commit(plan)
-        now = self.clock.now()
+
+    def _deliver_step(self, step: LaunchedStep, outcomes: list[list[Sampled]], pause: float) -> list[StreamEvent]:
+        """Deliver the tokens of a step, which followed `pause` seconds after the one before."""
+        computing_since, began = max(step.computing_since, self._known_at), max(step.began, self._done_at)
+        now = self._known_at = self.clock.now()
+        if not step.committed:
+            self.scheduler.commit(step.plan)
+            step.committed = True
+        step.drop_unknown()
+        events: list[StreamEvent] = []
         try:
-            events += self._settle_all(plan, now)
-            for chunk, chosen in zip(sampled, outcomes, strict=True):
-                events.extend(self._deliver_all(chunk, chosen, now))
+            events += self._settle_all(step.plan, now)
+            for chunk, chosen in zip(step.sampled, outcomes, strict=True):
+                if step.counts(chunk):
+                    events.extend(self._deliver_all(chunk, chosen, now))
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
-            for chunk in plan.chunks:  # of which the others have more to compute
-                self.scheduler.repeat_last(chunk.sequence)
+            self._undo(step)
             raise
-        # What is longer is the pause of a caller who does something else between steps.
-        self._count(plan, model_seconds, self.clock.now() - began, pause if pause < _LONGEST_PAUSE else 0.0)
+        self._done_at = self.clock.now()
+        self._count(step.plan, now - computing_since, self._done_at - began, pause)
         return events
+
+    def _undo(self, step: LaunchedStep) -> None:
+        """Undo what was launched after `step`, and see to it that tokens that were not delivered are chosen again."""
+        following, self._launched = self._launched, None
+        if following is not None:
+            self.scheduler.rollback(following.plan)
+        step.drop_unknown()
+        if not step.committed:
+            self.scheduler.rollback(step.plan)
+            return
+        for chunk in step.plan.chunks:  # of which the others have more to compute
+            self.scheduler.repeat_last(chunk.sequence)
 
     def _end_all(self, reason: str) -> list[StreamEvent]:
         return [self._fail(state, EngineClosed(reason)) for state in list(self._requests.values())]
@@ -246,21 +326,26 @@ class EngineCore:
             raise ContextLengthExceeded(reason)
         return prompt
 
-    def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[list[Sampled]], float]:
-        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took.
+    def _launch(self, plan: StepPlan, began: float, before: LaunchedStep | None = None) -> LaunchedStep:
+        """Begin to compute a step; a GPU goes on by itself. `before`: the step whose tokens may not be known yet.
 
         Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
         """
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
-        began = self.clock.now()
+        if before is not None:
+            before.fill_in(batch, plan.chunks)
+        computing_since = self.clock.now()
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
         states = [
             self._generations[chunk.sequence.ordinal].sampling
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        on_gpu, masks = self.body.device.type == "cuda", None
-        if not on_gpu and (masks := self._masks_for(sampled, states)) is not None and not plan.num_scored:
-            batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
+        masks = None
+        if self.body.device.type != "cuda":
+            masks = self._masks_for(sampled, states)
+            if masks is not None and not plan.num_scored:
+                batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
         forward_began = self.clock.now()
         if plan.num_scored:
             output = self._output_with_scores(plan, batch)
@@ -269,15 +354,33 @@ class EngineCore:
         if self.meter is not None:
             nothing_left = not self.scheduler.num_waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs
             self.meter.computed(plan, batch, output, self.clock.now() - forward_began, nothing_left=nothing_left)
-        if on_gpu:
+        pending = None
+        if self.runs_ahead and not output.likeliest and len(states) == len(sampled):
+            unknown = set() if before is None else {sequence.ordinal for sequence in before.unknown}
+            follows = [chunk.sequence.ordinal in unknown for chunk in sampled]
+            pending = choose_without_waiting(output.logits, states, follows)
+        for chunk in plan.chunks:
+            owner = self._generations[chunk.sequence.ordinal].owner
+            if owner.first_step_at is None:
+                owner.first_step_at = began
+        return LaunchedStep(plan, sampled, states, output, masks, pending, began, computing_since)
+
+    def _outcomes(self, step: LaunchedStep) -> list[list[Sampled]]:
+        """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts."""
+        if step.pending is not None:
+            tokens, undecided = step.pending.wait()
+            if undecided and self._launched is not None:
+                self._launched.repeat({step.sampled[row].sequence.ordinal for row in undecided})
+            return [[Sampled(token)] for token in tokens]
+        masks, output = step.masks, step.output
+        if self.body.device.type == "cuda":
             # It is still computing: what it takes to make masks is hidden by that.
-            masks = self._masks_for(sampled, states)
-        outcomes = iter(sample(output.logits, states, output.likeliest, masks) if sampled else [])
-        if not sampled and output.logits.is_cuda:
+            masks = self._masks_for(step.sampled, step.states)
+        outcomes = iter(sample(output.logits, step.states, output.likeliest, masks) if step.sampled else [])
+        if not step.sampled and output.logits.is_cuda:
             # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
             torch.cuda.synchronize(output.logits.device)
-        seconds = self.clock.now() - began
-        return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
+        return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in step.sampled]
 
     def _masks_for(self, sampled: list[Chunk], states: list[SamplingState]) -> Masks | None:
         """Return the masks of the rows whose sequences have a grammar, None if there are none."""

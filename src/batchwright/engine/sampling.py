@@ -18,6 +18,7 @@ from torch import Tensor
 
 from batchwright.engine.grammars import Masks, Matcher
 from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.step.batch import on_device
 from batchwright.request import SamplingParams
 
 _HEAD = 1024
@@ -64,16 +65,42 @@ def draw(
 def draw_with_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
     """Draw through torch, on any device: `logits` [rows, vocab] float32 has a row for each of `params`."""
     tokens = [0] * len(params)
+    for rows, is_ordered in _by_method(params):
+        some = [params[row] for row in rows]
+        scaled, numbers = _scaled(logits[rows], some), _numbers([uniforms[row] for row in rows], logits.device)
+        found = _draw_sorted(scaled, some, numbers) if is_ordered else _draw_direct(scaled, some, numbers).tolist()
+        for row, token in zip(rows, found, strict=True):
+            tokens[row] = token
+    return tokens
+
+
+UNDECIDED = -2
+"""In place of a token: the likeliest tokens were too few to draw from."""
+
+
+def draw_without_waiting(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """Draw as `draw_with_torch` does, without waiting for the device -> [rows] int64, `UNDECIDED` among them."""
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    for rows, is_ordered in _by_method(params):
+        some, where = [params[row] for row in rows], on_device(np.array(rows, np.int64), logits.device)
+        scaled, numbers = _scaled(logits[where], some), _numbers([uniforms[row] for row in rows], logits.device)
+        if not is_ordered:
+            tokens[where] = _draw_direct(scaled, some, numbers)
+            continue
+        found, is_wide = _draw_among(scaled, _totals(scaled), some, numbers, min(_HEAD, scaled.shape[-1]))
+        tokens[where] = found.masked_fill(is_wide, UNDECIDED)
+    return tokens
+
+
+def _by_method(params: Sequence[SamplingParams]) -> list[tuple[list[int], bool]]:
+    """Return the rows of `params` that need their tokens in order, and those that do not, as far as there are any."""
     ordered = [row for row, each in enumerate(params) if _needs_order(each)]
     direct = [row for row, each in enumerate(params) if not _needs_order(each)]
-    for rows, method in ((ordered, _draw_sorted), (direct, _draw_direct)):
-        if rows:
-            some = [params[row] for row in rows]
-            scaled = _scaled(logits[rows], some)
-            numbers = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
-            for row, token in zip(rows, method(scaled, some, numbers), strict=True):
-                tokens[row] = token
-    return tokens
+    return [(rows, is_ordered) for rows, is_ordered in ((ordered, True), (direct, False)) if rows]
+
+
+def _numbers(uniforms: Sequence[float], device: torch.device) -> Tensor:
+    return on_device(np.array(uniforms, np.float64), device)
 
 
 def _kernels(logits: Tensor) -> NativeKernels | None:
@@ -91,8 +118,8 @@ def _needs_order(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0
 
 
-def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
-    """Draw without sorting: search the sums of groups of weights, then the group that the draw falls in."""
+def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> Tensor:
+    """Draw without sorting: search the sums of groups of weights, then the group that the draw falls in -> [rows]."""
     weights = torch.exp(scaled)
     if any(p.min_p > 0 for p in params):
         weights = weights.masked_fill(weights < _column(params, "min_p", weights), 0.0)
@@ -103,8 +130,7 @@ def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor)
     before = torch.where(group > 0, ends.gather(-1, (group - 1).clamp(min=0)), 0.0)
     inner = groups.gather(1, group[:, :, None].expand(-1, 1, _GROUP))[:, 0].double().cumsum(-1)
     within = _locate(inner, targets - before)
-    tokens: list[int] = (group * _GROUP + within)[:, 0].tolist()
-    return tokens
+    return (group * _GROUP + within)[:, 0]
 
 
 def _groups(weights: Tensor) -> Tensor:
@@ -115,24 +141,31 @@ def _groups(weights: Tensor) -> Tensor:
 
 def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
     """Draw among the top-k, top-p and min-p tokens of each row."""
-    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
-    total = _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
-    tokens, wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
+    total = _totals(scaled)
+    drawn, is_wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
+    tokens: list[int] = drawn.tolist()
+    wide: list[int] = is_wide.nonzero()[:, 0].tolist()
     if wide:
         again = [params[row] for row in wide]
         whole, _ = _draw_among(scaled[wide], total[wide], again, uniforms[wide], scaled.shape[-1])
-        for row, token in zip(wide, whole, strict=True):
+        for row, token in zip(wide, whole.tolist(), strict=True):
             tokens[row] = token
     return tokens
 
 
+def _totals(scaled: Tensor) -> Tensor:
+    """Return the sum of the weights of each row -> [rows, 1] float64."""
+    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
+    return _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
+
+
 def _draw_among(
     scaled: Tensor, total: Tensor, params: list[SamplingParams], uniforms: Tensor, width: int
-) -> tuple[list[int], list[int]]:
-    """Return tokens drawn from the `width` likeliest, and the rows for which that was not enough."""
+) -> tuple[Tensor, Tensor]:
+    """Return tokens drawn from the `width` likeliest [rows] int64, and for which rows that was not enough [rows]."""
     values, ids = scaled.topk(width, dim=-1)
     probabilities = torch.exp(values).double() / total
-    limits = torch.tensor([p.top_k or scaled.shape[-1] for p in params], device=scaled.device)[:, None]
+    limits = on_device(np.array([p.top_k or scaled.shape[-1] for p in params], np.int64), scaled.device)[:, None]
     rank = torch.arange(width, device=scaled.device)[None, :]
     least = _column(params, "min_p", probabilities) * probabilities[:, :1]
     probabilities = probabilities.masked_fill((rank >= limits) | (probabilities < least), 0.0)
@@ -146,8 +179,7 @@ def _draw_among(
     keep = cumulative - probabilities < nucleus
     weights = (probabilities * keep).cumsum(-1)
     drawn = _locate(weights, uniforms[:, None] * weights[:, -1:])
-    tokens: list[int] = ids.gather(-1, drawn)[:, 0].tolist()
-    return tokens, wide[:, 0].nonzero()[:, 0].tolist()
+    return ids.gather(-1, drawn)[:, 0], wide[:, 0]
 
 
 def _locate(ends: Tensor, targets: Tensor) -> Tensor:
@@ -159,7 +191,7 @@ def _locate(ends: Tensor, targets: Tensor) -> Tensor:
 
 
 def _column(params: list[SamplingParams], name: str, like: Tensor) -> Tensor:
-    return torch.tensor([getattr(p, name) for p in params], dtype=like.dtype, device=like.device)[:, None]
+    return on_device(np.array([getattr(p, name) for p in params], np.float64), like.device)[:, None].to(like.dtype)
 
 
 _TYPES = {"q": np.int64, "f": np.float32}
@@ -188,6 +220,7 @@ class SamplingState:
             self._random = _UNUSED if params.greedy else random.Random()
         self.uniform = self._random.random()
         """Random number of the next token, which a step uses again if it is computed again after a failure."""
+        self._uniform_after: float | None = None
         self.generated = 0
         self._places: dict[int, int] = {}
         """Places of generated tokens in `_generated` and `_counts`: arrays that grow, so that no step builds them."""
@@ -223,10 +256,17 @@ class SamplingState:
         """Whether every token depends on its logits and its grammar only, regardless of earlier tokens otherwise."""
         return self.params.greedy and self.untouched and self.params.min_tokens == 0
 
+    @property
+    def uniform_after(self) -> float:
+        """Random number of the token after the next one."""
+        if self._uniform_after is None:
+            self._uniform_after = self._random.random()
+        return self._uniform_after
+
     def record(self, token: int) -> None:
         """Record that `token` was chosen."""
         self.generated += 1
-        self.uniform = self._random.random()
+        self.uniform, self._uniform_after = self.uniform_after, None
         if self._penalises:
             place = self._places.setdefault(token, len(self._places))
             if place == len(self._counts):

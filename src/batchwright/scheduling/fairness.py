@@ -270,7 +270,7 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
     Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
     without for longest first.
     """
-    ready = sorted((each for each in running if each.is_decode), key=_by_crowd)
+    ready = sorted((each for each in running if each.awaits_decode), key=_by_crowd)
     if first is None:
         return ready
     chosen = [each for each in ready if not first.must_defer(each)]

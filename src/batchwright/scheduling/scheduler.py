@@ -23,7 +23,9 @@ Within its class nothing waits for ever: a sequence that arrived `promote_after`
 and such sequences are served in order of arrival.
 
 The scheduler is a state machine without a clock: `schedule(now)` plans, then exactly one of `commit(plan)` (the step
-was computed) or `rollback(plan)` (it was not) must follow.
+was computed) or `rollback(plan)` (it was not) must follow. A step may be committed while it is still being computed, to
+plan the next one meanwhile: the tokens that it chooses have places in `tokens` already, and those that will be the last
+of their sequences are not appended, so that nothing is planned for them.
 """
 
 from __future__ import annotations
@@ -232,6 +234,11 @@ class Scheduler:
         """Compute each of these alone for one step, to find out which of them makes a step fail."""
         self._isolated.extend(sequences)
 
+    @property
+    def isolates(self) -> bool:
+        """Whether the next step computes one sequence alone."""
+        return bool(self._isolated)
+
     def forget(self, sequence: Sequence) -> None:
         """Withdraw all that a running sequence offered to the prefix cache, since its contents cannot be trusted.
 
@@ -320,7 +327,7 @@ class Scheduler:
                 break
             count = min(sequence.remaining, left)
             if (
-                sequence.is_decode
+                sequence.awaits_decode
                 and sequence.status is Status.RUNNING
                 # Where urgency alone decides, those that are planned already are never victims.
                 and self._places.make_room(sequence, count, plan, planned)
@@ -409,7 +416,7 @@ class Scheduler:
             self._plan(waiting, count, plan)
 
     def _plan_batch_decodes(self, plan: StepPlan, room: StepRoom) -> None:
-        decodes = [sequence for sequence in self._places.batches if sequence.is_decode]
+        decodes = [sequence for sequence in self._places.batches if sequence.awaits_decode]
         rows = sum(sequence.remaining for sequence in decodes)
         if not room.fits_rows(rows, sum(len(sequence.tokens) for sequence in decodes)):
             decodes.sort(key=_turn)

@@ -101,6 +101,11 @@ class Sequence:
         return self.remaining <= 1 + self.forced
 
     @property
+    def awaits_decode(self) -> bool:
+        """Whether its next chunk is a decode. It is not if all that is known of it is computed."""
+        return 0 < self.remaining <= 1 + self.forced
+
+    @property
     def reusable(self) -> int | None:
         """Number of its first tokens that may come from the prefix cache, where there are no logits; None: all."""
         return self.scored.start if self.scored else None

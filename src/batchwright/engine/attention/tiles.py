@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.paged import PagedPlan
-from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch, on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +281,7 @@ class DeviceTiling:
     @classmethod
     def of(cls, tiling: Tiling, device: torch.device) -> DeviceTiling:
         # One copy: five would take the host five times as long.
-        flat = torch.from_numpy(np.concatenate([part.ravel() for part in tiling.parts]))
-        return cls.within(flat.to(device, non_blocking=True), tiling)
+        return cls.within(on_device(np.concatenate([part.ravel() for part in tiling.parts]), device), tiling)
 
     @classmethod
     def within(cls, flat: Tensor, tiling: Tiling) -> DeviceTiling:
@@ -309,7 +308,7 @@ class TilingRoom:
         for part, room in pairs:
             flat[at : at + part.size] = part.ravel()
             at += room.size
-        self._flat.copy_(torch.from_numpy(flat), non_blocking=True)
+        self._flat.copy_(on_device(flat, self._flat.device), non_blocking=True)
         return True
 
 

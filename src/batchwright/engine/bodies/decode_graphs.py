@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
-from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch, on_device
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class _Inputs:
 
     def load(self, batch: StepBatch, order: np.ndarray) -> None:
         """Copy the sequences of `batch` in `order`."""
-        index = torch.from_numpy(order).to(self._slots.device, non_blocking=True)
+        index = on_device(order, self._slots.device)
         size, width = len(order), batch.block_tables.shape[1]
         self._token_ids[:size] = batch.token_ids[index]
         self._positions[:size] = batch.positions[index]

@@ -99,21 +99,48 @@ def batch_of(
     positions = np.arange(len(token_ids), dtype=np.int64) - np.repeat(query_starts[:-1] - starts, counts)
     slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
-    def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
-
+    token_ids_there, positions_there, slots_there, logit_rows_there = _all_on_device(
+        [token_ids, positions, slots, logit_rows], device
+    )
+    query_starts_there, contexts_there, tables_there = _all_on_device([query_starts, starts + counts, tables], device)
     return StepBatch(
-        token_ids=tensor(token_ids),
-        positions=tensor(positions),
-        slots=tensor(slots),
-        query_starts=tensor(query_starts),
-        context_lens=tensor(starts + counts),
-        block_tables=tensor(tables),
-        logit_rows=tensor(logit_rows),
+        token_ids=token_ids_there,
+        positions=positions_there,
+        slots=slots_there,
+        query_starts=query_starts_there,
+        context_lens=contexts_there,
+        block_tables=tables_there,
+        logit_rows=logit_rows_there,
         query_lens=counts.tolist(),
         contexts=(starts + counts).tolist(),
         tables=tables,
     )
+
+
+def on_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return a tensor of `values` on `device`, without waiting for what that still computes.
+
+    Of memory that is not pinned CUDA makes a copy at the end of all that it was given before.
+    """
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+_ALIGNED = 64
+"""Bytes that the parts of one copy begin at multiples of: kernels are compiled for aligned addresses."""
+
+
+def _all_on_device(parts: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return tensors of `parts`, all of one dtype; elsewhere than on the CPU they share one copy."""
+    if device.type == "cpu":
+        return [torch.from_numpy(part) for part in parts]
+    step = _ALIGNED // parts[0].itemsize
+    begins = np.cumsum([0, *(-(-part.size // step) * step for part in parts)]).tolist()
+    flat = np.zeros(begins[-1], parts[0].dtype)
+    for part, begin in zip(parts, begins, strict=False):
+        flat[begin : begin + part.size] = part.ravel()
+    there = on_device(flat, device)
+    return [there[begin : begin + part.size].view(part.shape) for part, begin in zip(parts, begins, strict=False)]
 
 
 def _block_tables(chunks: list[Chunk]) -> np.ndarray:

@@ -1,0 +1,81 @@
+"""A step between its plan and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchwright.engine.bodies.body import StepOutput
+from batchwright.engine.grammars import Masks
+from batchwright.engine.sampling import SamplingState
+from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.pending_tokens import PendingTokens, fill_in
+from batchwright.scheduling import Chunk, Sequence, StepPlan
+
+_UNKNOWN = 0
+"""In the place of a token that is not known yet. Any token would do, as none is computed by this one."""
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step whose computation has begun: on a GPU it may go on for long."""
+
+    plan: StepPlan
+    sampled: list[Chunk]
+    """Chunks of the plan after which a token is chosen."""
+    states: list[SamplingState]
+    """How the token after each sampled chunk, and after each of its drafts, is chosen."""
+    output: StepOutput
+    masks: Masks | None
+    """Masks of the states with a grammar, where they were made before the step."""
+    pending: PendingTokens | None
+    """Tokens that the device chooses by itself; None if the host has to."""
+    began: float
+    """Time at which it was planned."""
+    computing_since: float
+    committed: bool = False
+    """Whether its plan was committed before its tokens were known, to plan the next one."""
+    unknown: list[Sequence] = field(default_factory=list)
+    """Sequences whose last token is not known yet: another one is in its place."""
+    repeated: set[int] = field(default_factory=set)
+    """Ordinals of sequences that were computed with a wrong token."""
+
+    def reserve_tokens(self) -> None:
+        """Append a place for the token after each sampled chunk, if another one may follow it."""
+        for chunk in self.sampled:
+            sequence = chunk.sequence
+            if self.counts(chunk) and len(sequence.tokens) + 1 < sequence.max_total:
+                sequence.tokens.append(_UNKNOWN)
+                self.unknown.append(sequence)
+
+    def drop_unknown(self, which: Iterable[Sequence] | None = None) -> None:
+        """Take these places away again, from all sequences or some: their tokens are known, or chosen once more."""
+        dropped = {id(sequence) for sequence in (self.unknown if which is None else which)}
+        for sequence in self.unknown:
+            if id(sequence) in dropped:
+                sequence.tokens.pop()
+        self.unknown = [sequence for sequence in self.unknown if id(sequence) not in dropped]
+
+    def fill_in(self, batch: StepBatch, chunks: list[Chunk]) -> None:
+        """Give the next step, of `chunks`, the tokens that its sequences get from this one."""
+        waiting = {id(sequence) for sequence in self.unknown}
+        row_of = {chunk.sequence.ordinal: row for row, chunk in enumerate(self.sampled)}
+        lasts = (np.cumsum(batch.query_lens) - 1).tolist()
+        pairs = [
+            (last, row_of[chunk.sequence.ordinal])
+            for last, chunk in zip(lasts, chunks, strict=True)
+            if id(chunk.sequence) in waiting
+        ]
+        if pairs and self.pending is not None:
+            fill_in(batch.token_ids, [last for last, _ in pairs], self.pending.tokens, [row for _, row in pairs])
+
+    def repeat(self, sequences: set[int]) -> None:
+        """Do not count what was computed of the sequences with these ordinals."""
+        self.repeated |= sequences
+        self.plan.chunks = [chunk for chunk in self.plan.chunks if self.counts(chunk)]
+
+    def counts(self, chunk: Chunk) -> bool:
+        """Return whether what was computed of the chunk counts."""
+        return chunk.sequence.ordinal not in self.repeated

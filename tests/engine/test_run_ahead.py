@@ -1,0 +1,162 @@
+"""Steps that are launched before the tokens of the step before are known: the answers are the same, whatever ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams
+from batchwright.engine import sampling
+from batchwright.engine.step.launched import LaunchedStep
+
+from .support import nothing_left, threads
+
+_TEXTS = [
+    "The sea was",
+    "List three colours:",
+    "Once upon a time there was a small boat that",
+    "2, 4, 6, 8,",
+    "Dear Sir or Madam,",
+    "The capital of France is Paris. The capital of Italy is",
+    "def add(a, b):",
+    "The sea was calm, and the",
+]
+
+
+@pytest.fixture(scope="module")
+def engines(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Two engines of one kind: one runs ahead, as on a GPU, and one does not."""
+    made: dict[tuple[object, ...], Engine] = {}
+
+    def engine(*, ahead: bool, **options: Any) -> Engine:
+        key = (ahead, *sorted(options.items()))
+        if key not in made:
+            # Attention through torch: no compiled kernel chooses tokens by itself.
+            made[key] = Engine(
+                smollm2_path, **({"dtype": "float32", "attention": "sdpa", "kv_memory": "60MB"} | options)
+            )
+            made[key].core.runs_ahead = ahead
+        return made[key]
+
+    with threads(2):
+        yield engine
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of tokens that steps took from the step before on the device."""
+    counts: list[int] = []
+    genuine = LaunchedStep.fill_in
+
+    def fill_in(self: LaunchedStep, *args: Any) -> None:
+        counts.append(len(self.unknown))
+        genuine(self, *args)
+
+    monkeypatch.setattr(LaunchedStep, "fill_in", fill_in)
+    return counts
+
+
+def requests(**params: Any) -> list[InferenceRequest]:
+    """Requests of unlike lengths, some with several completions."""
+    return [
+        InferenceRequest.of(text, SamplingParams(**({"max_tokens": 5 + 3 * index, "n": 1 + (index == 2)} | params)))
+        for index, text in enumerate(_TEXTS)
+    ]
+
+
+def answers(engine: Engine, wanted: list[InferenceRequest]) -> list[Any]:
+    """What the engine answers: tokens, text and reason of each completion, or the error."""
+    found: dict[str, InferenceResponse] = {}
+    for request in wanted:
+        engine.submit(request)
+    while engine.unfinished:
+        found.update({response.request_id: response for response in engine.step()})
+    assert nothing_left(engine)
+    return [
+        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
+        for request in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "ignore_eos": True, "max_tokens": 24},
+        {"temperature": 0.0, "stop": ["the", "\n"], "max_tokens": 30},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 4},
+        {"temperature": 1.2, "top_k": 20, "min_p": 0.01, "seed": 5},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "logprobs": 2, "min_tokens": 4},
+    ],
+    ids=lambda params: "-".join(params),
+)
+def test_answers_are_the_same(engines: Callable[..., Engine], launched: list[int], params: dict[str, Any]) -> None:
+    plain = answers(engines(ahead=False), requests(**params))
+    assert not launched
+    assert answers(engines(ahead=True), requests(**params)) == plain
+    history_counts = "repetition_penalty" in params or "logprobs" in params
+    assert (max(launched, default=0) >= len(_TEXTS)) != history_counts
+
+
+def test_a_draw_from_more_tokens_than_were_looked_at(
+    engines: Callable[..., Engine], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"temperature": 1.5, "top_p": 0.95, "seed": 6, "max_tokens": 20}
+    plain = answers(engines(ahead=False), requests(**params))
+    monkeypatch.setattr(sampling, "_HEAD", 16)
+    assert answers(engines(ahead=True), requests(**params)) == plain
+    assert launched
+
+
+def test_with_all_kinds_of_sampling_together(engines: Callable[..., Engine], launched: list[int]) -> None:
+    def mixed() -> list[InferenceRequest]:
+        kinds: list[dict[str, Any]] = [
+            {"temperature": 0.0},
+            {"temperature": 1.0, "seed": 1},
+            {"temperature": 0.0, "presence_penalty": 1.0},
+        ]
+        return [
+            InferenceRequest.of(text, SamplingParams(**kinds[index % 3], max_tokens=4 * index + 1))
+            for index, text in enumerate(_TEXTS)
+        ]
+
+    assert answers(engines(ahead=True), mixed()) == answers(engines(ahead=False), mixed())
+    assert launched
+
+
+def test_preempted_sequences(engines: Callable[..., Engine], launched: list[int]) -> None:
+    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 60, "n": 2}
+    few = {"kv_memory": 30 * 2 * 3 * 64 * 4 * 16 * 12}
+    plain = answers(engines(ahead=False), requests(**params))
+    ahead = engines(ahead=True, **few)
+    assert answers(ahead, requests(**params)) == plain
+    assert ahead.stats.preemptions
+    assert launched
+
+
+def test_requests_that_come_and_are_cancelled_between_steps(
+    engines: Callable[..., Engine], launched: list[int]
+) -> None:
+    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 12}
+    plain = answers(engines(ahead=False), requests(**params))
+    engine, wanted, found = engines(ahead=True), requests(**params), {}
+    for request in wanted:
+        engine.submit(request)
+        found.update({each.request_id: each for each in engine.step()})
+    cancelled = wanted[-1].request_id
+    engine.cancel(cancelled)
+    while engine.unfinished:
+        found.update({each.request_id: each for each in engine.step()})
+    assert nothing_left(engine)
+    assert [
+        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
+        for request in wanted[:-1]
+    ] == plain[:-1]
+    assert launched
