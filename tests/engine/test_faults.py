@@ -53,10 +53,12 @@ def make(folder: Path, **options: Any) -> Engine:
     return Engine(folder, **(settings | options))
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_an_interrupt_while_tokens_are_handed_out_loses_none(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
 ) -> None:
-    with make(folder) as engine:
+    with make(folder, attention="sdpa") as engine:
+        engine.core.runs_ahead = runs_ahead
         requests = [InferenceRequest.of(prompt, PARAMS) for prompt in prompts]
         for request in requests:
             engine.submit(request)
@@ -90,11 +92,13 @@ def test_a_closed_engine_lets_go_of_its_model(folder: Path, model: Any, body: st
     assert loaded() is None
 
 
-@pytest.fixture(params=["native", "sdpa", "reference"])
+@pytest.fixture(params=["native", "sdpa", "reference", "ahead"])
 def engine(request: pytest.FixtureRequest, folder: Path, model: Any, native: NativeKernels | str) -> Iterator[Engine]:
     if request.param == "native" and isinstance(native, str):
         pytest.skip(native)
-    with make(folder, attention=request.param) as engine:
+    runs_ahead = request.param == "ahead"  # as on a GPU
+    with make(folder, attention="sdpa" if runs_ahead else request.param) as engine:
+        engine.core.runs_ahead = runs_ahead
         yield engine
         assert not engine.core.unfinished_sequences
         assert not engine.core.scheduler.has_work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams
+from batchwright.clock import ManualClock
 from batchwright.engine import sampling
 from batchwright.engine.step.launched import LaunchedStep
+from batchwright.engine.step.pending_tokens import PendingTokens
+from batchwright.errors import DeadlineExceeded
 
 from .support import nothing_left, threads
 
@@ -159,4 +163,54 @@ def test_requests_that_come_and_are_cancelled_between_steps(
         [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
         for request in wanted[:-1]
     ] == plain[:-1]
+    assert launched
+
+
+def test_an_interrupt_while_tokens_are_awaited(
+    engines: Callable[..., Engine], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"temperature": 0.9, "seed": 8, "max_tokens": 14}
+    plain = answers(engines(ahead=False), requests(**params))
+    engine, genuine, calls = engines(ahead=True), PendingTokens.wait, 0
+
+    def wait(self: PendingTokens) -> tuple[list[int | None], set[int]]:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise KeyboardInterrupt
+        return genuine(self)
+
+    monkeypatch.setattr(PendingTokens, "wait", wait)
+    wanted, found = requests(**params), {}
+    for request in wanted:
+        engine.submit(request)
+    while engine.unfinished:
+        with contextlib.suppress(KeyboardInterrupt):
+            found.update({each.request_id: each for each in engine.step()})
+    assert nothing_left(engine)
+    assert [
+        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
+        for request in wanted
+    ] == plain
+    assert launched
+
+
+def test_a_deadline_that_passes_meanwhile(smollm2_path: Path, launched: list[int]) -> None:
+    clock = ManualClock()
+    with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB", clock=clock) as engine:
+        engine.core.runs_ahead = True
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=10)
+        plain = engine.generate("The sea was", params)[0].token_ids
+        late = InferenceRequest.of("The sea was", params, deadline=5.0)
+        engine.submit(late)
+        other = InferenceRequest.of("The sea was", params)
+        engine.submit(other)
+        found: dict[str, InferenceResponse] = {}
+        while engine.unfinished:
+            found.update({response.request_id: response for response in engine.step()})
+            clock.advance(1.0)
+        assert isinstance(found[late.request_id].error, DeadlineExceeded)
+        assert found[late.request_id].token_ids == plain[: len(found[late.request_id].token_ids)]
+        assert found[other.request_id].token_ids == plain
+        assert nothing_left(engine)
     assert launched
