@@ -118,6 +118,7 @@ def test_long_sequences_are_split_when_they_would_be_the_last_to_end() -> None:
     # Too many partial results: tiles cut only the long one.
     assert splits([1] * 256, [200] * 255 + [60000]) == 0
     assert splits([1] * 256, [200] * 255 + [60000], always=True) == 1
+    assert splits([1] * 1000, [200] * 1000) == 0
     # A prompt's chunk fills the device by itself; a short one after many keys does not.
     assert splits([8192], [8192]) == 1
     assert splits([100], [16000]) > 1

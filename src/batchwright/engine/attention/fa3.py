@@ -35,6 +35,8 @@ _EVEN = 1.25
 """How many times a processor's even share of a step its longest sequence may be without being cut."""
 _MOST_PARTS = 4096
 """Most rows of a step times splits: bounds the memory of partial results."""
+_MOST_SEQUENCES = 992
+"""Most sequences that the kernel cuts each as it is worth; of more it cuts all alike."""
 _LEAST_KEYS = 64 * 1024
 """Least keys of a step of decodes, counted for each KV head, that are worth the longer start."""
 _EDGE = 1 / 16
@@ -63,6 +65,8 @@ class FlashRule:
         splits = _splits(counts, contexts, shape)
         if self.always:
             return max(1, splits)
+        if len(counts) > _MOST_SEQUENCES:
+            return 0
         prompts = counts > shape.narrow
         keys = int(contexts.sum())
         if not prompts.any() and (keys * shape.kv_heads < _LEAST_KEYS or splits == 0):
