@@ -14,7 +14,7 @@ from batchwright.errors import shown
 
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
-AttentionName: TypeAlias = Literal["auto", "native", "triton", "sdpa", "reference"]
+AttentionName: TypeAlias = Literal["auto", "native", "fa3", "triton", "sdpa", "reference"]
 OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -90,7 +90,7 @@ class EngineConfig:
     )
     attention: AttentionName = _option(
         "auto",
-        "Implementation of attention: native, triton, sdpa, reference, or auto, the fastest that works here.",
+        "Implementation of attention: native, fa3, triton, sdpa, reference, or auto, the fastest that works here.",
         changes_results=True,
     )
     ttft_ms: float | None = _option(

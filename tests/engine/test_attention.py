@@ -141,5 +141,7 @@ def test_large_scores_do_not_overflow(name: str) -> None:
 
 def test_unknown_attention() -> None:
     shape = KVShape(4, BLOCK, 1, 16, torch.float32, CPU)
-    with pytest.raises(ValueError, match="attention='flash': must be one of auto, native, triton, sdpa, reference"):
+    with pytest.raises(
+        ValueError, match="attention='flash': must be one of auto, native, fa3, triton, sdpa, reference"
+    ):
         choose_attention("flash", shape)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from batchwright import Engine, SamplingParams
 from batchwright.engine.attention import AttentionShape, KVShape, choose_attention
+from batchwright.engine.attention.fa3 import FlashAttention3, load_flash
+from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.trial import disagreement
 from batchwright.engine.bodies.llama import LlamaBody
+from batchwright.engine.step.batch import batch_of
 
 from .paged import Case, Paged, Problem, textbook
 from .support import NEW_TOKENS
@@ -69,6 +73,67 @@ def test_a_seed_gives_the_same_tokens_twice(smollm2_path: Path) -> None:
     assert first == second
 
 
+def _flash(head_dim: int, dtype: torch.dtype) -> FlashAttention3:
+    made = load_flash(KVShape(100, 16, 2, head_dim, dtype, CUDA))
+    if isinstance(made, str):
+        pytest.skip(made)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 20])
+def test_flash_attention(dtype: torch.dtype, window: int | None) -> None:
+    _flash(64, dtype)
+    lengths = ((0, 70), (40, 1), (45, 1), (300, 1), (0, 1), (100, 17))
+    case = Case(lengths, kv_heads=2, group=3, head_dim=64, window=window, dtype=dtype)
+    problem = Problem.of(case)
+    torch.testing.assert_close(
+        Paged("fa3", case, device=CUDA).run(problem).double(), textbook(problem), rtol=2e-2, atol=2e-2
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("window", [None, 50])
+def test_flash_attention_passes_its_trial(head_dim: int, group: int, window: int | None) -> None:
+    flash, shape = _flash(head_dim, torch.bfloat16), KVShape(100, 16, 2, head_dim, torch.bfloat16, CUDA)
+    layer = AttentionShape(2 * group, head_dim**-0.5, window)
+    assert [disagreement(each, shape, layer) for each in (flash, *flash.variants())] == [None] * 3
+
+
+@pytest.mark.parametrize(("sequences", "splits"), [(1, 32), (5, 4), (40, 1)])
+def test_a_recorded_schedule_fits_other_lengths(sequences: int, splits: int) -> None:
+    kv = KVShape(sequences * 64 + 1, 16, 2, 128, torch.bfloat16, CUDA)
+    flash, layer = FlashAttention3(_flash(128, torch.bfloat16)._kernels, splits), AttentionShape(8, 128**-0.5)
+    cache = flash.allocate(kv)
+    for part in (cache.keys, cache.values):
+        part.normal_()
+    tables = 1 + np.arange(sequences * 64, dtype=np.int32).reshape(sequences, 64)
+    ones = np.ones(sequences, np.int32)
+    token_ids, rows = np.zeros(sequences, np.int64), np.arange(sequences)
+    batch = batch_of(token_ids, ones, ones * 1023, tables, rows, 16, CUDA)
+    query = torch.randn(sequences, 8 * 128, dtype=torch.bfloat16, device=CUDA)
+
+    def layers() -> list[torch.Tensor]:
+        batch.attention_plan = None
+        return [flash.attend(query, cache, layer, batch) for _ in range(2)]
+
+    layers()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = layers()
+    for seed in range(3):
+        contexts = np.random.default_rng(seed).integers(1, 1024, sequences).astype(np.int32)
+        batch.context_lens.copy_(torch.from_numpy(contexts))
+        batch.contexts, batch.attention_plan = contexts.tolist(), None
+        expected = ReferenceAttention().attend(query, cache, layer, batch)
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        for out in outs:
+            torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
@@ -82,7 +147,8 @@ def test_the_fastest_is_chosen_and_decodes_are_replayed(smollm2_path: Path) -> N
     prompts = [f"Number {index} is" for index in range(20)]
     with Engine(smollm2_path, device="cuda", kv_memory="400MB") as engine:
         together = [response.token_ids for response in engine.generate(prompts, params)]
-        assert "triton attention" in engine.core.body.description
+        chosen = "triton" if isinstance(load_flash(KVShape(1, 16, 3, 64, torch.bfloat16, CUDA)), str) else "fa3"
+        assert f"{chosen} attention" in engine.core.body.description
         body = engine.core.body
         assert isinstance(body, LlamaBody)
         assert body._graphs is not None

@@ -20,10 +20,11 @@ from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine_config import EngineConfig
 from batchwright.scheduling import Chunk, Sequence
 
+from .flash import FakeFlash, install
 from .support import TINY, tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from batchwright.engine.attention import tiled, tiles
+from batchwright.engine.attention import choice, fa3, tiled, tiles
 from batchwright.engine.bodies import triton_ops as fused_kernels
 
 if torch.cuda.is_available():
@@ -184,7 +185,7 @@ def test_replayed_steps_are_the_reference(folder: Path) -> None:
     # As ever, to see what the layers are like; to warm up; twice beside a replay; and then only replayed. Three are
     # padded to four.
     assert [company.decode(0, 1, 2) for _ in range(5)] == [1, 1, 2, 1, 0]
-    assert [company.decode(3, 0, 4, 2), company.decode(1, 4, 3)] == [0, 0]
+    assert [company.decode(3, 0, 1, 2), company.decode(1, 4, 0)] == [0, 0]
     # Another number of sequences: a graph of its own.
     assert [company.decode(0, 1, 2, 3, 4) for _ in range(3)] == [1, 2, 1]
     # No decode of one token each: as ever.
@@ -227,3 +228,81 @@ def test_attention_without_tiles_is_not_replayed(folder: Path) -> None:
     company = Company(folder, PROMPTS[:2], attention="sdpa")
     assert [company.decode(0, 1) for _ in range(3)] == [1, 1, 1]
     assert company.graphs.disabled == "the attention that runs cannot be replayed"
+
+
+def _launch(kernel: Callable[[], object]) -> None:
+    """Carry out a kernel, which a tape records as one."""
+
+    def launch() -> None:
+        with _disable_current_modes():
+            kernel()
+
+    if Tape.playing is not None:
+        Tape.playing.launched(launch)
+    launch()
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> FakeFlash:
+    """Kernels of FlashAttention 3 that "auto" chooses, for steps of any size."""
+    install(monkeypatch, fake := FakeFlash(_launch))
+    monkeypatch.setattr(choice, "_native", choice._on_cuda)
+    monkeypatch.setattr(fa3, "_LEAST_KEYS", 1)
+    return fake
+
+
+def test_steps_of_either_attention_have_graphs_of_their_own(folder: Path, flash: FakeFlash) -> None:
+    company = Company(folder, PROMPTS, attention="auto")
+    assert company.body.attention.name == "fa3"
+    # The first two have much in common, which tiles read once; the others have not.
+    assert [company.decode(2, 3, 4) for _ in range(4)] == [1, 1, 2, 1]
+    before = len(flash.splits)
+    assert [company.decode(0, 1, 2) for _ in range(4)] == [1, 2, 1, 0]
+    assert len(flash.splits) == before
+    assert [company.decode(4, 3, 2), company.decode(1, 0, 3), company.decode(2, 3, 0)] == [0, 0, 0]
+    assert [kind.splits for kind in company.graphs._graphs] == [(1,), (0,)]
+    assert company.graphs.disabled is None
+
+
+def test_the_schedule_of_a_replay_is_made_in_it(folder: Path, flash: FakeFlash) -> None:
+    company = Company(folder, PROMPTS, attention="auto")
+    for _ in range(3):
+        company.decode(2, 3)
+    made = flash.schedules
+    assert company.decode(2, 3) == 1  # beside the replay
+    assert flash.schedules == made + 1
+    assert company.decode(2, 3) == 0
+
+
+def test_another_number_of_splits_is_another_graph(
+    folder: Path, flash: FakeFlash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "_INTERPRETED_PROCESSORS", 4)
+    company = Company(folder, PROMPTS, attention="auto")
+    for which in ((0, 3), (3, 3, 2, 4)):
+        for _ in range(4):
+            company.decode(*dict.fromkeys(which))
+    assert {kind.splits for kind in company.graphs._graphs} == {(4,)}
+
+
+def test_no_room_for_partial_results_where_there_are_none(folder: Path) -> None:
+    company = Company(folder, PROMPTS)
+    for _ in range(3):
+        company.decode(2, 3, 4)
+        company.decode(0, 1, 2)
+    kinds = {kind.merged: graph for kind, graph in company.graphs._graphs.items()}
+    assert sorted(kinds) == [False, True]
+    assert all(room.tiling.num_partials == 0 for room in kinds[False].rooms.values())
+    assert company.graphs.disabled is None
+
+
+def test_a_recorded_step_is_never_planned_by_the_host(folder: Path) -> None:
+    company = Company(folder, PROMPTS)
+    for _ in range(2):
+        company.decode(0, 1)
+    (graph,) = company.graphs._graphs.values()
+    assert company.graphs._inputs is not None
+    step = company.graphs._inputs.step(graph, company.graphs._shapes, None)
+    step.attention_plan = None
+    with torch.inference_mode(), pytest.raises((ValueError, IndexError)):
+        company.body.forward(step)

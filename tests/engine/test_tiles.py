@@ -136,6 +136,32 @@ def test_a_full_device_does_not_cut_sequences() -> None:
     assert many.num_partials == 0
 
 
+def test_sequences_are_cut_for_an_idle_device_or_a_late_end_only() -> None:
+    shape = TileShape(kv_heads=8, narrow=4, wide=32, block_size=BLOCK, processors=132)
+    tables = np.arange(128 * 512, dtype=np.int32).reshape(128, 512)
+    alike = tile(tables, np.ones(128, int), np.full(128, 1000), shape)
+    assert (len(alike.narrow), alike.num_partials) == (128, 0)
+    few = tile(tables[:8], np.ones(8, int), np.full(8, 1000), shape)
+    assert len(few.narrow) == 64
+    contexts = np.full(128, 1000)
+    contexts[5] = 8000
+    late = tile(tables, np.ones(128, int), contexts, shape)
+    assert late.merged.tolist() == [5]
+    lengths = late.narrow[:, END] - late.narrow[:, BEGIN]
+    assert (np.diff(lengths) <= 0).all()
+
+
+def test_padding_shares_no_tiles() -> None:
+    shape = TileShape(kv_heads=8, narrow=4, wide=32, block_size=BLOCK, processors=4)
+    tables = np.tile(np.arange(64, dtype=np.int32), (6, 1))
+    tables[1] += 1000
+    contexts = np.full(6, 1000)
+    assert tile(tables, np.ones(6, int), contexts, shape).num_partials > 0
+    own = tile(tables, np.ones(6, int), contexts, shape, sharing=2)
+    assert own.num_partials == 0
+    assert sorted(own.narrow[:, TABLE].tolist()) == [0, 1, 2, 3, 4, 5]
+
+
 @given(
     own=st.lists(st.integers(1, 1600), min_size=1, max_size=64),
     shared=st.integers(0, 1500),
@@ -149,7 +175,7 @@ def test_capacity_is_room_for_decodes(own: list[int], shared: int, kv_heads: int
     tables = np.arange(len(lengths) * 200, dtype=np.int32).reshape(-1, 200)
     tables[:, : shared // BLOCK] = tables[0, : shared // BLOCK]
     tiling = tile(tables, np.ones(len(lengths), int), np.array(lengths), shape)
-    room = capacity(len(lengths), shape, wide=len(tiling.wide) > 0)
+    room = capacity(len(lengths), shape, wide=len(tiling.wide) > 0, merged=len(tiling.merged) > 0)
     assert len(tiling.narrow) <= len(room.narrow)
     assert len(tiling.wide) <= len(room.wide)
     assert len(tiling.rows) <= len(room.rows)

@@ -6,6 +6,7 @@ import logging
 from typing import get_args
 
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape
+from batchwright.engine.attention.fa3 import FlashOrTiles, is_hopper, load_flash
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention, ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
@@ -15,6 +16,9 @@ from batchwright.engine_config import AttentionName
 from batchwright.errors import UnsupportedModel
 
 _log = logging.getLogger(__name__)
+
+PLANNED = frozenset({"fa3", "triton"})
+"""Names of implementations whose plans are `TiledPlan`: they need no torch kernels around them, and can be replayed."""
 
 _TRIED_GROUP = 4
 """Query heads for each KV head in the trial at the start, as in most models. Other layers are tried when first met."""
@@ -30,7 +34,7 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
     if name in ("reference", "sdpa"):
         return ReferenceAttention() if name == "reference" else SdpaAttention()
     if name != "auto":
-        made = (_native if name == "native" else _triton)(shape)
+        made = {"native": _native, "triton": _triton, "fa3": load_flash}[name](shape)
         if isinstance(made, str):
             raise UnsupportedModel(f"attention={name!r} is not possible: {made}. Use attention='auto'.")
         return made
@@ -46,16 +50,27 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
 
 
 def _on_cuda(shape: KVShape) -> AttentionBackend:
-    """Return Triton's kernels if they pass their trial, else torch's attention."""
+    """Return what passes its trial of FlashAttention 3, Triton's kernels or both; else torch's attention."""
     fallback = SdpaAttention()
     made = _triton(shape)
     if isinstance(made, str):
         _log.warning("triton attention is not used on %s: %s", shape.device, made)
         fallback.note = f"not triton: {made}"
-        return fallback
-    tried = TriedAttention(made, fallback)
-    tried.try_out(shape, AttentionShape(_TRIED_GROUP * shape.kv_heads, shape.head_dim**-0.5))
-    return tried
+    kind = AttentionShape(_TRIED_GROUP * shape.kv_heads, shape.head_dim**-0.5)
+    flash = load_flash(shape)
+    if isinstance(flash, str):
+        _log.info("fa3 attention is not used on %s: %s", shape.device, flash)
+        if isinstance(made, str):
+            return fallback
+        tried = TriedAttention(made, fallback)
+        if is_hopper(shape.device):
+            tried.note = f"not fa3: {flash}"
+        tried.try_out(shape, kind)
+        return tried
+    tiles = TriedAttention(fallback if isinstance(made, str) else made, fallback)
+    both = FlashOrTiles(TriedAttention(flash, tiles), tiles)
+    both.try_out(shape, kind)
+    return both
 
 
 def _native(shape: KVShape) -> AttentionBackend | str:

@@ -35,6 +35,10 @@ class PagedAttention(AttentionBackend):
     def refusal(self, shape: KVShape) -> str | None:
         return None
 
+    def variants(self) -> list[PagedAttention]:
+        """Return the ways of computing among which this backend chooses by the step: each can go wrong by itself."""
+        return [self]
+
     def allocate(self, shape: KVShape) -> LayerCache:
         size = (shape.num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
         cache = LayerCache(*(torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2)))

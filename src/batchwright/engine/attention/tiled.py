@@ -10,6 +10,7 @@ log-sum-exp of partial results is a logarithm of base 2. Importing this needs Tr
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.attention.tiles import FIELDS, TiledPlan, TileShape
+from batchwright.engine.attention.tiles import FIELDS, TiledPlan, tile_shape_of
 from batchwright.engine.step.batch import StepBatch
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -178,15 +179,13 @@ def merge_partials(
     )
 
 
-_NARROW_ROWS = 16
-"""Rows of a narrow tile's product (queries times heads per KV head): the fewest that matrix units take."""
-_WIDE_ROWS = 128
+_FEWEST_ROWS = 16
+"""Rows of the smallest product that matrix units take."""
 _MOST_DIM = 256
 _SMALL_KEY = 256
 """Most bytes of one head's key that count as small; most models have no larger ones."""
 _PARTS = 8
 """Partial results that a merging program reads at once."""
-_INTERPRETED_PROCESSORS = 1
 _LOG2_E = math.log2(math.e)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -248,7 +247,7 @@ class TritonAttention(PagedAttention):
                     HEAD_DIM=head_dim,
                     PADDED_DIM=_padded(head_dim),
                     BLOCK_SIZE=block_size,
-                    **_launch_of(queries * group, cache.keys),
+                    **_launch_of(queries * group, cache.keys, narrow=tiles is tiling.narrow),
                 )
             if len(tiling.merged):
                 merge_partials[(len(tiling.merged) * heads,)](
@@ -265,34 +264,34 @@ class TritonAttention(PagedAttention):
         return out
 
 
-def tile_shape_of(heads: int, kv_heads: int, block_size: int, device: torch.device) -> TileShape:
-    """Return how a step is cut for layers of `heads` query heads."""
-    group = heads // kv_heads
-    narrow = max(1, _NARROW_ROWS // group)
-    processors = _INTERPRETED_PROCESSORS
-    if device.type == "cuda":
-        processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
-    return TileShape(
-        kv_heads=kv_heads,
-        narrow=narrow,
-        wide=max(narrow + 1, _WIDE_ROWS // group),
-        block_size=block_size,
-        processors=processors,
-    )
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """How a tile's program reads its keys."""
+
+    keys: int
+    """Keys of one product."""
+    warps: int
+    stages: int
+    """Products whose keys are read ahead; they lie in the shared memory of a multiprocessor."""
 
 
-def _launch_of(rows: int, keys: Tensor) -> dict[str, int]:
-    """Return the launch options of tiles of up to `rows` rows over `keys` [blocks, kv_heads, block_size, head_dim].
+_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
+_WIDE_LAUNCH = _Launch(keys=64, warps=4, stages=3)
+_LARGE_KEY_NARROW_LAUNCH = _Launch(keys=32, warps=4, stages=2)
+_LARGE_KEY_WIDE_LAUNCH = _Launch(keys=32, warps=8, stages=2)
 
-    More stages load more keys ahead, which narrow tiles wait for; all must fit a processor's shared memory.
-    """
-    small = _padded(keys.shape[-1]) * keys.dtype.itemsize <= _SMALL_KEY
-    wide = rows > _NARROW_ROWS
+
+def _launch_of(rows: int, keys: Tensor, *, narrow: bool) -> dict[str, int]:
+    """Return the launch options of tiles of up to `rows` rows over `keys` [blocks, kv_heads, block_size, head_dim]."""
+    if _padded(keys.shape[-1]) * keys.dtype.itemsize <= _SMALL_KEY:
+        launch = _NARROW_LAUNCH if narrow else _WIDE_LAUNCH
+    else:
+        launch = _LARGE_KEY_NARROW_LAUNCH if narrow else _LARGE_KEY_WIDE_LAUNCH
     return {
-        "BLOCK_M": max(_NARROW_ROWS, int(triton.next_power_of_2(rows))),
-        "BLOCK_N": 64 if small else 32,
-        "num_warps": 8 if wide else 4,
-        "num_stages": (3 if wide else 5) if small else 2,
+        "BLOCK_M": max(_FEWEST_ROWS, int(triton.next_power_of_2(rows))),
+        "BLOCK_N": launch.keys,
+        "num_warps": launch.warps,
+        "num_stages": launch.stages,
     }
 
 

@@ -86,11 +86,19 @@ class _Cutting:
     """Least keys of a piece: a finer one spends its time on starting and merging."""
     programs: int
     """Programs wanted for each multiprocessor, so that all are busy to the end."""
+    slack: float
+    """How many times a program's even share of the keys a tile may have without being cut. Partial results cost their
+    traffic and a launch, and the longest tiles start first."""
 
 
-_NARROW = _Cutting(least=128, programs=16)
-_WIDE = _Cutting(least=256, programs=1)
+_NARROW = _Cutting(least=128, programs=8, slack=1.5)
+_WIDE = _Cutting(least=256, programs=1, slack=1.0)
 """One program fills a multiprocessor, and the partial results of its many queries cost as much traffic as its keys."""
+
+_NARROW_ROWS = 16
+"""Rows of a narrow tile's product (queries times heads per KV head): the fewest that matrix units take."""
+_WIDE_ROWS = 128
+_INTERPRETED_PROCESSORS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,22 @@ class TileShape:
     block_size: int
     processors: int
     """Multiprocessors of the device: each KV head of each tile is a program for one of them."""
+
+
+def tile_shape_of(heads: int, kv_heads: int, block_size: int, device: torch.device) -> TileShape:
+    """Return how a step is cut for layers of `heads` query heads."""
+    group = heads // kv_heads
+    narrow = max(1, _NARROW_ROWS // group)
+    processors = _INTERPRETED_PROCESSORS
+    if device.type == "cuda":
+        processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return TileShape(
+        kv_heads=kv_heads,
+        narrow=narrow,
+        wide=max(narrow + 1, _WIDE_ROWS // group),
+        block_size=block_size,
+        processors=processors,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +156,27 @@ class Tiling:
         return [self.narrow, self.wide, self.rows, self.partial_starts, self.merged]
 
 
-def tile(tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: TileShape) -> Tiling:
+def worthy_spans(
+    tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: TileShape, sharing: int | None = None
+) -> list[Span]:
+    """Return the spans of a step that are worth a tile of their own; see `tile` for the arguments."""
+    # If many queries belong to one sequence, reading is cheap beside the products anyway.
+    limits = np.where(counts <= shape.narrow, (contexts - counts) // shape.block_size, 0)
+    if sharing is not None:
+        limits[sharing:] = 0
+    return shared_spans(tables, limits, -(-_LEAST_SHARED // shape.block_size))
+
+
+def tile(
+    tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: TileShape, sharing: int | None = None
+) -> Tiling:
     """Cut a step of `counts` [S] queries, the last of `contexts` [S] positions, over `tables` [S, most blocks].
 
     Every query has each key up to its own position in exactly one tile; a tile may have keys that come after some of
-    its queries.
+    its queries. Only the first `sharing` sequences, or all, have tiles in common.
     """
     starts = np.concatenate(([0], np.cumsum(counts)))
-    # If many queries belong to one sequence, reading is cheap beside the products anyway.
-    limits = np.where(counts <= shape.narrow, (contexts - counts) // shape.block_size, 0)
-    spans = shared_spans(tables, limits, -(-_LEAST_SHARED // shape.block_size))
+    spans = worthy_spans(tables, counts, contexts, shape, sharing)
     rows, first = [np.arange(starts[-1])], int(starts[-1])
     shared_tiles, shared_members, begins = [], [], np.zeros(len(counts), np.int64)
     for span in spans:
@@ -160,12 +195,20 @@ def tile(tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: Ti
     return _cut(shared_tiles, shared_members, own, np.concatenate(rows), int(starts[-1]), shape)
 
 
-def capacity(sequences: int, shape: TileShape, *, wide: bool) -> Tiling:
+def capacity(sequences: int, shape: TileShape, *, wide: bool, merged: bool) -> Tiling:
     """Return room for the tiles of decodes of `sequences` sequences of any lengths, unless prefixes branch a lot.
 
-    `wide` adds room for wide tiles, which many sequences with a common prefix have. Tiles have no queries, merged
-    rows are -1.
+    `wide` adds room for wide tiles, which many sequences with a common prefix have, and `merged`, which these need, for
+    partial results. Tiles have no queries, merged rows are -1.
     """
+    if not merged:
+        return Tiling(
+            narrow=np.zeros((sequences, FIELDS), np.int32),
+            wide=np.zeros((0, FIELDS), np.int32),
+            rows=np.zeros(sequences, np.int32),
+            partial_starts=np.zeros(sequences + 1, np.int32),
+            merged=np.zeros(0, np.int32),
+        )
     whole, pieces = 2 * sequences, _wanted(shape, _NARROW)
     wide_pieces = 0 if not wide else sequences // shape.narrow + _wanted(shape, _WIDE)
     partial_starts = np.zeros(sequences + 1, np.int32)
@@ -228,8 +271,8 @@ def _cut(
     partial_starts = np.zeros(total_rows + 1, np.int64)
     np.cumsum(np.where(of_rows > 1, of_rows, 0), out=partial_starts[1:])
     return Tiling(
-        narrow=cut[~cut_wide].astype(np.int32),
-        wide=cut[cut_wide].astype(np.int32),
+        narrow=_longest_first(cut[~cut_wide]),
+        wide=_longest_first(cut[cut_wide]),
         rows=rows.astype(np.int32),
         partial_starts=partial_starts.astype(np.int32),
         merged=np.flatnonzero(of_rows > 1).astype(np.int32),
@@ -241,8 +284,13 @@ def _pieces(tiles: np.ndarray, which: np.ndarray, shape: TileShape, cutting: _Cu
     keys = tiles[:, END] - tiles[:, BEGIN]
     share = -(-int(keys[which].sum()) // _wanted(shape, cutting))
     piece = max(cutting.least, -(-share // _PIECE_STEP) * _PIECE_STEP)
-    pieces: np.ndarray = np.maximum(1, -(-keys // piece))
+    pieces: np.ndarray = np.where(keys > cutting.slack * piece, -(-keys // piece), 1)
     return pieces
+
+
+def _longest_first(tiles: np.ndarray) -> np.ndarray:
+    """Return `tiles` [tiles, FIELDS] in an order in which no long one is left when the device runs out of others."""
+    return tiles[np.argsort(tiles[:, BEGIN] - tiles[:, END], kind="stable")].astype(np.int32)
 
 
 def _wanted(shape: TileShape, cutting: _Cutting) -> int:
@@ -319,6 +367,11 @@ class TiledPlan(PagedPlan):
         super().__init__(batch, block_size)
         self._batch = batch
         self.tilings: dict[TileShape, DeviceTiling] = {}
+
+    @property
+    def shapes(self) -> tuple[TileShape, ...]:
+        """Parameters of the cuts that the layers asked for."""
+        return tuple(self.tilings)
 
     def tiling(self, shape: TileShape) -> DeviceTiling:
         if shape not in self.tilings:

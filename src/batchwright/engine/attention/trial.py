@@ -36,12 +36,22 @@ class TriedAttention(PagedAttention):
         self._passed: set[tuple[AttentionShape, torch.dtype, torch.Size]] = set()
         self.name = candidate.name
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the candidate has failed no trial."""
+        return self.current is not self._fallback
+
     def refusal(self, shape: KVShape) -> str | None:
         return self.current.refusal(shape)
 
     def try_out(self, kv: KVShape, shape: AttentionShape) -> None:
         """Try layers of a new kind; if the candidate fails, log the reason and fall back."""
-        if self.current is self._fallback or (reason := disagreement(self.current, kv, shape)) is None:
+        if not self.trusted:
+            return
+        for variant in self.current.variants():
+            if (reason := disagreement(variant, kv, shape)) is not None:
+                break
+        else:
             return
         _log.warning("%s attention is not used on %s: %s", self.current.name, kv.device, reason)
         self.note = f"not {self.current.name}: {reason}"
@@ -53,12 +63,16 @@ class TriedAttention(PagedAttention):
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
         """Attend with `query` [T, heads · head_dim] -> [T, heads · head_dim]."""
+        self.try_layer(query, cache, shape)
+        return self.current.attend(query, cache, shape, batch)
+
+    def try_layer(self, query: Tensor, cache: LayerCache, shape: AttentionShape) -> None:
+        """Try the kind of layer that attends with `query` to `cache`, unless it was tried before."""
         kind = (shape, cache.keys.dtype, cache.keys.shape)
         if kind not in self._passed:
             blocks, kv_heads, block_size, head_dim = cache.keys.shape
             self.try_out(KVShape(blocks, block_size, kv_heads, head_dim, query.dtype, query.device), shape)
             self._passed.add(kind)
-        return self.current.attend(query, cache, shape, batch)
 
 
 def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -> str | None:
@@ -66,19 +80,20 @@ def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) 
     if (refusal := backend.refusal(kv)) is not None:
         return refusal
     try:
-        difference = _difference(backend, kv, shape)
+        differences = [_difference(backend, kv, shape, decodes=decodes) for decodes in (False, True)]
     except Exception as error:  # a compiler's, a driver's: whatever it is, the kernel does not run here
         return f"it fails: {type(error).__name__}: {error}"
     tolerance = 1e-3 if kv.dtype is torch.float32 else 3e-2
-    if not difference <= tolerance:
-        return f"it differs from the reference by {difference:.2g}"
+    for difference in differences:
+        if not difference <= tolerance:
+            return f"it differs from the reference by {difference:.2g}"
     return None
 
 
 @torch.inference_mode()
-def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -> float:
-    """Return the greatest difference from the reference in a step of prompts and decodes, some with a shared prefix."""
-    batch, blocks = trial_batch(kv.block_size, kv.device)
+def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape, *, decodes: bool) -> float:
+    """Return the greatest difference from the reference in a step of sequences some of which share a prefix."""
+    batch, blocks = trial_batch(kv.block_size, kv.device, decodes=decodes)
     cache = ReferenceAttention().allocate(replace(kv, num_blocks=blocks))
     generator = torch.Generator(kv.device).manual_seed(0)
     for part in (cache.keys, cache.values):
@@ -95,9 +110,12 @@ def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -
     return float((backend.attend(query, cache, shape, batch).float() - expected.float()).abs().max())
 
 
-def trial_batch(block_size: int, device: torch.device) -> tuple[StepBatch, int]:
-    """Return a step of five sequences, and the number of blocks that it needs; no sequence has block 0."""
-    counts = np.array([1, 1, 1, 45, 3], np.int32)
+def trial_batch(block_size: int, device: torch.device, *, decodes: bool = False) -> tuple[StepBatch, int]:
+    """Return a step of five sequences, and the number of blocks that it needs; no sequence has block 0.
+
+    They are prompts and decodes, or only `decodes`, for which some kernels have a way of their own.
+    """
+    counts = np.array([1, 1, 1, 1, 1] if decodes else [1, 1, 1, 45, 3], np.int32)
     contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, 60, 9], np.int32)
     shared = _SHARED // block_size
     needed = -(-contexts // block_size)

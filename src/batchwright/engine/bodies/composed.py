@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, AttentionShape, LayerCache
+from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
@@ -55,7 +56,7 @@ class ComposedStack:
         self._ops: LayerOps = TorchOps(attention)
         if isinstance(attention, NativeAttention) and whole_vectors:
             self._ops = NativeOps(attention.kernels)
-        elif isinstance(attention, PagedAttention) and attention.name == "triton":
+        elif isinstance(attention, PagedAttention) and attention.name in PLANNED:
             norm = weights.norm
             self._ops = choose_ops(attention, weights.shape, weights.hidden, norm.dtype, norm.device)
         self._mix = weights.mix

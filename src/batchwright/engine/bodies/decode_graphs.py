@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchwright.engine.attention.fa3 import FlashPlan, FlashRule
 from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
 from batchwright.engine.step.batch import StepBatch, on_device
 
@@ -84,10 +85,25 @@ class WrongReplay(RuntimeError):
     """A replay gave other logits than the same step computed without it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the launches of a graph depend on."""
+
+    size: int
+    """Number of sequences."""
+    splits: tuple[int, ...]
+    """For each kind of layer the splits of FlashAttention 3, or 0 if its tiles are computed."""
+    wide: bool
+    """Whether there is room for wide tiles, which costs time when empty, as does that for partial results."""
+    merged: bool
+    """Whether there is room for partial results."""
+
+
 @dataclass(slots=True)
 class _Graph:
-    """State of the graph for one number of sequences."""
+    """State of the graph for one kind of step."""
 
+    kind: _Kind
     rooms: dict[TileShape, TilingRoom]
     warm: bool = False
     recording: Recording | None = None
@@ -98,7 +114,8 @@ class DecodeGraphs:
     """Computation of steps by `compute`, or by replay of recordings if every sequence decodes one token.
 
     `compute` must launch the same kernels for any two steps of the same number of sequences whose attention is planned
-    by `TiledPlan`. Steps of at most `max_sequences` sequences of at most `max_blocks` blocks are replayed.
+    by `TiledPlan`, and for which `FlashRule` gives the same numbers. Steps of at most `max_sequences` sequences of at
+    most `max_blocks` blocks are replayed.
     """
 
     def __init__(self, compute: Compute, record: Recorder, *, max_sequences: int, max_blocks: int) -> None:
@@ -109,15 +126,16 @@ class DecodeGraphs:
         self._inputs: _Inputs | None = None
         self._shapes: tuple[TileShape, ...] = ()
         """Parameters of the cuts that the layers' attention needs, known after the first step."""
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
-        """Graphs by number of sequences, and whether they have room for wide tiles, which costs time when empty."""
+        self._rule: FlashRule | None = None
+        """What chooses between FlashAttention 3 and tiles; None if there are only tiles."""
+        self._graphs: dict[_Kind, _Graph] = {}
         self.disabled: str | None = None
         """Why no graph is used any more; None while graphs are used."""
 
     @property
     def recorded(self) -> list[int]:
         """Numbers of sequences that have recordings."""
-        return sorted({size for (size, _), graph in self._graphs.items() if graph.recording is not None})
+        return sorted({kind.size for kind, graph in self._graphs.items() if graph.recording is not None})
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Return the logits of `batch` -> [R, vocab], to be read before the next call."""
@@ -125,8 +143,10 @@ class DecodeGraphs:
             return self._compute(batch)
         if not self._shapes:
             logits = self._compute(batch)
-            if isinstance(batch.attention_plan, TiledPlan):
-                self._shapes = tuple(batch.attention_plan.tilings)
+            plan = batch.attention_plan
+            if isinstance(plan, TiledPlan):
+                self._shapes = plan.shapes
+                self._rule = plan.rule if isinstance(plan, FlashPlan) else None
             else:
                 self._disable("the attention that runs cannot be replayed")
             return logits
@@ -163,29 +183,45 @@ class DecodeGraphs:
         order = np.full(size, int(np.argmin(batch.contexts)))
         order[: batch.num_sequences] = np.arange(batch.num_sequences)
         tables, contexts, ones = batch.tables[order], np.array(batch.contexts)[order], np.ones(size, np.int64)
-        tilings = {shape: tile(tables, ones, contexts, shape) for shape in self._shapes}
-        wide = any(len(tiling.wide) for tiling in tilings.values())
-        if (size, wide) not in self._graphs:
-            rooms = {shape: TilingRoom(capacity(size, shape, wide=wide), device) for shape in self._shapes}
-            self._graphs[size, wide] = _Graph(rooms)
-        graph = self._graphs[size, wide]
+        own = batch.num_sequences
+        splits = [
+            0 if self._rule is None else self._rule.splits(tables, ones, contexts, shape, own) for shape in self._shapes
+        ]
+        tilings = {
+            shape: tile(tables, ones, contexts, shape, own)
+            for shape, each in zip(self._shapes, splits, strict=True)
+            if not each
+        }
+        kind = _Kind(
+            size=size,
+            splits=tuple(splits),
+            wide=any(len(tiling.wide) for tiling in tilings.values()),
+            merged=any(len(tiling.merged) for tiling in tilings.values()),
+        )
+        if kind not in self._graphs:
+            rooms = {
+                shape: TilingRoom(capacity(size, shape, wide=kind.wide, merged=kind.merged), device)
+                for shape in tilings
+            }
+            self._graphs[kind] = _Graph(kind, rooms)
+        graph = self._graphs[kind]
         if not all(graph.rooms[shape].load(tiling) for shape, tiling in tilings.items()):
             return None
         self._inputs.load(batch, order)
-        return self._run(graph, self._inputs, size)
+        return self._run(graph, self._inputs)
 
-    def _run(self, graph: _Graph, inputs: _Inputs, size: int) -> Tensor:
+    def _run(self, graph: _Graph, inputs: _Inputs) -> Tensor:
         if not graph.warm:
             # Kernels are compiled and loaded when they first run, which must not happen during a recording.
-            logits = self._compute(inputs.step(size, graph.rooms))
+            logits = self._compute(inputs.step(graph, self._shapes, self._rule))
             graph.warm = True
             return logits
         if graph.recording is None:
-            static = inputs.step(size, graph.rooms)
+            static = inputs.step(graph, self._shapes, self._rule)
             graph.recording = self._record(lambda: self._compute(static))
         graph.recording.replay()
         if graph.proofs < _PROOFS:
-            _require_like(graph.recording.output, self._compute(inputs.step(size, graph.rooms)))
+            _require_like(graph.recording.output, self._compute(inputs.step(graph, self._shapes, self._rule)))
             graph.proofs += 1
         return graph.recording.output
 
@@ -210,12 +246,13 @@ class _Inputs:
         self._contexts[:size] = batch.context_lens[index]
         self._tables[:size, :width] = batch.block_tables[index]
 
-    def step(self, size: int, rooms: dict[TileShape, TilingRoom]) -> StepBatch:
-        """Return a step of the first `size` sequences that were loaded.
+    def step(self, graph: _Graph, shapes: tuple[TileShape, ...], rule: FlashRule | None) -> StepBatch:
+        """Return a step of the sequences that were loaded for `graph`.
 
         Its tensors are new objects each time, since caches of a step recognize it by the identity of its tensors. The
-        numbers on the host are not those of the step: only planning the attention needs them, and the plan is here.
+        host has no numbers to plan the attention with, only the plan.
         """
+        size = graph.kind.size
         batch = StepBatch(
             token_ids=self._token_ids[:size],
             positions=self._positions[:size],
@@ -225,11 +262,16 @@ class _Inputs:
             block_tables=self._tables[:size],
             logit_rows=self._rows[:size],
             query_lens=[1] * size,
-            contexts=[1] * size,
-            tables=np.zeros((size, 1), np.int32),
+            contexts=[],
+            tables=np.zeros((0, 0), np.int32),
         )
-        plan = TiledPlan(batch, next(iter(rooms)).block_size)
-        plan.tilings.update({shape: room.tiling for shape, room in rooms.items()})
+        block_size = shapes[0].block_size
+        if rule is None:
+            plan = TiledPlan(batch, block_size)
+        else:
+            plan = FlashPlan(batch, block_size, rule)
+            plan.splits.update(zip(shapes, graph.kind.splits, strict=True))
+        plan.tilings.update({shape: room.tiling for shape, room in graph.rooms.items()})
         batch.attention_plan = plan
         return batch
 

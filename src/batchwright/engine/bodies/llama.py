@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention import KVShape, choose_attention
+from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
@@ -109,7 +110,7 @@ class LlamaBody(ModelBody):
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
             self.free_rows = kernels.product_rows(quantized=self.quantized)
-        if self.device.type == "cuda" and self.attention.name == "triton" and self.shard.is_whole:
+        if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(
                 lambda batch: stack.logits(embedding[batch.token_ids], batch),
