@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -19,8 +20,13 @@ from batchwright.engine.attention.tiled import TritonAttention
 from batchwright.engine.attention.trial import trial_batch
 from batchwright.engine.bodies.ops import HeadShape, everything
 from batchwright.engine.bodies.triton_ops import FusedOps
+from batchwright.engine.bodies.triton_products import BLOCKS, Blocks, StreamedProducts
+from batchwright.engine.bodies.weights import LayerWeights, Projection
+from batchwright.engine.triton_maxima import row_maxima
 
 CPU = torch.device("cpu")
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that a program can have, by compute capability."""
 
 
 class Absent:
@@ -55,6 +61,34 @@ def main() -> None:
     query = torch.empty(batch.num_tokens, heads.heads * heads.head_dim, dtype=torch.bfloat16)
     TritonAttention().attend(query, cache, AttentionShape(heads.heads, 0.1), batch)
     everything(FusedOps(), heads, 512, torch.bfloat16, CPU)
+    for cut in BLOCKS:
+        stream(cut, int(sys.argv[1]))
+    row_maxima(torch.empty(2, 9000, dtype=torch.bfloat16))
+
+
+def stream(blocks: Blocks, capability: int) -> None:
+    """Compute a layer whose products are cut in every way."""
+    products = StreamedProducts(blocks, CPU, FusedOps())
+    products._cut_for(132)
+    products._early, products._shared = capability >= 90, SHARED[capability]
+
+    def empty(*size: int) -> Tensor:
+        return torch.empty(*size, dtype=torch.bfloat16)
+
+    layer = LayerWeights(
+        input_norm=empty(1024),
+        qkv=Projection(empty(18 * 1024, 1024), empty(18 * 1024)),
+        query_norm=None,
+        key_norm=None,
+        output=Projection(empty(1024, 1024)),
+        post_norm=empty(1024),
+        gate_up=Projection(empty(4096, 1024)),
+        down=Projection(empty(1024, 2048)),
+        window=None,
+    )
+    residual = empty(blocks.rows, 1024)
+    products.qkv(layer, residual, 1e-5)
+    products.finish(layer, residual, residual.clone(), 1e-5)
 
 
 if __name__ == "__main__":

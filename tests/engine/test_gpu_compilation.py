@@ -35,5 +35,8 @@ def test_all_kernels_compile(capability: int) -> None:
         "head_rms_norm",
         "silu_mul",
         "rope_and_store",
+        "stream_product",
+        "span_maxima",
+        "row_maxima_of_spans",
     }
     assert all(int(shared) <= _MOST_SHARED[capability] for _, shared in kernels)

@@ -7,10 +7,12 @@ number for each row, and sum weights in groups of 128 from the first token on.
 
 from __future__ import annotations
 
+import logging
 import random
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from batchwright.engine.grammars import Masks, Matcher
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.step.batch import on_device
 from batchwright.request import SamplingParams
+
+_log = logging.getLogger(__name__)
 
 _HEAD = 1024
 """Tokens sorted for top-k and top-p; rows with a wider nucleus are sorted whole."""
@@ -32,8 +36,44 @@ def row_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
     kernels = _kernels(logits)
     if kernels is not None:
         return kernels.row_maxima(logits)
+    if logits.device.type == "cuda" and logits.stride(-1) == 1 and len(logits):
+        return _maxima_on(logits.device, logits.dtype)(logits)
     best, where = logits.max(dim=-1)
     return best, where
+
+
+Maxima = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Computes `row_maxima`."""
+
+
+@cache
+def _maxima_on(device: torch.device, dtype: torch.dtype) -> Maxima:
+    """Return Triton's kernels if they are available and pass their trial; else torch's, and log why."""
+    try:
+        from batchwright.engine.triton_maxima import row_maxima as compiled
+
+        if maxima_are_torchs(compiled, device, dtype):
+            return compiled
+        reason = "they differ from torch's"
+    except Exception as error:  # from an import, a compiler or a driver: whatever it is, torch computes the same
+        reason = f"{type(error).__name__}: {error}"
+    _log.warning("Triton's maxima are not used on %s: %s", device, reason)
+    return lambda x: torch.max(x, dim=-1)
+
+
+def maxima_are_torchs(maxima: Maxima, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether `maxima` gives what torch gives for rows with ties, infinities and NaN."""
+    x = torch.empty(7, 9001, device=device).normal_(generator=torch.Generator(device).manual_seed(0)).to(dtype)
+    x[1, [5000, 8999]] = 50.0
+    x[2] = -torch.inf
+    x[3, 4096:4098] = torch.inf
+    x[4, [10, 9000]] = torch.nan
+    x[5, 3], x[5, 8000] = torch.inf, torch.nan
+    x[6, 9000] = 60.0
+    best, where = maxima(x)
+    # torch promises no order among equal values.
+    first = torch.tensor([int(x[0].argmax()), 5000, 0, 4096, 10, 8000, 9000], device=device)
+    return torch.equal(where, first) and torch.equal(best.nan_to_num(-1.0), x.amax(-1).nan_to_num(-1.0))
 
 
 def mask_rows(logits: Tensor, rows: list[int], masks: Masks) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,9 +15,13 @@ from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
 from batchwright.engine.bodies.shard import WHOLE, Shard
+from batchwright.engine.bodies.streaming import choose_streamed
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
+
+if TYPE_CHECKING:
+    from batchwright.engine.bodies.triton_products import StreamedProducts
 
 
 @dataclass(slots=True)
@@ -29,6 +34,8 @@ class _Layer:
     output: Linear
     gate_up: Linear
     down: Linear
+    weights: LayerWeights | None
+    """The layer's weights, kept if they may be streamed."""
     attention: AttentionShape
     cache: LayerCache
 
@@ -60,28 +67,72 @@ class ComposedStack:
             norm = weights.norm
             self._ops = choose_ops(attention, weights.shape, weights.hidden, norm.dtype, norm.device)
         self._mix = weights.mix
+        whole = shard.is_whole and not quantized and weights.mix == 1 and not weights.biased_mlp
+        self._may_stream = whole and isinstance(attention, PagedAttention) and attention.name == "triton"
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
         self._head = self._linear(weights.head)
+        self._head_weights = weights.head
+        self._streamed = self._choose_streamed() if self._may_stream else []
+        if self._streamed:
+            self.products += f", streamed for up to {self._streamed[-1].rows} rows"
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
         """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
         ops, shape, eps = self._ops, self._shape, self._eps
+        streamed = next((each for each in self._streamed if batch.num_tokens <= each.rows), None)
         queries = shape.heads * shape.head_dim
         delta: Tensor | None = None
         for layer in self._layers:
             cache = layer.cache
-            qkv = layer.qkv(ops.add_rms_norm(delta, residual, layer.input_norm, eps))
+            qkv = self._qkv(layer, streamed, delta, residual)
             if layer.query_norm is not None and layer.key_norm is not None:
                 ops.head_rms_norm(qkv, layer.query_norm, shape.heads, eps)
                 ops.head_rms_norm(qkv[:, queries:], layer.key_norm, shape.kv_heads, eps)
             ops.rope_and_store(qkv, cache, self._rope, shape, batch)
             attended = self._attention.attend(qkv[:, :queries], cache, layer.attention, batch)
-            hidden = ops.add_rms_norm(layer.output(attended), residual, layer.post_norm, eps)
-            delta = layer.down(ops.silu_mul(layer.gate_up(hidden)))
+            delta = self._finish(layer, streamed, attended, residual)
         rows = batch.logit_rows
-        last = residual[rows] if delta is None else residual[rows] + delta[rows]
-        return self._head(ops.add_rms_norm(None, last, self._norm, eps))
+        if rows.shape[0] < batch.num_tokens:
+            residual, delta = residual[rows], None if delta is None else delta[rows]
+        return self._logits(streamed, delta, residual)
+
+    def _qkv(self, layer: _Layer, streamed: StreamedProducts | None, delta: Tensor | None, residual: Tensor) -> Tensor:
+        if streamed is not None and layer.weights is not None:
+            return streamed.qkv(layer.weights, residual, self._eps)
+        return layer.qkv(self._ops.add_rms_norm(delta, residual, layer.input_norm, self._eps))
+
+    def _finish(
+        self, layer: _Layer, streamed: StreamedProducts | None, attended: Tensor, residual: Tensor
+    ) -> Tensor | None:
+        """Compute what follows attention in a layer; return what is still to be added to `residual`."""
+        if streamed is not None and layer.weights is not None:
+            streamed.finish(layer.weights, residual, attended, self._eps)
+            return None
+        hidden = self._ops.add_rms_norm(layer.output(attended), residual, layer.post_norm, self._eps)
+        return layer.down(self._ops.silu_mul(layer.gate_up(hidden)))
+
+    def _logits(self, streamed: StreamedProducts | None, delta: Tensor | None, residual: Tensor) -> Tensor:
+        if streamed is not None:
+            return streamed.logits(self._head_weights, residual, self._norm, self._eps)
+        return self._head(self._ops.add_rms_norm(delta, residual, self._norm, self._eps))
+
+    def _choose_streamed(self) -> list[StreamedProducts]:
+        """Return streamed products by numbers of rows, ascending, that are faster here than torch's."""
+
+        def products(
+            streamed: StreamedProducts | None, residual: Tensor, attended: Tensor, layers: int | None
+        ) -> list[Tensor]:
+            delta, found = None, []
+            for layer in self._layers[:layers]:
+                found = [self._qkv(layer, streamed, delta, residual)]
+                delta = self._finish(layer, streamed, attended, residual)
+            return [*found, self._logits(streamed, delta, residual), residual]
+
+        weights = [each.weights for each in self._layers if each.weights is not None]
+        projections = [part for each in weights for part in (each.qkv, each.output, each.gate_up, each.down)]
+        queries = self._shape.heads * self._shape.head_dim
+        return choose_streamed(products, [*projections, self._head_weights], self._norm, queries, self._ops)
 
     def rows_for(self, tokens: int) -> int:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
@@ -121,6 +172,7 @@ class ComposedStack:
             output=self._summed(self._linear(weights.output)),
             gate_up=self._linear(weights.gate_up),
             down=self._summed(down if channels == 1 else lambda x: down(mix(x, channels))),
+            weights=weights if self._may_stream else None,
             attention=AttentionShape(self._shape.heads, scale, weights.window),
             cache=cache,
         )

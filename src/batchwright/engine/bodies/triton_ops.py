@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from batchwright.engine.attention import LayerCache
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
@@ -71,39 +72,53 @@ def rope_and_store(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     PADDED_HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Rotate one head of one row, a query in place, a key into the cache; a value is only copied to the cache."""
-    row = tl.program_id(0) // (HEADS + 2 * KV_HEADS)
-    head = tl.program_id(0) % (HEADS + 2 * KV_HEADS)
-    d = tl.arange(0, PADDED_HALF)
+    """Rotate GROUP heads of one row, queries in place, keys into the cache; values are only copied to the cache."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0) // GROUPS
+    head = tl.program_id(0) % GROUPS * GROUP + tl.arange(0, GROUP)[:, None]
+    d = tl.arange(0, PADDED_HALF)[None, :]
     inside = d < HALF
-    here = qkv + row.to(tl.int64) * row_stride + head * 2 * HALF + d
-    low = tl.load(here, mask=inside, other=0.0)
-    high = tl.load(here + HALF, mask=inside, other=0.0)
+    exists = inside & (head < HEADS + 2 * KV_HEADS)
+    turns = head < HEADS + KV_HEADS
+    here = qkv + row.to(tl.int64) * row_stride + head * (2 * HALF) + d
+    low = tl.load(here, mask=exists, other=0.0)
+    high = tl.load(here + HALF, mask=exists, other=0.0)
     slot = tl.load(slots + row)
-    if head < HEADS + KV_HEADS:
-        turn = tl.load(positions + row) * HALF + d
-        cosine = tl.load(cosines + turn, mask=inside, other=0.0)
-        sine = tl.load(sines + turn, mask=inside, other=0.0)
-        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
-        low = (wide_low * cosine - wide_high * sine).to(low.dtype)
-        high = (wide_high * cosine + wide_low * sine).to(high.dtype)
-    if head < HEADS:
-        tl.store(here, low, mask=inside)
-        tl.store(here + HALF, high, mask=inside)
-    else:
-        kv_head = (head - HEADS) % KV_HEADS
-        at = ((slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + d
-        if head < HEADS + KV_HEADS:
-            tl.store(keys + at, low, mask=inside)
-            tl.store(keys + at + HALF, high, mask=inside)
-        else:
-            tl.store(values + at, low, mask=inside)
-            tl.store(values + at + HALF, high, mask=inside)
+    turn = tl.load(positions + row) * HALF + d
+    cosine = tl.load(cosines + turn, mask=inside, other=0.0)
+    sine = tl.load(sines + turn, mask=inside, other=0.0)
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    low = tl.where(turns, (wide_low * cosine - wide_high * sine).to(low.dtype), low)
+    high = tl.where(turns, (wide_high * cosine + wide_low * sine).to(high.dtype), high)
+    is_query = exists & (head < HEADS)
+    tl.store(here, low, mask=is_query)
+    tl.store(here + HALF, high, mask=is_query)
+    kv_head = (head - HEADS) % KV_HEADS
+    at = ((slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * (2 * HALF) + d
+    is_key = exists & turns & (head >= HEADS)
+    tl.store(keys + at, low, mask=is_key)
+    tl.store(keys + at + HALF, high, mask=is_key)
+    is_value = exists & (head >= HEADS + KV_HEADS)
+    tl.store(values + at, low, mask=is_value)
+    tl.store(values + at + HALF, high, mask=is_value)
 
 
 _SPAN = 1024
 """Values that one program of `silu_mul` computes."""
+_GROUP = 8
+"""Heads that one program of `rope_and_store` turns."""
+_EARLY_CAPABILITY = (9, 0)
+
+
+def launches_early(device: torch.device) -> bool:
+    """Return whether kernels can be launched before the one ahead of them has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _EARLY_CAPABILITY
 
 
 class FusedOps:
@@ -146,8 +161,10 @@ class FusedOps:
         self, qkv: Tensor, cache: LayerCache, rope: RopeTable, shape: HeadShape, batch: StepBatch
     ) -> None:
         half = shape.head_dim // 2
+        groups = triton.cdiv(shape.heads + 2 * shape.kv_heads, _GROUP)
+        early = launches_early(qkv.device)
         with torch.cuda.device_of(qkv):
-            rope_and_store[(qkv.shape[0] * (shape.heads + 2 * shape.kv_heads),)](
+            rope_and_store[(qkv.shape[0] * groups,)](
                 qkv,
                 cache.keys,
                 cache.values,
@@ -161,5 +178,9 @@ class FusedOps:
                 BLOCK_SIZE=cache.keys.shape[2],
                 HALF=half,
                 PADDED_HALF=triton.next_power_of_2(half),
-                num_warps=1,
+                GROUP=_GROUP,
+                GROUPS=groups,
+                EARLY=early,
+                num_warps=2,
+                **({"launch_pdl": True} if early else {}),
             )

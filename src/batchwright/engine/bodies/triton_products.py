@@ -1,0 +1,300 @@
+"""Products of few rows that stream each weight once, as one Triton kernel. Importing this needs Triton.
+
+A decode step reads all weights for a few rows, so its time is that of the memory. What lies between products is done in
+them: the norm of their input, SiLU of the gate times up, and the sum with the residual. Where the device can, a kernel
+is launched before the one ahead of it ends, and fetches its first weights into the cache meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from batchwright.engine.bodies.ops import LayerOps
+from batchwright.engine.bodies.triton_ops import launches_early
+from batchwright.engine.bodies.weights import LayerWeights, Projection
+
+
+@triton.jit(do_not_specialize=["rows"])
+def stream_product(  # noqa: C901 - the branches are constants, of which a kernel has one each
+    out,  # [rows, outputs]; ADDS: what the product is added to
+    x,  # [rows, inputs], rows `x_stride` apart
+    weight,  # [outputs, inputs]; GATED: [2 · outputs, inputs], gates before ups
+    bias,  # [outputs]
+    norm,  # [inputs]
+    partial,  # [SPLIT, tiles, BLOCK_N, BLOCK_M] float32
+    arrived,  # [tiles] int32, zeros before and after
+    rows,
+    outputs,
+    inputs,
+    x_stride,
+    eps,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORMS: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDS: tl.constexpr,
+    BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums. Nothing is left over of any block."""
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    n = tile.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    span = inputs // (SPLIT * BLOCK_K) * BLOCK_K
+    begin = part * span
+    there = weight + n[:, None] * inputs
+    to_up = outputs.to(tl.int64) * inputs
+    if EARLY:
+        # Weights never change, so they may be fetched before the kernel ahead has ended; all else must wait for it.
+        lines = begin + tl.arange(0, AHEAD // LINE)[None, :] * LINE
+        _fetch(there + lines)
+        if GATED:
+            _fetch(there + to_up + lines)
+        gdc_launch_dependents()
+        gdc_wait()
+
+    # One row needs no matrix units, whose tiles would be multiplied with 15 rows of zeros: it lies along the inputs.
+    ALONE: tl.constexpr = BLOCK_M == 1
+    across = k[None, :] if ALONE else k[:, None]
+    exists = m[None, :] < rows
+    total = tl.zeros([BLOCK_N, BLOCK_K if ALONE else BLOCK_M], tl.float32)
+    total_up = total
+    squares = tl.zeros([1 if ALONE else BLOCK_K, BLOCK_K if ALONE else BLOCK_M], tl.float32)
+    for start in tl.range(begin, begin + span, BLOCK_K, num_stages=STAGES):
+        at = there + start + k[None, :]
+        w = tl.load(at)
+        values = tl.load(x + m[None, :] * x_stride + start + across, mask=exists, other=0.0)
+        if NORMS:
+            # The factor of a row is the same for all its values, so it can be applied to the sums.
+            wide = values.to(tl.float32)
+            squares += wide * wide
+            values = (wide * tl.load(norm + start + across).to(tl.float32)).to(x.dtype.element_ty)
+        total = _plus(total, w, values, ALONE)
+        if GATED:
+            total_up = _plus(total_up, tl.load(at + to_up), values, ALONE)
+    if ALONE:
+        total = tl.sum(total, 1)[:, None]
+        total_up = tl.sum(total_up, 1)[:, None]
+
+    done = True
+    if SPLIT > 1:
+        tiles = tl.num_programs(0)
+        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        tl.store(partial + (part * tiles + tile).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner, total)
+        tl.debug_barrier()
+        done = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
+        if done:
+            # The last one adds all parts in their order, so that the sum does not depend on who was last.
+            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for each in range(SPLIT):
+                total += tl.load(partial + (each * tiles + tile).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner)
+            tl.store(arrived + tile, 0)
+    if done:
+        dtype: tl.constexpr = out.dtype.element_ty
+        if NORMS:
+            factor = tl.rsqrt(tl.sum(squares, 1 if ALONE else 0) / inputs + eps)[None, :]
+            total *= factor
+            total_up *= factor
+        if BIASED:
+            total += tl.load(bias + n).to(tl.float32)[:, None]
+        result = total.to(dtype)
+        if GATED:
+            gate = result.to(tl.float32)
+            active = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+            result = (active * total_up.to(dtype).to(tl.float32)).to(dtype)
+        to = out + m[None, :].to(tl.int64) * outputs + n[:, None]
+        if ADDS:
+            before = tl.load(to, mask=exists, other=0.0)
+            result = (before.to(tl.float32) + result.to(tl.float32)).to(dtype)
+        tl.store(to, result, mask=exists)
+
+
+@triton.jit
+def _plus(total, w, values, ALONE: tl.constexpr):
+    """Add a block's products to the sums; if ALONE, they are summed over the inputs of a block later."""
+    if ALONE:
+        total += w.to(tl.float32) * values.to(tl.float32)
+    else:
+        total = tl.dot(w, values, total)
+    return total
+
+
+@triton.jit
+def _fetch(at):
+    """Fetch the cache lines at these addresses into the second-level cache, and do not wait for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How products of up to `rows` rows are cut."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    stages: int
+    """How many blocks of inputs are on their way at a time, if there is room for them."""
+    warps: int
+    norms: bool
+    """Whether the norm of the input is computed within the product, rather than before it."""
+
+
+BLOCKS = (
+    Blocks(rows=1, outputs=16, inputs=512, stages=4, warps=4, norms=True),
+    Blocks(rows=16, outputs=16, inputs=256, stages=6, warps=4, norms=True),
+    Blocks(rows=32, outputs=32, inputs=128, stages=6, warps=4, norms=False),
+    Blocks(rows=64, outputs=64, inputs=128, stages=5, warps=4, norms=False),
+)
+"""By numbers of rows, ascending."""
+_AHEAD = 16 * 1024
+"""Weights of a block that are fetched early."""
+_LINE_BYTES = 128
+_MOST_PARTS = 8
+_UNBOUNDED = frozenset({torch.bfloat16})
+"""Types in which values that are not normed yet cannot overflow."""
+_SHARED_LEFT = 8 * 1024
+"""Bytes of shared memory that are left for what a kernel takes besides its blocks."""
+_INTERPRETED_SHARED = 1 << 20
+
+
+def why_not_streamed(weights: Iterable[Projection]) -> str | None:
+    """Return why these weights cannot be streamed, or None if they can."""
+    outputs, inputs = (max(getattr(each, name) for each in BLOCKS) for name in ("outputs", "inputs"))
+    for weight in (each.weight for each in weights):
+        if weight.dtype not in (torch.bfloat16, torch.float16):
+            return f"weights are {weight.dtype}"
+        if weight.shape[0] % (2 * outputs) or weight.shape[1] % inputs:
+            return f"blocks of {2 * outputs} by {inputs} leave a part of a weight {list(weight.shape)} over"
+    return None
+
+
+class StreamedProducts:
+    """The products of layers for few rows, with weights for which `why_not_streamed` returned None.
+
+    Calls must come one after the other: they share memory.
+    """
+
+    def __init__(self, blocks: Blocks, device: torch.device, ops: LayerOps, *, early: bool = True) -> None:
+        self.rows = blocks.rows
+        """Greatest number of rows."""
+        self._blocks, self._ops = blocks, ops
+        self._device, self._processors, self._shared = device, 1, _INTERPRETED_SHARED
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self._processors = int(properties.multi_processor_count)
+            self._shared = int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+        self._early = early and launches_early(device)
+        self._cut_for(self._processors)
+
+    def qkv(self, layer: LayerWeights, residual: Tensor, eps: float) -> Tensor:
+        """Return q, k and v of the norm of `residual` [rows, hidden] -> [rows, outputs]."""
+        return self._normed(residual, layer.input_norm, eps, layer.qkv)
+
+    def finish(self, layer: LayerWeights, residual: Tensor, attended: Tensor, eps: float) -> None:
+        """Add to `residual` in place what follows attention in a layer: the output product, and the MLP."""
+        self._launch(residual, attended, layer.output, adds=True)
+        active = self._normed(residual, layer.post_norm, eps, layer.gate_up, gated=True)
+        self._launch(residual, active, layer.down, adds=True)
+
+    def logits(self, head: Projection, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """Return the logits of `residual` [rows, hidden] -> [rows, vocab]."""
+        return self._normed(residual, norm, eps, head)
+
+    def _normed(self, x: Tensor, norm: Tensor, eps: float, projection: Projection, *, gated: bool = False) -> Tensor:
+        outputs = projection.weight.shape[0]
+        out = x.new_empty((x.shape[0], outputs // 2 if gated else outputs))
+        if self._blocks.norms and x.dtype in _UNBOUNDED:
+            self._launch(out, x, projection, norm, eps, gated=gated)
+        else:
+            self._launch(out, self._ops.add_rms_norm(None, x, norm, eps), projection, gated=gated)
+        return out
+
+    def _launch(
+        self,
+        out: Tensor,
+        x: Tensor,
+        projection: Projection,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        *,
+        gated: bool = False,
+        adds: bool = False,
+    ) -> None:
+        rows, outputs = out.shape
+        weight, bias, inputs, blocks = projection.weight, projection.bias, x.shape[1], self._blocks
+        tiles = outputs // blocks.outputs
+        parts = 1 if gated or norm is not None else self._parts(tiles, inputs)
+        partial = self._arrived
+        if parts > 1:
+            partial = x.new_empty(parts * outputs * self.rows, dtype=torch.float32)
+        with torch.cuda.device_of(x):
+            stream_product[(tiles, parts)](
+                out,
+                x,
+                weight,
+                weight if bias is None else bias,
+                weight if norm is None else norm,
+                partial,
+                self._arrived,
+                rows,
+                outputs,
+                inputs,
+                x.stride(0),
+                eps,
+                BLOCK_M=self.rows,
+                BLOCK_N=blocks.outputs,
+                BLOCK_K=blocks.inputs,
+                SPLIT=parts,
+                STAGES=self._stages(weight, gated=gated),
+                NORMS=norm is not None,
+                GATED=gated,
+                ADDS=adds,
+                BIASED=bias is not None,
+                EARLY=self._early,
+                AHEAD=self._ahead(inputs // parts, gated=gated),
+                LINE=_LINE_BYTES // weight.itemsize,
+                num_warps=blocks.warps,
+                **({"launch_pdl": True} if self._early else {}),
+            )
+
+    def _stages(self, weight: Tensor, *, gated: bool) -> int:
+        rows_of_block = self.rows + self._blocks.outputs * (2 if gated else 1)
+        fit = (self._shared - _SHARED_LEFT) // (rows_of_block * self._blocks.inputs * weight.itemsize)
+        return max(1, min(self._blocks.stages, fit))
+
+    def _ahead(self, inputs: int, *, gated: bool) -> int:
+        """Return for how many inputs of each output the weights are fetched early: a power of two, at most `inputs`."""
+        ahead = _AHEAD // self._blocks.outputs // (2 if gated else 1)
+        while ahead > inputs:
+            ahead //= 2
+        return ahead
+
+    def _parts(self, tiles: int, inputs: int) -> int:
+        """Return into how many parts sums are cut: as few as occupy the device with `tiles` blocks of outputs."""
+        parts = 1
+        while (
+            parts < _MOST_PARTS and tiles * parts < self._processors and inputs % (2 * parts * self._blocks.inputs) == 0
+        ):
+            parts *= 2
+        return parts
+
+    def _cut_for(self, processors: int) -> None:
+        self._processors = processors
+        # Sums are cut where there are fewer tiles than processors.
+        self._arrived = torch.zeros(processors, dtype=torch.int32, device=self._device)
