@@ -153,7 +153,7 @@ def test_the_fastest_is_chosen_and_decodes_are_replayed(smollm2_path: Path) -> N
         assert isinstance(body, LlamaBody)
         assert body._graphs is not None
         assert body._graphs.disabled is None
-        assert body._graphs.recorded == [24]
+        assert 24 in body._graphs.recorded
     with Engine(smollm2_path, device="cuda", kv_memory="400MB", attention="sdpa") as engine:
         plain = [response.token_ids for response in engine.generate(prompts, params)]
     # bfloat16 rounds differently, and a token that differs changes all after it: most do not.

@@ -248,6 +248,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> FakeFlash:
     install(monkeypatch, fake := FakeFlash(_launch))
     monkeypatch.setattr(choice, "_native", choice._on_cuda)
     monkeypatch.setattr(fa3, "_LEAST_KEYS", 1)
+    monkeypatch.setattr(fa3, "_FEW_DECODES", 8)
     return fake
 
 

@@ -222,6 +222,7 @@ def _core(body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, fac
     logit_rows = sizes.max_num_seqs + max_scored
     if config.deterministic and (reason := body.why_not_deterministic(sizes.max_batch_tokens, logit_rows)) is not None:
         raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
+    body.prepare(sizes.max_num_seqs)
     draft_rows = body.free_rows if config.drafting else 0
     scheduler = sizes.scheduler(config, draft_rows=draft_rows, max_scored=max_scored)
     tokenizer = Tokenizer(folder, body.vocab_size, context=sizes.max_model_len)

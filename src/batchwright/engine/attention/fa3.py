@@ -37,10 +37,10 @@ _MOST_PARTS = 4096
 """Most rows of a step times splits: bounds the memory of partial results."""
 _MOST_SEQUENCES = 992
 """Most sequences that the kernel cuts each as it is worth; of more it cuts all alike."""
+_FEW_DECODES = 2
+"""Most sequences of a step of decodes that this computes faster than tiles, if they are long."""
 _LEAST_KEYS = 64 * 1024
 """Least keys of a step of decodes, counted for each KV head, that are worth the longer start."""
-_EDGE = 1 / 16
-"""Share of a decode's time that this saves over tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,15 @@ class FlashRule:
             return 0
         prompts = counts > shape.narrow
         keys = int(contexts.sum())
-        if not prompts.any() and (keys * shape.kv_heads < _LEAST_KEYS or splits == 0):
-            return 0
+        if not prompts.any():
+            few = len(counts) <= _FEW_DECODES and keys * shape.kv_heads >= _LEAST_KEYS
+            return splits if few and not worthy_spans(tables, counts, contexts, shape, sharing) else 0
         # As many products as a wide tile has queries take about as long as it takes to read one key. On prompts we are
         # twice as fast as tiles.
         pairs = float((counts * (contexts - counts / 2))[prompts].sum())
         spans = worthy_spans(tables, counts, contexts, shape, sharing)
         saved = sum((len(span.sequences) - 1) * (span.end - span.begin) for span in spans) * shape.block_size
-        return 0 if saved > keys * _EDGE + pairs / shape.wide else max(1, splits)
+        return 0 if saved > pairs / shape.wide else max(1, splits)
 
 
 def _splits(counts: np.ndarray, contexts: np.ndarray, shape: TileShape) -> int:

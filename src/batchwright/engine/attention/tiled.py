@@ -276,7 +276,7 @@ class _Launch:
 
 
 _NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
-_WIDE_LAUNCH = _Launch(keys=64, warps=4, stages=3)
+_WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3)
 _LARGE_KEY_NARROW_LAUNCH = _Launch(keys=32, warps=4, stages=2)
 _LARGE_KEY_WIDE_LAUNCH = _Launch(keys=32, warps=8, stages=2)
 

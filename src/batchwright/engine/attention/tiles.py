@@ -91,7 +91,7 @@ class _Cutting:
     traffic and a launch, and the longest tiles start first."""
 
 
-_NARROW = _Cutting(least=128, programs=8, slack=1.5)
+_NARROW = _Cutting(least=128, programs=4, slack=2.5)
 _WIDE = _Cutting(least=256, programs=1, slack=1.0)
 """One program fills a multiprocessor, and the partial results of its many queries cost as much traffic as its keys."""
 

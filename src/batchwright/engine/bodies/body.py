@@ -68,6 +68,9 @@ class ModelBody(ABC):
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
         """Return the KV cache shape of each layer, for the attention implementation called `attention`."""
 
+    def prepare(self, max_num_seqs: int) -> None:
+        """Do once, after `allocate`, what steps of up to so many sequences would be the first to need."""
+
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
         """Return the logits of `batch.logit_rows` -> [R, vocab]; keys and values of all rows go to the caches."""

@@ -68,7 +68,7 @@ class ComposedStack:
             self._ops = choose_ops(attention, weights.shape, weights.hidden, norm.dtype, norm.device)
         self._mix = weights.mix
         whole = shard.is_whole and not quantized and weights.mix == 1 and not weights.biased_mlp
-        self._may_stream = whole and isinstance(attention, PagedAttention) and attention.name == "triton"
+        self._may_stream = whole and isinstance(attention, PagedAttention) and attention.name in PLANNED
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
         self._head = self._linear(weights.head)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchwright.engine.attention import LayerCache
 from batchwright.engine.attention.fa3 import FlashPlan, FlashRule
 from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
-from batchwright.engine.step.batch import StepBatch, on_device
+from batchwright.engine.step.batch import StepBatch, batch_of, on_device
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384,
 _PROOFS = 2
 """First replays of a graph that are compared. The second has other inputs than the recording had."""
 _TOLERANCE = 1e-2
+_PREPARED_KEYS = 1000
+"""Keys of each sequence for which graphs are prepared besides one key: so that the tiles of a few sequences are cut."""
 
 Compute = Callable[[StepBatch], Tensor]
 """Computes the logits of a step."""
@@ -137,6 +140,25 @@ class DecodeGraphs:
         """Numbers of sequences that have recordings."""
         return sorted({kind.size for kind, graph in self._graphs.items() if graph.recording is not None})
 
+    @torch.inference_mode()
+    def prepare(self, caches: Sequence[LayerCache], most: int) -> None:
+        """Record and prove the graphs of decodes of up to `most` sequences, of which `caches` hold none yet.
+
+        Else each would be recorded when a step first has so many sequences, and several steps would take long.
+        """
+        num_blocks, _, block_size, _ = caches[0].keys.shape
+        longest = min(_PREPARED_KEYS, (self._max_blocks - 1) * block_size)
+        generator = torch.Generator(caches[0].keys.device).manual_seed(0)
+        for part in (part for cache in caches for part in (cache.keys, cache.values)):
+            part[: most * -(-_PREPARED_KEYS // block_size)].normal_(generator=generator)
+        for size in self._sizes[: bisect_left(self._sizes, most) + 1]:
+            for keys in (1, longest):
+                # The first step is computed as it is, or tells which attention there is.
+                for step in range(2 + _PROOFS):
+                    each = -(-(keys + step) // block_size)
+                    if self.disabled is None and keys > 0 and min(size, most) * each <= num_blocks:
+                        self(_decodes(min(size, most), keys + step, each, block_size, caches[0].keys.device))
+
     def __call__(self, batch: StepBatch) -> Tensor:
         """Return the logits of `batch` -> [R, vocab], to be read before the next call."""
         if self.disabled is not None or not self._fits(batch):
@@ -224,6 +246,14 @@ class DecodeGraphs:
             _require_like(graph.recording.output, self._compute(inputs.step(graph, self._shapes, self._rule)))
             graph.proofs += 1
         return graph.recording.output
+
+
+def _decodes(sequences: int, keys: int, blocks: int, block_size: int, device: torch.device) -> StepBatch:
+    """Return a step of decodes of sequences with so many keys each, in so many blocks of their own."""
+    ones = np.ones(sequences, np.int32)
+    tables = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
+    order = np.arange(sequences, dtype=np.int64)
+    return batch_of(order, ones, ones * (keys - 1), tables, order.copy(), block_size, device)
 
 
 class _Inputs:

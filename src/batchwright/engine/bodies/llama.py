@@ -119,6 +119,10 @@ class LlamaBody(ModelBody):
                 max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
             )
 
+    def prepare(self, max_num_seqs: int) -> None:
+        if self._graphs is not None:
+            self._graphs.prepare(self.caches, max_num_seqs)
+
     def forward(self, batch: StepBatch) -> Tensor:
         if self._graphs is not None:
             return self._graphs(batch)

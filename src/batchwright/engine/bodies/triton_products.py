@@ -156,10 +156,10 @@ class Blocks:
 
 
 BLOCKS = (
-    Blocks(rows=1, outputs=16, inputs=512, stages=4, warps=4, norms=True),
-    Blocks(rows=16, outputs=16, inputs=256, stages=6, warps=4, norms=True),
-    Blocks(rows=32, outputs=32, inputs=128, stages=6, warps=4, norms=False),
-    Blocks(rows=64, outputs=64, inputs=128, stages=5, warps=4, norms=False),
+    Blocks(rows=1, outputs=8, inputs=1024, stages=4, warps=4, norms=True),
+    Blocks(rows=16, outputs=64, inputs=128, stages=5, warps=4, norms=False),
+    Blocks(rows=32, outputs=64, inputs=128, stages=4, warps=4, norms=False),
+    Blocks(rows=64, outputs=64, inputs=128, stages=3, warps=4, norms=False),
 )
 """By numbers of rows, ascending."""
 _AHEAD = 16 * 1024
