@@ -244,11 +244,12 @@ def test_close(smollm2_path: Path) -> None:
     engine.step()
     events = engine.stream(LIST, GREEDY)
     next(events)
+    later = int(engine.core.runs_ahead)  # a step that had been launched came before the prompt of the second one
     engine.close()
     engine.close()
     assert isinstance(only(got).error, EngineClosed)
-    assert only(got).tokens_generated == 2
-    assert engine.stats.generated_tokens == 3
+    assert only(got).tokens_generated == 2 + later
+    assert engine.stats.generated_tokens == 3 + later
     with pytest.raises(EngineClosed):
         next(events)
     calls: list[Callable[[], Any]] = [

@@ -24,7 +24,7 @@ from .support import TINY, tiny_model
 pytest.importorskip("triton", reason="Triton is not installed")
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.bodies import triton_products
-from batchwright.engine.bodies.triton_products import BLOCKS, StreamedProducts, why_not_streamed
+from batchwright.engine.bodies.triton_products import StreamedProducts, blocks_for
 from batchwright.engine.sampling import maxima_are_torchs
 from batchwright.engine.triton_maxima import row_maxima
 
@@ -75,8 +75,10 @@ def test_the_products_of_a_layer(rows: int, processors: int, norms: bool, monkey
     # float16 is not normed within a product, since it may overflow: these values do not.
     monkeypatch.setattr(triton_products, "_UNBOUNDED", frozenset({HALF}) if norms else frozenset())
     weights = layer()
+    found = blocks_for([weights.qkv, weights.output, weights.gate_up, weights.down])
+    assert isinstance(found, list)
     products = StreamedProducts(
-        next(each for each in BLOCKS if rows <= each.rows), DEVICE, TorchOps(ReferenceAttention())
+        next(each for each in found if rows <= each.rows), DEVICE, TorchOps(ReferenceAttention())
     )
     products._cut_for(processors)
     residual, attended = random(rows, HIDDEN), random(rows, HIDDEN)
@@ -94,14 +96,17 @@ def test_the_products_of_a_layer(rows: int, processors: int, norms: bool, monkey
     assert not products._arrived.any()
 
 
-def test_weights_that_leave_a_part_of_a_block_over_are_not_streamed() -> None:
-    assert why_not_streamed([projection(256, HIDDEN), projection(256, 2 * HIDDEN)]) is None
-    assert "blocks of 128 by 512 leave a part of a weight [192, 512] over" in str(
-        why_not_streamed([projection(192, HIDDEN)])
-    )
-    assert "[256, 768]" in str(why_not_streamed([projection(256, 768)]))
-    wide = Projection(torch.zeros(256, HIDDEN))
-    assert why_not_streamed([wide]) == "weights are torch.float32"
+def test_the_blocks_of_weights() -> None:
+    def inputs(*sizes: tuple[int, int]) -> list[tuple[int, int]] | str:
+        found = blocks_for([projection(*size) for size in sizes])
+        return found if isinstance(found, str) else [(each.rows, each.inputs) for each in found]
+
+    assert inputs((256, 1024), (256, 2048)) == [(1, 1024), (16, 128), (32, 128), (64, 128)]
+    assert inputs((256, 512), (256, 1024)) == [(1, 512), (16, 128), (32, 128), (64, 128)]
+    assert inputs((256, 768)) == [(16, 128), (32, 128), (64, 128)]
+    assert inputs((192, 512)) == [(1, 512)]
+    assert inputs((200, 192)) == "blocks of 128 by 128 leave a part of a weight [200, 192] over"
+    assert blocks_for([Projection(torch.zeros(256, HIDDEN))]) == "weights are torch.float32"
 
 
 def forward(folder: Path) -> tuple[ComposedStack, list[Tensor]]:
@@ -130,8 +135,8 @@ def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest
     sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256}
     tiny_model(tmp_path, "qwen2", **TINY | sizes)
     stack, ours = forward(tmp_path)
-    assert [each.rows for each in stack._streamed] == [each.rows for each in BLOCKS] or DEVICE.type == "cuda"
-    monkeypatch.setattr(triton_products, "why_not_streamed", lambda weights: "not here")
+    assert [each.rows for each in stack._streamed] == [1, 16, 32, 64] or DEVICE.type == "cuda"
+    monkeypatch.setattr(triton_products, "blocks_for", lambda weights: "not here")
     stack, expected = forward(tmp_path)
     assert stack.products == "torch products"
     torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)

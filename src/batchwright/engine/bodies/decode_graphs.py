@@ -252,8 +252,8 @@ def _decodes(sequences: int, keys: int, blocks: int, block_size: int, device: to
     """Return a step of decodes of sequences with so many keys each, in so many blocks of their own."""
     ones = np.ones(sequences, np.int32)
     tables = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
-    order = np.arange(sequences, dtype=np.int64)
-    return batch_of(order, ones, ones * (keys - 1), tables, order.copy(), block_size, device)
+    token_ids, logit_rows = np.zeros(sequences, np.int64), np.arange(sequences, dtype=np.int64)
+    return batch_of(token_ids, ones, ones * (keys - 1), tables, logit_rows, block_size, device)
 
 
 class _Inputs:

@@ -40,13 +40,14 @@ def choose_streamed(
     What is not within a product is left to `ops`.
     """
     try:
-        from batchwright.engine.bodies.triton_products import BLOCKS, StreamedProducts, why_not_streamed
+        from batchwright.engine.bodies.triton_products import StreamedProducts, blocks_for
 
-        if (reason := why_not_streamed(weights)) is not None:
-            _log.info("products are not streamed on %s: %s", norm.device, reason)
+        found_blocks = blocks_for(weights)
+        if isinstance(found_blocks, str):
+            _log.info("products are not streamed on %s: %s", norm.device, found_blocks)
             return []
         chosen = []
-        for blocks in BLOCKS:
+        for blocks in found_blocks:
             streamed = StreamedProducts(blocks, norm.device, ops)
             residual, attended = (_random(blocks.rows, size, norm) for size in (norm.shape[0], queries))
             plain, ours = (products(which, residual.clone(), attended, 1) for which in (None, streamed))

@@ -157,11 +157,12 @@ class Blocks:
 
 BLOCKS = (
     Blocks(rows=1, outputs=8, inputs=1024, stages=4, warps=4, norms=True),
+    Blocks(rows=1, outputs=16, inputs=512, stages=5, warps=4, norms=True),
     Blocks(rows=16, outputs=64, inputs=128, stages=5, warps=4, norms=False),
     Blocks(rows=32, outputs=64, inputs=128, stages=4, warps=4, norms=False),
     Blocks(rows=64, outputs=64, inputs=128, stages=3, warps=4, norms=False),
 )
-"""By numbers of rows, ascending."""
+"""By numbers of rows, ascending; of those for the same number the first ones are the fastest."""
 _AHEAD = 16 * 1024
 """Weights of a block that are fetched early."""
 _LINE_BYTES = 128
@@ -173,19 +174,27 @@ _SHARED_LEFT = 8 * 1024
 _INTERPRETED_SHARED = 1 << 20
 
 
-def why_not_streamed(weights: Iterable[Projection]) -> str | None:
-    """Return why these weights cannot be streamed, or None if they can."""
-    outputs, inputs = (max(getattr(each, name) for each in BLOCKS) for name in ("outputs", "inputs"))
-    for weight in (each.weight for each in weights):
-        if weight.dtype not in (torch.bfloat16, torch.float16):
-            return f"weights are {weight.dtype}"
-        if weight.shape[0] % (2 * outputs) or weight.shape[1] % inputs:
-            return f"blocks of {2 * outputs} by {inputs} leave a part of a weight {list(weight.shape)} over"
-    return None
+def blocks_for(weights: Iterable[Projection]) -> list[Blocks] | str:
+    """Return the blocks of these weights, ascending by numbers of rows, or why they cannot be streamed."""
+    tensors = [each.weight for each in weights]
+    if others := [weight.dtype for weight in tensors if weight.dtype not in (torch.bfloat16, torch.float16)]:
+        return f"weights are {others[0]}"
+    chosen: dict[int, Blocks] = {}
+    for blocks in BLOCKS:
+        over = [
+            weight for weight in tensors if weight.shape[0] % (2 * blocks.outputs) or weight.shape[1] % blocks.inputs
+        ]
+        if not over:
+            chosen.setdefault(blocks.rows, blocks)
+        elif blocks is BLOCKS[-1] and not chosen:
+            return (
+                f"blocks of {2 * blocks.outputs} by {blocks.inputs} leave a part of a weight {list(over[0].shape)} over"
+            )
+    return list(chosen.values())
 
 
 class StreamedProducts:
-    """The products of layers for few rows, with weights for which `why_not_streamed` returned None.
+    """The products of layers for few rows, with weights that `blocks_for` gave blocks.
 
     Calls must come one after the other: they share memory.
     """
