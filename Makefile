@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo serve test test-fast crash-test soak lint types docs docs-serve check clean
+.PHONY: help install demo serve test test-fast crash-test soak lint types docs docs-serve check wheel clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
@@ -13,6 +13,7 @@ help:
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
 	@echo "make test-fast   the quick tests, which need no model, compiler, database or browser"
+	@echo "make wheel    a wheel for Linux on x86-64 with compiled kernels, into dist/ (two minutes, needs g++)"
 	@echo "make docs     the documentation site, into build/site; make docs-serve shows it"
 	@echo "make check    lint, types, documentation and tests"
 	@echo "make crash-test KILLS=1000   the long form of the crash tests"
@@ -65,6 +66,10 @@ types: install
 	$(BIN)/mypy
 
 check: lint types docs test
+
+# Nothing is compiled where it is installed. Its name says how old a system may be: auditwheel reads that from the code.
+wheel: install
+	$(BIN)/python deploy/wheel/make_wheel.py dist
 
 # A link that leads nowhere and a public name without a docstring are errors.
 docs: install

@@ -28,6 +28,7 @@ DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0)
 def engine(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that has computed nothing, on a machine with known rates."""
     monkeypatch.setattr(rates_module, "machine_rates", lambda *_: SLOW)
+    monkeypatch.setattr(rates_module, "kept_rates", lambda _: SLOW)
     monkeypatch.setattr(rates_module, "keep_rates", lambda *_: None)
     with Engine(smollm2_path, dtype="bfloat16", max_num_seqs=4, kv_memory="16MiB") as engine:
         if engine.core.body.costs is None:
@@ -78,6 +79,21 @@ def test_nothing_is_told_of_a_part_of_a_job(tmp_path: Path, engine: Engine) -> N
     assert (report.resumed, report.succeeded) == (1, 2)
     assert (report.bound_seconds, report.share_of_bound, report.bound) == (None, None, None)
     assert "of the bound" not in shown(report)
+
+
+def test_few_lines_do_not_wait_for_rates_to_be_measured(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates_module, "machine_rates", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(rates_module, "kept_rates", lambda _: None)
+    report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(63)])
+    assert (report.succeeded, report.bound) == (63, None)
+
+
+def test_many_lines_have_the_rates_measured(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates_module, "kept_rates", lambda _: pytest.fail("not measured"))
+    report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(64)])
+    assert report.bound is not None
 
 
 def test_nothing_is_told_of_an_engine_that_has_computed_before(tmp_path: Path, engine: Engine) -> None:

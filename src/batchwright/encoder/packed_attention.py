@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from batchwright.engine.native.build import load_library
 
-_SOURCE = Path(__file__).parent / "native" / "bidirectional.cpp"
+SOURCE = Path(__file__).parent / "native" / "bidirectional.cpp"
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _LANES = 16
 """Values of a vector register: the kernel needs head sizes that are multiples of it."""
@@ -27,7 +27,7 @@ _LANES = 16
 @functools.cache
 def load_bidirectional(dtype: torch.dtype) -> ctypes.CDLL | str:
     """Return the library of the kernel if it has `dtype`, or why not. `BATCHWRIGHT_NATIVE=0` turns it off."""
-    return load_library("bidirectional", (_SOURCE,)) if dtype in _SUFFIX else f"no kernel for {dtype}"
+    return load_library("bidirectional", (SOURCE,)) if dtype in _SUFFIX else f"no kernel for {dtype}"
 
 
 class NativeBidirectionalAttention:

@@ -78,6 +78,11 @@ def machine_rates(
     return rates if kept is None else kept.with_best(rates)
 
 
+def kept_rates(body: ModelBody) -> MachineRates | None:
+    """Return the rates of this machine with `body` that were measured before, if any."""
+    return None if body.costs is None else _read(_path(body.costs, body))
+
+
 def keep_rates(rates: MachineRates, body: ModelBody) -> None:
     """Keep `rates` where they are better than those that are kept."""
     model = body.costs

@@ -279,7 +279,7 @@ class JobRun:
         """Measure the run, if it is the whole job, and one engine computes all of it."""
         if loaded.engine is None or loaded.encoder is not None or loaded.classifiers or job.finished:
             return None
-        return RunBound.begin(loaded.engine, lambda text: self._show("loading", job, text))
+        return RunBound.begin(loaded.engine, job.total, lambda text: self._show("loading", job, text))
 
     def _loaded(self, job: Job) -> LoadedModels:
         if self.given_engine is not None:

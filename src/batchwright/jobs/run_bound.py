@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.work_meter import WorkMeter
 
+_LEAST_LINES = 64
+"""Of a run for which rates are measured: a shorter one would end later by as much as it takes."""
+
 
 class RunBound:
     """Measures one run of an engine that computes nothing else, from `begin` to `end`."""
@@ -24,13 +27,14 @@ class RunBound:
         self._meter = meter
 
     @classmethod
-    def begin(cls, engine: Engine, progress: Progress) -> RunBound | None:
+    def begin(cls, engine: Engine, lines: int, progress: Progress) -> RunBound | None:
         """Begin to measure `engine`; None if a bound could not be told. `progress` is told what takes a while.
 
-        That is so where the times of its model's kernels are not known, and for an engine that has computed something:
-        what it has cached costs the run nothing.
+        That is so where the times of its model's kernels are not known, for a run of few `lines` before which the rates
+        of the machine were not measured, and for an engine that has computed something: what it has cached costs the
+        run nothing.
         """
-        from batchwright.engine.machine_rates import machine_rates
+        from batchwright.engine.machine_rates import kept_rates, machine_rates
         from batchwright.engine.work_meter import WorkMeter
 
         core = engine.core
@@ -38,7 +42,11 @@ class RunBound:
         if (model := body.costs) is None or core.stats.steps or core.unfinished:
             return None
         blocks = core.scheduler.blocks
-        rates, seconds = machine_rates(body, blocks.block_size, blocks.num_blocks, progress), body.watch()
+        seconds = body.watch()
+        if lines < _LEAST_LINES:
+            rates = kept_rates(body)
+        else:
+            rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress)
         if rates is None or seconds is None:
             return None
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)

@@ -1,7 +1,8 @@
-"""Compilation of kernels, once for this compiler and this processor, into the cache folder.
+"""Libraries of compiled kernels: what a wheel brings for this processor, or what is compiled here, once.
 
-Compiling where the code runs lets it use all features of the processor, and puts no binaries into a wheel. Without a
-compiler, or when compiling fails, `library_path` says why and the engine runs on torch alone.
+A wheel for x86-64 has kernels (`shipped.py`). Elsewhere, and on a processor that can do more than they use, kernels are
+compiled for this compiler and this processor into the cache folder. Without a compiler, or when compiling fails, the
+best shipped ones serve; where there are none, `library_path` says why and the engine runs on torch alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from batchwright.cgroups import threads_for
+from batchwright.engine.native.shipped import shipped_library
 from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
 
@@ -38,27 +40,45 @@ class BuildError(Exception):
 def library_path(
     name: str = "kernels", sources: tuple[Path, ...] = SOURCES, progress: Progress = lambda text: None
 ) -> Path:
-    """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`.
+    """Return the library of `sources`: a shipped one, or one compiled now if it is not in the cache.
 
-    `progress` is called with a line of text while it is compiled.
+    `progress` is called with a line of text while it is compiled. Raises `BuildError` if there is none.
     """
+    shipped = shipped_library(name, processor())
+    if shipped is not None and shipped.complete:
+        return shipped.path
+    try:
+        return _compiled_here(name, sources, progress)
+    except BuildError:
+        if shipped is None:
+            raise
+        return shipped.path
+
+
+def _compiled_here(name: str, sources: tuple[Path, ...], progress: Progress) -> Path:
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
+    compiler = find_compiler()
+    target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
+    folder = cache_dir() / "native"
+    library = folder / f"{name}-{_key(compiler, target, sources)}.so"
+    if not library.exists():
+        compile_library(compiler, (target,), sources, library, progress)
+    return library
+
+
+def find_compiler() -> str:
+    """Return the path of the C++ compiler: `$CXX`, or the first of the usual ones. Raises `BuildError`."""
     chosen = os.environ.get("CXX")
     compilers = (chosen,) if chosen else ("g++", "clang++", "c++")
     compiler = next((path for each in compilers if (path := shutil.which(each))), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler found (looked for {', '.join(compilers)})")
-    target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
-    folder = cache_dir() / "native"
-    library = folder / f"{name}-{_key(compiler, target, sources)}.so"
-    if not library.exists():
-        _compile(compiler, target, sources, library, progress)
-    return library
+    return compiler
 
 
 def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | str:
-    """Load the library of compiled `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
+    """Load the library of `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
     if _turned_off():
         return "turned off by BATCHWRIGHT_NATIVE=0"
     try:
@@ -99,15 +119,20 @@ def processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Path, progress: Progress) -> None:
-    """Compile each source on its own, as many at a time as there are processors, and link `library`."""
+def compile_library(
+    compiler: str, options: tuple[str, ...], sources: tuple[Path, ...], library: Path, progress: Progress
+) -> None:
+    """Compile each source on its own, as many at a time as there are processors, and link `library`.
+
+    `options` are the compiler's, besides those of all kernels. Raises `BuildError`.
+    """
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent)
     except OSError as error:
         raise BuildError(f"cannot write to {library.parent}: {error}") from error
     with folder as name:
-        flags = [compiler, *_FLAGS, target, f"-I{_HERE}"]
+        flags = [compiler, *_FLAGS, *options, f"-I{_HERE}"]
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(threads_for(len(os.sched_getaffinity(0)))) as pool:

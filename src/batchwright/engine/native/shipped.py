@@ -1,0 +1,73 @@
+"""Kernels that a wheel brings: a library for each level of x86-64, of which a processor takes the highest it has.
+
+`deploy/wheel/make_wheel.py` compiles them. They are for any processor of their level, and as fast as what is compiled
+for one alone: what takes the time is written for the instructions of its level, whatever the compiler tunes for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "shipped"
+"""Where a wheel has them; nothing is there where kernels are compiled."""
+
+_V2 = frozenset(("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"))
+_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Instructions of processors that run the same library."""
+
+    name: str
+    options: tuple[str, ...]
+    """Of the compiler."""
+    features: frozenset[str]
+    """What `options` allow, by the names of /proc/cpuinfo."""
+
+
+LEVELS = (
+    Level(
+        "avx512-bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        _V4 | {"avx512_vnni", "avx512_bf16"},
+    ),
+    Level("avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
+    Level("avx512", ("-march=x86-64-v4",), _V4),
+    Level("avx2", ("-march=x86-64-v3",), _V3),
+)
+"""The highest first."""
+USED = frozenset(("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16"))
+"""Features that the sources ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """The library of a level."""
+
+    path: Path
+    complete: bool
+    """Whether it uses all that the processor has and the sources can use."""
+
+
+def shipped_library(name: str, processor: str) -> Shipped | None:
+    """Return the best shipped library called `name` for a processor with these lines in /proc/cpuinfo, if any."""
+    features = _features(processor)
+    for level in LEVELS:
+        path = shipped_path(FOLDER, name, level)
+        if level.features <= features and path.exists():
+            return Shipped(path, complete=features & USED <= level.features)
+    return None
+
+
+def shipped_path(folder: Path, name: str, level: Level) -> Path:
+    """Where in `folder` the library called `name` is for `level`."""
+    return folder / f"{name}-{level.name}.so"
+
+
+def _features(processor: str) -> frozenset[str]:
+    """Features that all processors of the machine have."""
+    of_each = [frozenset(line.split(":", 1)[1].split()) for line in processor.splitlines() if line.startswith("flags")]
+    return frozenset.intersection(*of_each) if of_each else frozenset()
