@@ -67,6 +67,17 @@ def test_probabilities_and_scores_are_what_the_config_says(folders: dict[str, Pa
     assert ranked[0].score == pytest.approx(float(scores["raw-pair"][order[0]]), abs=1e-5)
 
 
+@pytest.mark.parametrize("count", [7, 23, 66])
+def test_equal_documents_have_equal_scores_and_keep_their_order(folders: dict[str, Path], count: int) -> None:
+    """Whatever row, and place in it, each would be computed in."""
+    documents = ["Bread." if at % 3 else f"A river, the {at}th." for at in range(count)]
+    ranked = Classifier(folders["raw-pair"]).rank("Which river?", documents)
+    bread = [each for each in ranked if documents[each.index] == "Bread."]
+    assert [each.index for each in bread] == [at for at in range(count) if at % 3]
+    assert len({each.score for each in bread}) == 1
+    assert sorted(each.index for each in ranked) == list(range(count))
+
+
 async def ask_all(classifier: Classifier) -> list[Any]:
     import asyncio
 

@@ -202,10 +202,48 @@ def test_vectors_are_compared(here: Path) -> None:
     scores = [each["score"] for each in scored["data"]]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     [best] = ranked["results"]
-    assert (best["index"], best["relevance_score"]) == (int(expected.argmax()), max(scores))
+    assert best["index"] == int(expected.argmax())
+    assert best["relevance_score"] == pytest.approx(max(scores), abs=1e-5)
     tokens = sum(len(encoder.tokenizer.encode(each)) for each in [QUERY, *DOCUMENTS])
     assert scored["usage"] == ranked["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert crossed["model"] == CROSS  # which was trained for it
+
+
+@pytest.mark.parametrize("model", [CROSS, EMBEDS])
+def test_equal_documents_are_computed_once_and_keep_their_order(
+    here: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, classifier = Encoder(EMBEDS), Classifier(CROSS)
+    computing: Any = {CROSS: classifier, EMBEDS: encoder}[model]
+    own, computed = computing.generate_batch, []
+
+    def generate_batch(prompts: list[Any]) -> Any:
+        computed.extend(prompts)
+        return own(prompts)
+
+    monkeypatch.setattr(computing, "generate_batch", generate_batch)
+    inference = local_inference(None, encoder, classifiers=[classifier])
+    documents = ["Bread." if at % 3 else f"A river, the {at}th." for at in range(70)]
+    bread = [at for at in range(70) if at % 3]
+
+    async def work() -> dict[str, Any]:
+        answer = await inference.answer(
+            Call(RERANK_URL, {"model": model, "query": QUERY, "documents": documents}, "req_1")
+        )
+        await inference.close()
+        return answer
+
+    answer = asyncio.run(work())
+    assert len(computed) == len(set(documents)) + (model == EMBEDS)
+    ranked = [each["index"] for each in answer["results"]]
+    assert [at for at in ranked if at in bread] == bread
+    assert sorted(ranked) == list(range(70))
+    assert len({each["relevance_score"] for each in answer["results"] if each["index"] in bread}) == 1
+    inputs: dict[str, list[Any]] = {
+        CROSS: classifier.tokenizer.encode_inputs([(QUERY, each) for each in documents]),
+        EMBEDS: encoder.tokenizer.encode_many([QUERY, *documents]),
+    }
+    assert answer["usage"]["total_tokens"] == sum(map(len, inputs[model]))
 
 
 class Elsewhere(ThreadingHTTPServer):

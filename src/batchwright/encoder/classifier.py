@@ -128,9 +128,12 @@ class Classifier:
     def rank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
         """Return the documents by descending score beside `query`, equal ones in their order; the first `top_n`.
 
-        Raises as `score`.
+        Equal documents have equal scores. Raises as `score`.
         """
         scores = self.score([(query, document) for document in documents])
+        # The last digits of a score depend on its place in a row.
+        first: dict[str, int] = {}
+        scores = scores[[first.setdefault(document, at) for at, document in enumerate(documents)]]
         return [Ranked(index, float(scores[index])) for index in best_first(scores)[:top_n]]
 
     def logits(self, inputs: Sequence[str | Pair]) -> Vectors:

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.batcher import Batcher
+from batchwright.encoder.pairs import TypedTokens
 from batchwright.errors import DeadlineExceeded, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, time_left
 from batchwright.inference.inference import Call, Route
+from batchwright.padding.rectangle import Ids
 from batchwright.policies.auto import Goodput
 from batchwright.policies.orders import EvenBatches, FairShare
 from batchwright.policies.policy import Item, Policy
@@ -91,10 +93,19 @@ class EncoderInference(Route):
         left = time_left(call, deadline)
         return math.inf if left is None else asyncio.get_running_loop().time() + left
 
-    async def _vectors(self, call: Call, sequences: Sequence[Any], priority: int, until: float) -> list[Vector]:
-        """Compute the vectors of sequences, in order."""
+    async def _vectors(
+        self, call: Call, sequences: Sequence[Ids | TypedTokens], priority: int, until: float
+    ) -> list[Vector]:
+        """Compute the vectors of sequences, in order; those of equal sequences once, so that they are equal.
+
+        The last digits of a vector depend on what is computed beside it.
+        """
         places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
-        return await all_of([self._vector(call, each, priority, until, places) for each in sequences])
+        contents = list(map(_content, sequences))
+        distinct = dict(zip(contents, sequences, strict=True))
+        found = await all_of([self._vector(call, each, priority, until, places) for each in distinct.values()])
+        vectors = dict(zip(distinct, found, strict=True))
+        return [vectors[each] for each in contents]
 
     async def _vector(
         self, call: Call, sequence: Any, priority: int, until: float, places: asyncio.Semaphore
@@ -109,6 +120,13 @@ class EncoderInference(Route):
                 sequence, priority=priority, deadline=None if left == math.inf else left, tenant=tenant
             )
         return vector
+
+
+def _content(sequence: Ids | TypedTokens) -> tuple[bytes, bytes]:
+    """Return what is equal for equal sequences only."""
+    if isinstance(sequence, TypedTokens):
+        return sequence.ids.tobytes(), sequence.types.tobytes()
+    return sequence.tobytes(), b""
 
 
 def _weight(item: Item) -> float:
