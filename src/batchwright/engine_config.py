@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args, get_type_hints
 from batchwright.errors import shown
 
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizationName: TypeAlias = Literal["int8", "fp8"]
 BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 AttentionName: TypeAlias = Literal["auto", "native", "fa3", "triton", "sdpa", "reference"]
 OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
@@ -51,9 +52,10 @@ class EngineConfig:
         "auto, float32, bfloat16 or float16. auto: bfloat16 where it is fast, otherwise float32.",
         changes_results=True,
     )
-    quantization: Literal["int8"] | None = _option(
+    quantization: QuantizationName | None = _option(
         None,
-        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. Default: none.",
+        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. fp8: the same with 8-bit "
+        "floating point, on CUDA from compute capability 8.9 on. Default: none.",
         changes_results=True,
     )
     deterministic: bool = _option(
@@ -118,9 +120,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, choices in (("dtype", DtypeName), ("body", BodyName), ("attention", AttentionName)):
             _require_choice(name, getattr(self, name), get_args(choices))
-        if self.quantization not in (None, "int8"):
+        if self.quantization not in (None, *get_args(QuantizationName)):
             raise ValueError(
-                f"quantization={shown(self.quantization)}: must be int8, or None for the weights as they are"
+                f"quantization={shown(self.quantization)}: must be int8 or fp8, or None for the weights as they are"
             )
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
             _require_count(name, getattr(self, name))
@@ -140,7 +142,7 @@ class EngineConfig:
             return
         beside = f"with tensor_parallel={self.tensor_parallel}"
         if self.quantization is not None:
-            raise ValueError(f"quantization={self.quantization!r} {beside}: int8 runs in one process; leave one out")
+            raise ValueError(f"quantization={self.quantization!r} {beside}: 8 bits run in one process; leave one out")
         if self.deterministic:
             raise ValueError(
                 f"deterministic=True {beside}: how sums over processes are rounded may depend on a step; leave one out"

@@ -18,8 +18,9 @@ from batchwright.engine.attention import AttentionShape, KVShape
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.tiled import TritonAttention
 from batchwright.engine.attention.trial import trial_batch
+from batchwright.engine.bodies.linear import FP8_CAPABILITY
 from batchwright.engine.bodies.ops import HeadShape, everything
-from batchwright.engine.bodies.triton_ops import FusedOps
+from batchwright.engine.bodies.triton_ops import FusedOps, round_rows
 from batchwright.engine.bodies.triton_products import BLOCKS, Blocks, StreamedProducts
 from batchwright.engine.bodies.weights import LayerWeights, Projection
 from batchwright.engine.triton_maxima import row_maxima
@@ -63,6 +64,8 @@ def main() -> None:
     everything(FusedOps(), heads, 512, torch.bfloat16, CPU)
     for cut in BLOCKS:
         stream(cut, int(sys.argv[1]))
+    if int(sys.argv[1]) >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
+        round_rows(torch.empty(2, 14336, dtype=torch.bfloat16))
     row_maxima(torch.empty(2, 9000, dtype=torch.bfloat16))
 
 

@@ -13,11 +13,19 @@ from batchwright.engine.attention import AttentionShape, KVShape, choose_attenti
 from batchwright.engine.attention.fa3 import FlashAttention3, load_flash
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.trial import disagreement
+from batchwright.engine.bodies.linear import FP8_CAPABILITY, make_fp8_linear
 from batchwright.engine.bodies.llama import LlamaBody
+from batchwright.engine.bodies.weights import Projection
+from batchwright.engine.sampling import maxima_are_torchs
 from batchwright.engine.step.batch import batch_of
 
 from .paged import Case, Paged, Problem, textbook
 from .support import NEW_TOKENS
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from batchwright.engine.bodies.triton_ops import FusedOps
+from batchwright.engine.bodies.triton_products import BLOCKS, StreamedProducts
+from batchwright.engine.triton_maxima import row_maxima
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 
@@ -169,3 +177,44 @@ def test_a_shared_prefix_is_exact(smollm2_path: Path, prompts: list[list[int]]) 
         with Engine(smollm2_path, dtype="float32", device="cuda", kv_memory="1GiB", attention=attention) as engine:
             found.append([response.token_ids for response in engine.generate(several, params)])
     assert found[0] == found[1]
+
+
+_HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 100, 300])
+def test_streamed_and_8_bit_products(rows: int) -> None:
+    x, weight = (torch.randn(size, 1024, device=CUDA).bfloat16() for size in (rows, 512))
+    expected = x.double() @ weight.double().t()
+
+    def error(ours: torch.Tensor) -> float:
+        return float((ours.double() - expected).norm() / expected.norm())
+
+    for blocks in BLOCKS:
+        if rows <= blocks.rows:
+            out = torch.zeros(rows, 512, dtype=torch.bfloat16, device=CUDA)
+            StreamedProducts(blocks, CUDA, FusedOps())._launch(out, x, Projection(weight), adds=True)
+            assert error(out) < 5e-3
+    if _HAS_FP8:
+        assert error(make_fp8_linear(weight)(x)) < 5e-2
+
+
+@pytest.mark.skipif(not _HAS_FP8, reason="this device has no products in 8-bit floating point")
+def test_a_model_in_8_bit_floating_point(smollm2_path: Path) -> None:
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    prompts = [f"Number {index} is" for index in range(20)]
+    with Engine(smollm2_path, device="cuda", kv_memory="400MB") as engine:
+        plain = [response.token_ids[0] for response in engine.generate(prompts, params)]
+    with Engine(smollm2_path, device="cuda", kv_memory="400MB", quantization="fp8") as engine:
+        assert "fp8 weights and activations" in engine.core.body.description
+        ours = [response.token_ids[0] for response in engine.generate(prompts, params)]
+        assert sum(one == other for one, other in zip(ours, plain, strict=True)) >= 10
+        body = engine.core.body
+        assert isinstance(body, LlamaBody)
+        assert body._graphs is not None
+        assert body._graphs.disabled is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_maxima(dtype: torch.dtype) -> None:
+    assert maxima_are_torchs(row_maxima, CUDA, dtype)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from batchwright.engine.attention.paged import ReferenceAttention
-from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies import linear, load_body
 from batchwright.engine.bodies.composed import ComposedStack
+from batchwright.engine.bodies.linear import rounds_as_torch
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.ops import HeadShape, TorchOps, choose_ops, difference
 from batchwright.engine.step.batch import build_batch
@@ -20,7 +21,7 @@ from batchwright.scheduling import Chunk, Sequence
 from .support import TINY, tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from batchwright.engine.bodies.triton_ops import FusedOps
+from batchwright.engine.bodies.triton_ops import FusedOps, round_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
@@ -75,3 +76,21 @@ def test_what_differs_from_torch_is_not_taken(
         chosen = choose_ops(ReferenceAttention(), HeadShape(2, 1, 16), 32, torch.float32, DEVICE)
     assert isinstance(chosen, TorchOps)
     assert "layers are not fused on" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_to_8_bits_is_torchs(dtype: torch.dtype) -> None:
+    assert rounds_as_torch(linear.round_rows, DEVICE, dtype)
+    assert not rounds_as_torch(lambda x: linear.round_rows(x.nan_to_num()), DEVICE, dtype)
+    assert not rounds_as_torch(lambda x: linear.round_rows(x * 0.98), DEVICE, dtype)
+    assert not rounds_as_torch(lambda x: (-linear.round_rows(x)[0].float(), linear.round_rows(x)[1]), DEVICE, dtype)
+    if DEVICE.type == "cuda":
+        assert rounds_as_torch(round_rows, DEVICE, dtype)
+    x = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    x[2], x[3, 5] = 0.0, 300.0
+    (ours, our_scales), (expected, scales) = round_rows(x), linear.round_rows(x)
+    torch.testing.assert_close(our_scales, scales, rtol=1e-5, atol=0.0)
+    # The interpreter rounds values just below a power of two down by half.
+    assert float((ours.float() == expected.float()).float().mean()) > 0.95
+    x[4, 9] = torch.nan
+    assert round_rows(x)[1].isnan().tolist() == [False] * 4 + [True, False]

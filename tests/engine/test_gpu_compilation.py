@@ -28,7 +28,7 @@ def test_all_kernels_compile(capability: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     kernels = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in kernels} == {
+    expected = {
         "attend_tiles",
         "merge_partials",
         "add_rms_norm",
@@ -39,4 +39,5 @@ def test_all_kernels_compile(capability: int) -> None:
         "span_maxima",
         "row_maxima_of_spans",
     }
+    assert {name for name, _ in kernels} == (expected | {"round_row"} if capability >= 89 else expected)
     assert all(int(shared) <= _MOST_SHARED[capability] for _, shared in kernels)

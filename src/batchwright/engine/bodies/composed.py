@@ -11,7 +11,13 @@ from batchwright.engine.attention import AttentionBackend, AttentionShape, Layer
 from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
+from batchwright.engine.bodies.linear import (
+    Linear,
+    make_fp8_linear,
+    make_linear,
+    make_quantized_linear,
+    rounds_by_company,
+)
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
 from batchwright.engine.bodies.shard import WHOLE, Shard
@@ -41,7 +47,9 @@ class _Layer:
 
 
 class ComposedStack:
-    """Stack that takes the layers out of `weights`, which are those of `shard`; if `quantized`, it multiplies in int8.
+    """Stack that takes the layers out of `weights`, which are those of `shard`.
+
+    It multiplies in int8 if `quantized`, in 8-bit floating point, except for the logits, if `fp8`.
 
     The ranks of a shard compute each step at the same time. Each gives the logits of its part of the vocabulary.
     """
@@ -53,10 +61,12 @@ class ComposedStack:
         attention: AttentionBackend,
         *,
         quantized: bool,
+        fp8: bool = False,
         shard: Shard = WHOLE,
     ) -> None:
         self.products = "torch products"
         self._attention, self._quantized, self._shard = attention, quantized, shard
+        self._linear = make_quantized_linear if quantized else make_fp8_linear if fp8 else make_linear
         self._shape, self._rope, self._eps = weights.shape, weights.rope, weights.eps
         self._intermediate = weights.intermediate
         whole_vectors = weights.hidden % LANES == 0 and weights.intermediate % LANES == 0
@@ -67,11 +77,12 @@ class ComposedStack:
             norm = weights.norm
             self._ops = choose_ops(attention, weights.shape, weights.hidden, norm.dtype, norm.device)
         self._mix = weights.mix
-        whole = shard.is_whole and not quantized and weights.mix == 1 and not weights.biased_mlp
+        whole = shard.is_whole and not quantized and not fp8 and weights.mix == 1 and not weights.biased_mlp
         self._may_stream = whole and isinstance(attention, PagedAttention) and attention.name in PLANNED
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
-        self._head = self._linear(weights.head)
+        make_head = make_quantized_linear if quantized else make_linear
+        self._head = make_head(weights.head.weight, weights.head.bias)
         self._head_weights = weights.head
         self._streamed = self._choose_streamed() if self._may_stream else []
         if self._streamed:
@@ -162,15 +173,15 @@ class ComposedStack:
         return None
 
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
-        scale, channels, down = self._shape.head_dim**-0.5, self._mix, self._linear(weights.down)
+        scale, channels, down = self._shape.head_dim**-0.5, self._mix, self._projected(weights.down)
         return _Layer(
             input_norm=weights.input_norm,
             query_norm=weights.query_norm,
             key_norm=weights.key_norm,
             post_norm=weights.post_norm,
-            qkv=self._linear(weights.qkv),
-            output=self._summed(self._linear(weights.output)),
-            gate_up=self._linear(weights.gate_up),
+            qkv=self._projected(weights.qkv),
+            output=self._summed(self._projected(weights.output)),
+            gate_up=self._projected(weights.gate_up),
             down=self._summed(down if channels == 1 else lambda x: down(mix(x, channels))),
             weights=weights if self._may_stream else None,
             attention=AttentionShape(self._shape.heads, scale, weights.window),
@@ -181,6 +192,5 @@ class ComposedStack:
         shard = self._shard
         return linear if shard.is_whole else lambda x: shard.summed(linear(x))
 
-    def _linear(self, projection: Projection) -> Linear:
-        make = make_quantized_linear if self._quantized else make_linear
-        return make(projection.weight, projection.bias)
+    def _projected(self, projection: Projection) -> Linear:
+        return self._linear(projection.weight, projection.bias)

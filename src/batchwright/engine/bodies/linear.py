@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +19,14 @@ Linear = Callable[[Tensor], Tensor]
 # torch packs weights only through operators that it names as private; inductor uses the same ones.
 _TYPICAL_ROWS = 64
 """Number of rows that oneDNN picks the packed layout for; the layout for 64 is good from 1 to 512."""
+
+FP8_CAPABILITY = (8, 9)
+"""First compute capability with products in 8-bit floating point."""
+FP8_MULTIPLE = 16
+"""Sizes of a weight in 8-bit floating point are divisible by this."""
+_FP8_GREATEST = torch.finfo(torch.float8_e4m3fn).max
+_ROUNDED_ALIKE = 0.995
+_log = logging.getLogger(__name__)
 
 _LEAST_CUDA_ROWS = 32
 """Number of rows that fewer are padded to: torch multiplies int8 on CUDA from 17 rows on."""
@@ -66,6 +76,73 @@ def make_quantized_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return (out if bias is None else out + bias).to(x.dtype)
 
     return quantized_linear
+
+
+def make_fp8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Return `make_linear` in 8-bit floating point: each row of `weight` and each row of the input has a scale.
+
+    Sizes of `weight` must be divisible by `FP8_MULTIPLE`. Results are bfloat16.
+    """
+    rounding = _rounding_on(weight.device, weight.dtype)
+    whole, scales = rounding(weight)
+    columns, column_scales = whole.t(), scales[None, :]
+
+    def fp8_linear(x: Tensor) -> Tensor:
+        rows, row_scales = rounding(x)
+        out: Tensor = torch._scaled_mm(  # noqa: SLF001
+            rows,
+            columns,
+            scale_a=row_scales[:, None],
+            scale_b=column_scales,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        return out
+
+    return fp8_linear
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round `x` [rows, dim] -> float8_e4m3fn and scales [rows] float32: x ≈ rounded · scale."""
+    wide = x.float()
+    scales = wide.abs().amax(1) / _FP8_GREATEST
+    inverse = torch.where(scales == 0.0, torch.zeros_like(scales), 1.0 / scales)
+    # A product that is rounded up would not be a number.
+    return (wide * inverse[:, None]).clamp_(-_FP8_GREATEST, _FP8_GREATEST).to(torch.float8_e4m3fn), scales
+
+
+Rounding = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Computes `round_rows`."""
+
+
+@cache
+def _rounding_on(device: torch.device, dtype: torch.dtype) -> Rounding:
+    """Return Triton's kernel if it is available on a CUDA device and passes its trial; else torch's."""
+    if device.type != "cuda":
+        return round_rows
+    try:
+        from batchwright.engine.bodies.triton_ops import round_rows as compiled
+
+        if rounds_as_torch(compiled, device, dtype):
+            return compiled
+        reason = "it differs from torch's"
+    except Exception as error:  # from an import, a compiler or a driver: whatever it is, torch computes the same
+        reason = f"{type(error).__name__}: {error}"
+    _log.warning("Triton's rounding is not used on %s: %s", device, reason)
+    return round_rows
+
+
+def rounds_as_torch(rounding: Rounding, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether `rounding` gives what `round_rows` gives, but for a few values half way between two others."""
+    x = torch.empty(9, 1000, device=device).normal_(generator=torch.Generator(device).manual_seed(0)).to(dtype)
+    x[1:4] *= torch.tensor([[1e-3], [1e3], [0.0]], dtype=dtype, device=device)
+    x[4, 7] = torch.nan
+    x[5, 7] = 300.0
+    (ours, our_scales), (expected, scales) = (each(x) for each in (rounding, round_rows))
+    near = torch.allclose(our_scales, scales, rtol=1e-5, atol=0.0, equal_nan=True)
+    same = (ours.float() == expected.float()) | (ours.float().isnan() & expected.float().isnan())
+    return near and float(same.float().mean()) > _ROUNDED_ALIKE
 
 
 _single_row_differs: dict[tuple[int, int, torch.dtype], bool] = {}

@@ -27,6 +27,7 @@ from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine_config import QuantizationName
 from batchwright.planning.bound import ModelCosts
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -37,8 +38,9 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
-    With `quantized`, products multiply int8 by int8: each row of a weight and each row of activations has a scale. A
-    `shard` that is not the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
+    With `quantization`, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a
+    scale; with fp8 the output layer stays as it is. A `shard` that is not the whole is not quantized; its ranks compute
+    each step together, and rank 0 gets the logits.
     """
 
     name = "fused"
@@ -50,11 +52,12 @@ class LlamaBody(ModelBody):
         dtype: torch.dtype,
         device: torch.device,
         *,
-        quantized: bool = False,
+        quantization: QuantizationName | None = None,
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
-        self.dtype, self.device, self.quantized = dtype, device, quantized
+        quantized = quantization == "int8"
+        self.dtype, self.device, self.quantized, self.fp8 = dtype, device, quantized, quantization == "fp8"
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
         shard.require_heads(_head_shape(config))
@@ -87,7 +90,8 @@ class LlamaBody(ModelBody):
 
     @property
     def description(self) -> str:
-        quantized = ", int8 weights and activations" if self.quantized else ""
+        kind = "int8" if self.quantized else "fp8" if self.fp8 else None
+        quantized = "" if kind is None else f", {kind} weights and activations"
         if self.quantized and isinstance(self.stack, CompiledStack):
             quantized += ", 8-bit keys and values"
         return f"{super().description}, {self.stack.products}{quantized}"
@@ -102,10 +106,10 @@ class LlamaBody(ModelBody):
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         super().allocate(num_blocks, block_size, attention)
-        kernels = kernels_for(self._weights, self.attention) if self.shard.is_whole else None
+        kernels = kernels_for(self._weights, self.attention) if self.shard.is_whole and not self.fp8 else None
         if kernels is None:
             self.stack = ComposedStack(
-                self._weights, self.caches, self.attention, quantized=self.quantized, shard=self.shard
+                self._weights, self.caches, self.attention, quantized=self.quantized, fp8=self.fp8, shard=self.shard
             )
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
@@ -177,6 +181,18 @@ def unsuitable(config: Any) -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return "the weights are quantized"
     return None
+
+
+def uneven(config: Any, multiple: int) -> str | None:
+    """Return which size of a weight of a model's layers is not divisible by `multiple`, or None if all are."""
+    shape = _head_shape(config)
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "the size of all queries": shape.heads * shape.head_dim,
+        "the size of all keys": shape.kv_heads * shape.head_dim,
+    }
+    return next((f"{name} is {size}" for name, size in sizes.items() if size % multiple), None)
 
 
 def _head_shape(config: Any) -> HeadShape:

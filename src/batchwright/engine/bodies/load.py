@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
+from batchwright.engine.bodies.linear import FP8_CAPABILITY, FP8_MULTIPLE
+from batchwright.engine.bodies.llama import LlamaBody, compiles_here, uneven, unsuitable
 from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
@@ -28,9 +29,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     """Load the model in `folder` (transformers format).
 
-    `body="auto"` takes the fused body for the Llama family, the only one with `quantization="int8"`. `dtype="auto"` is
-    as in `choose_dtype`, and bfloat16 if the layers are compiled for it, which needs native attention. Raises
-    ValueError for a device that does not exist, `UnsupportedModel` for a model that cannot be run correctly.
+    `body="auto"` takes the fused body for the Llama family, the only one with `quantization`. `dtype="auto"` is as in
+    `choose_dtype`, and bfloat16 if the layers are compiled for it, which needs native attention. Raises ValueError for
+    a device that does not exist or cannot do this, `UnsupportedModel` for a model that cannot be run correctly.
     """
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
@@ -46,10 +47,30 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
                 f"quantization={config.quantization!r} needs the fused body, which cannot be used: {why}"
             )
         return TransformersBody(folder, architecture if plain is None else read_config(folder), kind, where)
+    if config.quantization == "fp8":
+        _require_fp8(architecture, kind, where)
     native = config.attention in ("auto", "native")
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
-    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, quantized=config.quantization is not None)
+    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, quantization=config.quantization)
+
+
+def _require_fp8(architecture: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless products in 8-bit floating point run on `device` for this model, with results in `dtype`."""
+    remedy = "use quantization='int8', or leave it out"
+    least = ".".join(map(str, FP8_CAPABILITY))
+    if device.type != "cuda":
+        raise ValueError(f"quantization='fp8' on {device}: needs CUDA, compute capability {least} or higher; {remedy}")
+    if (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        raise ValueError(
+            f"quantization='fp8' on {device}: needs compute capability {least} or higher, not "
+            f"{capability[0]}.{capability[1]}; {remedy}"
+        )
+    if dtype is not torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(f"dtype={name!r} with quantization='fp8': products come out in bfloat16; use dtype='bfloat16'")
+    if (reason := uneven(architecture, FP8_MULTIPLE)) is not None:
+        raise UnsupportedModel(f"quantization='fp8' needs sizes divisible by {FP8_MULTIPLE}, but {reason}; {remedy}")
 
 
 def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:

@@ -58,6 +58,23 @@ def silu_mul(out, gate_up, dim, spans, SPAN: tl.constexpr):
 
 
 @triton.jit
+def round_row(out, scales, x, row_stride, DIM: tl.constexpr, PADDED: tl.constexpr, GREATEST: tl.constexpr):
+    """Round one row of `x` to 8-bit floating point, its greatest magnitude to GREATEST."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, PADDED)
+    column = d < DIM
+    value = tl.load(x + row * row_stride + d, mask=column, other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(value), 0) / GREATEST
+    # The maximum of a device passes NaN over: then the row must not look finite.
+    scale = tl.where(tl.max((value != value).to(tl.int32), 0) > 0, float("nan"), scale)
+    inverse = tl.where(scale == 0.0, 0.0, 1.0 / scale)
+    scaled = value * inverse
+    scaled = tl.where(scaled > GREATEST, GREATEST, tl.where(scaled < -GREATEST, -GREATEST, scaled))
+    tl.store(out + row * DIM + d, scaled.to(out.dtype.element_ty), mask=column)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
 def rope_and_store(
     qkv,  # [T, (HEADS + 2 · KV_HEADS) · 2 · HALF], rows `row_stride` apart
     keys,  # [blocks, KV_HEADS, BLOCK_SIZE, 2 · HALF]
@@ -119,6 +136,26 @@ _EARLY_CAPABILITY = (9, 0)
 def launches_early(device: torch.device) -> bool:
     """Return whether kernels can be launched before the one ahead of them has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _EARLY_CAPABILITY
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `linear.round_rows`."""
+    rows, dim = x.shape
+    out = x.new_empty((rows, dim), dtype=torch.float8_e4m3fn)
+    scales = x.new_empty(rows, dtype=torch.float32)
+    padded = triton.next_power_of_2(dim)
+    with torch.cuda.device_of(x):
+        round_row[(rows,)](
+            out,
+            scales,
+            x,
+            x.stride(0),
+            DIM=dim,
+            PADDED=padded,
+            GREATEST=torch.finfo(out.dtype).max,
+            num_warps=max(1, min(16, padded // 512)),
+        )
+    return out, scales
 
 
 class FusedOps:
