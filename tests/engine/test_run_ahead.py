@@ -14,7 +14,7 @@ from batchwright.clock import ManualClock
 from batchwright.engine import sampling
 from batchwright.engine.step.launched import LaunchedStep
 from batchwright.engine.step.pending_tokens import PendingTokens
-from batchwright.errors import DeadlineExceeded
+from batchwright.errors import DeadlineExceeded, GenerationError
 
 from .support import nothing_left, threads
 
@@ -214,3 +214,51 @@ def test_a_deadline_that_passes_meanwhile(smollm2_path: Path, launched: list[int
         assert found[other.request_id].token_ids == plain
         assert nothing_left(engine)
     assert launched
+
+
+def test_masks_for_a_step_some_of_whose_sequences_have_ended(
+    engines: Callable[..., Engine], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixed() -> list[InferenceRequest]:
+        free = [SamplingParams(temperature=0.0, max_tokens=30, stop=("the", ",")) for _ in _TEXTS]
+        formed = [SamplingParams(temperature=0.0, max_tokens=12, regex="[a-z ]{4,30}") for _ in _TEXTS[:3]]
+        return [InferenceRequest.of(*each) for each in zip([*_TEXTS, *_TEXTS[:3]], [*free, *formed], strict=True)]
+
+    def late(engine: Engine, wanted: list[InferenceRequest]) -> list[Any]:
+        """The formed ones come while the others are computed."""
+        found: dict[str, InferenceResponse] = {}
+        for request in wanted[: len(_TEXTS)]:
+            engine.submit(request)
+        for request in wanted[len(_TEXTS) :]:
+            for _ in range(3):
+                found.update({each.request_id: each for each in engine.step()})
+            engine.submit(request)
+        while engine.unfinished:
+            found.update({each.request_id: each for each in engine.step()})
+        assert nothing_left(engine)
+        return [(found[each.request_id].token_ids, found[each.request_id].finish_reason) for each in wanted]
+
+    plain = late(engines(ahead=False), mixed())
+    engine = engines(ahead=True)
+    monkeypatch.setattr(engine.core, "masks_late", True)
+    monkeypatch.setattr(engine.core.scheduler, "isolate", None)  # no step may fail
+    assert late(engine, mixed()) == plain
+    assert launched
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_device_that_never_answers_fails_the_requests(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def wait(self: PendingTokens) -> tuple[list[int | None], set[int]]:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(PendingTokens, "wait", wait)
+    with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB") as engine:
+        engine.core.runs_ahead = True
+        for text in _TEXTS[:count]:
+            engine.submit(InferenceRequest.of(text, SamplingParams(max_tokens=5)))
+        found = [response for _ in range(3 * count) for response in engine.step()]
+        assert [isinstance(each.error, GenerationError) for each in found] == [True] * count
+        assert "the device is lost" in str(found[0].error)
+        assert nothing_left(engine)

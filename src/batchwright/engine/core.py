@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 
@@ -74,8 +74,10 @@ class EngineCore:
         """Unfinished generations by the ordinals of their sequences."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
-        self.runs_ahead = body.device.type == "cuda"
-        """Whether a step is launched while the device still computes the one before, whose tokens it gets there."""
+        self.runs_ahead = body.returns_early and not scheduler.draft_rows
+        """Whether a step is launched while the device still computes the one before."""
+        self.masks_late = body.returns_early
+        """Whether masks are made after a step was launched, while the device computes it."""
         self._launched: LaunchedStep | None = None
         """Step that was launched ahead. Its plan is open."""
         self._left_at: float | None = None
@@ -167,18 +169,21 @@ class EngineCore:
         if state is None:
             return None
         event = self._fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
+        self._drop_launched()
         self._call_back()
         return event
 
     def close(self) -> list[StreamEvent]:
         """End all requests with `EngineClosed`."""
         events = self._end_all("the engine was closed before the request was finished")
+        self._drop_launched()
         self._call_back()
         return events
 
     def step(self) -> list[StreamEvent]:
         """Compute one step; return the events of streaming requests, and the last event of each request that ended."""
         events = self._step()
+        self._drop_launched()
         self._gauge()
         self._call_back()
         self._left_at = self.clock.now() if self.scheduler.has_work else None
@@ -197,24 +202,24 @@ class EngineCore:
             try:
                 step = self._launch(plan, entered)
             except Exception as failure:
+                self.scheduler.rollback(plan)
                 return events + self._recover(plan, failure)
             except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
                 self.scheduler.rollback(plan)
                 raise
+        elif entered - self._done_at > _LONGEST_PAUSE:
+            self._known_at = self._done_at = entered  # the caller did something else meanwhile
         try:
             self._launch_next(step, events)
-            outcomes = self._outcomes(step)
-        except Exception as failure:
-            if not step.committed:
+            try:
+                outcomes = self._outcomes(step)
+            except Exception as failure:
+                self._undo(step)
                 return events + self._recover(step.plan, failure)
-            self._undo(step)
-            self.scheduler.isolate([chunk.sequence for chunk in step.plan.chunks])
-            return events
-        except BaseException:
+            return events + self._deliver_step(step, outcomes, pause if pause < _LONGEST_PAUSE else 0.0)
+        except BaseException:  # an interrupt: tokens that were not delivered are chosen again
             self._undo(step)
             raise
-        events += self._deliver_step(step, outcomes, pause if pause < _LONGEST_PAUSE else 0.0)
-        return events
 
     def _plan(self, now: float, events: list[StreamEvent], before: LaunchedStep | None = None) -> StepPlan:
         """Plan a step, and end the requests whose deadline has passed; their last events are appended to `events`.
@@ -236,12 +241,17 @@ class EngineCore:
         return plan
 
     def _take_launched(self) -> LaunchedStep | None:
-        """Return the step that was launched ahead, unless all of its sequences have ended since."""
+        """Return the step that was launched ahead, if there is one that is still of use."""
+        self._drop_launched()
         step, self._launched = self._launched, None
+        return step
+
+    def _drop_launched(self) -> None:
+        """Let go of the step that was launched ahead if all of its sequences have ended since."""
+        step = self._launched
         if step is not None and not any(chunk.sequence.ordinal in self._generations for chunk in step.plan.chunks):
             self.scheduler.commit(step.plan)
-            return None
-        return step
+            self._launched = None
 
     def _launch_next(self, step: LaunchedStep, events: list[StreamEvent]) -> None:
         """Launch the step after `step`, whose tokens only the device may know yet, unless that has to wait.
@@ -249,10 +259,10 @@ class EngineCore:
         It may compute in vain what follows an end that could not be foreseen. `step` is committed, since only one plan
         may be open.
         """
-        if step.pending is None or self.scheduler.isolates:
+        if step.pending is None or step.plan.alone or self.scheduler.isolates:
             return
-        self.scheduler.commit(step.plan)
         step.committed = True
+        self.scheduler.commit(step.plan)
         step.reserve_tokens()
         began = self.clock.now()
         plan = self._plan(began, events, step)
@@ -260,35 +270,34 @@ class EngineCore:
             return
         try:
             self._launched = self._launch(plan, began, step)
-        except Exception:  # tried again in a step of its own, whose failure concerns nothing else
+        except BaseException as failure:
             self.scheduler.rollback(plan)
-        except BaseException:
-            self.scheduler.rollback(plan)
-            raise
+            if not isinstance(failure, Exception):
+                raise
+            # Tried again in a step of its own, whose failure concerns nothing else.
+            _log.warning("a step could not be launched ahead: %s: %s", type(failure).__name__, failure)
 
     def _deliver_step(self, step: LaunchedStep, outcomes: list[list[Sampled]], pause: float) -> list[StreamEvent]:
         """Deliver the tokens of a step, which followed `pause` seconds after the one before."""
         computing_since, began = max(step.computing_since, self._known_at), max(step.began, self._done_at)
         now = self._known_at = self.clock.now()
         if not step.committed:
-            self.scheduler.commit(step.plan)
             step.committed = True
+            self.scheduler.commit(step.plan)
         step.drop_unknown()
-        events: list[StreamEvent] = []
-        try:
-            events += self._settle_all(step.plan, now)
-            for chunk, chosen in zip(step.sampled, outcomes, strict=True):
-                if step.counts(chunk):
-                    events.extend(self._deliver_all(chunk, chosen, now))
-        except BaseException:  # an interrupt: tokens that were not delivered are chosen again
-            self._undo(step)
-            raise
+        events = self._settle_all(step.plan, now)
+        for chunk, chosen in zip(step.sampled, outcomes, strict=True):
+            if step.is_valid(chunk):
+                events.extend(self._deliver_all(chunk, chosen, now))
         self._done_at = self.clock.now()
         self._count(step.plan, now - computing_since, self._done_at - began, pause)
         return events
 
     def _undo(self, step: LaunchedStep) -> None:
-        """Undo what was launched after `step`, and see to it that tokens that were not delivered are chosen again."""
+        """Undo what was launched after `step`, and see to it that tokens that were not delivered are chosen again.
+
+        It may be called again, and after an interrupt anywhere.
+        """
         following, self._launched = self._launched, None
         if following is not None:
             self.scheduler.rollback(following.plan)
@@ -342,7 +351,7 @@ class EngineCore:
             for _ in range(1 + len(chunk.drafts))
         ]
         masks = None
-        if self.body.device.type != "cuda":
+        if not self.masks_late:
             masks = self._masks_for(sampled, states)
             if masks is not None and not plan.num_scored:
                 batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
@@ -356,24 +365,27 @@ class EngineCore:
             self.meter.computed(plan, batch, output, self.clock.now() - forward_began, nothing_left=nothing_left)
         pending = None
         if self.runs_ahead and not output.likeliest and len(states) == len(sampled):
-            unknown = set() if before is None else {sequence.ordinal for sequence in before.unknown}
+            unknown = set() if before is None else {sequence.ordinal for sequence, _ in before.unknown}
             follows = [chunk.sequence.ordinal in unknown for chunk in sampled]
             pending = choose_without_waiting(output.logits, states, follows)
         for chunk in plan.chunks:
             owner = self._generations[chunk.sequence.ordinal].owner
             if owner.first_step_at is None:
                 owner.first_step_at = began
-        return LaunchedStep(plan, sampled, states, output, masks, pending, began, computing_since)
+        kept = output if pending is None else None
+        return LaunchedStep(plan, sampled, states, kept, masks, pending, began, computing_since)
 
     def _outcomes(self, step: LaunchedStep) -> list[list[Sampled]]:
         """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts."""
         if step.pending is not None:
             tokens, undecided = step.pending.wait()
             if undecided and self._launched is not None:
-                self._launched.repeat({step.sampled[row].sequence.ordinal for row in undecided})
+                self._launched.discard({step.sampled[row].sequence.ordinal for row in undecided})
             return [[Sampled(token)] for token in tokens]
         masks, output = step.masks, step.output
-        if self.body.device.type == "cuda":
+        if output is None:
+            raise RuntimeError("a step has neither logits nor tokens")
+        if self.masks_late:
             # It is still computing: what it takes to make masks is hidden by that.
             masks = self._masks_for(step.sampled, step.states)
         outcomes = iter(sample(output.logits, step.states, output.likeliest, masks) if step.sampled else [])
@@ -384,7 +396,9 @@ class EngineCore:
 
     def _masks_for(self, sampled: list[Chunk], states: list[SamplingState]) -> Masks | None:
         """Return the masks of the rows whose sequences have a grammar, None if there are none."""
-        rows = [(self._generations[chunk.sequence.ordinal].matcher, chunk.drafts) for chunk in sampled]
+        firsts = accumulate((1 + len(chunk.drafts) for chunk in sampled), initial=0)
+        # Of the states: a step that was launched ahead may have sequences that have ended since.
+        rows = [(states[first].matcher, chunk.drafts) for first, chunk in zip(firsts, sampled, strict=False)]
         constrained = [(matcher, drafts) for matcher, drafts in rows if matcher is not None]
         if not constrained:
             return None
@@ -420,11 +434,10 @@ class EngineCore:
         return rest
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
-        """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause.
+        """Retry a step that raised, and was undone, in smaller steps or one by one; fail only the request at fault.
 
         All fail if the body can compute nothing any more, which it says by `EngineClosed`.
         """
-        self.scheduler.rollback(plan)
         if isinstance(error, EngineClosed):
             return self._end_all(str(error))
         if ran_out_of_memory(error):
@@ -439,7 +452,8 @@ class EngineCore:
         else:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
-        return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
+        generation = self._generations.get(plan.chunks[0].sequence.ordinal) if plan.chunks else None
+        return [] if generation is None else [self._fail(generation.owner, failure)]
 
     def _settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
         return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]

@@ -40,6 +40,8 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     expired: list[Sequence] = field(default_factory=list)
+    alone: bool = False
+    """Whether it computes one sequence by itself, to see whether that makes a step fail."""
 
     @property
     def num_tokens(self) -> int:

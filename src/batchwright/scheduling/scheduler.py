@@ -270,6 +270,7 @@ class Scheduler:
         return None
 
     def _plan_alone(self, sequence: Sequence, plan: StepPlan) -> None:
+        plan.alone = True
         if sequence.status is Status.WAITING:
             self._places.place_alone(sequence, plan)
         count = self._scorable(sequence, min(sequence.remaining, self.token_budget), plan)

@@ -91,6 +91,11 @@ class ModelBody(ABC):
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
 
     @property
+    def returns_early(self) -> bool:
+        """Whether `output` returns while the device goes on computing."""
+        return self.device.type == "cuda"
+
+    @property
     def costs(self) -> ModelCosts | None:
         """What it takes of a machine, known after `allocate`; None where its times cannot be told apart."""
         return None

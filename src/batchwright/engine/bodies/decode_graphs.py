@@ -151,13 +151,19 @@ class DecodeGraphs:
         generator = torch.Generator(caches[0].keys.device).manual_seed(0)
         for part in (part for cache in caches for part in (cache.keys, cache.values)):
             part[: most * -(-_PREPARED_KEYS // block_size)].normal_(generator=generator)
-        for size in self._sizes[: bisect_left(self._sizes, most) + 1]:
+        # The largest first: the others find room in its memory.
+        for size in reversed(self._sizes[: bisect_left(self._sizes, most) + 1]):
             for keys in (1, longest):
                 # The first step is computed as it is, or tells which attention there is.
                 for step in range(2 + _PROOFS):
                     each = -(-(keys + step) // block_size)
-                    if self.disabled is None and keys > 0 and min(size, most) * each <= num_blocks:
+                    if self.disabled is not None or keys < 1 or min(size, most) * each > num_blocks:
+                        continue
+                    try:
                         self(_decodes(min(size, most), keys + step, each, block_size, caches[0].keys.device))
+                    except Exception as error:  # out of memory, say: what is smaller may be recorded later
+                        _log.warning("graphs are not prepared: %s: %s", type(error).__name__, error)
+                        return
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Return the logits of `batch` -> [R, vocab], to be read before the next call."""

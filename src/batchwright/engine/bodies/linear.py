@@ -26,6 +26,8 @@ FP8_MULTIPLE = 16
 """Sizes of a weight in 8-bit floating point are divisible by this."""
 _FP8_GREATEST = torch.finfo(torch.float8_e4m3fn).max
 _ROUNDED_ALIKE = 0.995
+_FP8_TOLERANCE = 2e-2
+"""Greatest relative norm of a difference from the product of the same rounded values."""
 _log = logging.getLogger(__name__)
 
 _LEAST_CUDA_ROWS = 32
@@ -101,6 +103,23 @@ def make_fp8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return out
 
     return fp8_linear
+
+
+@cache
+def fp8_disagreement(device: torch.device) -> str | None:
+    """Return why products in 8-bit floating point cannot be trusted on a CUDA device, or None if they are right."""
+    generator = torch.Generator(device).manual_seed(0)
+    weight, x = (
+        torch.empty(rows, 256, dtype=torch.bfloat16, device=device).normal_(generator=generator) for rows in (96, 5)
+    )
+    try:
+        product = make_fp8_linear(weight)(x).float()
+    except Exception as error:  # a library's or a driver's: whatever it is, the product does not run here
+        return f"it fails: {type(error).__name__}: {error}"
+    (rows, row_scales), (columns, scales) = round_rows(x), round_rows(weight)
+    expected = (rows.float() @ columns.float().t()) * row_scales[:, None] * scales
+    difference = float((product - expected).norm() / expected.norm())
+    return None if difference < _FP8_TOLERANCE else f"it differs from the reference by {difference:.2g}"
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:

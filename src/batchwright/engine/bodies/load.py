@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.linear import FP8_CAPABILITY, FP8_MULTIPLE
+from batchwright.engine.bodies.linear import FP8_CAPABILITY, FP8_MULTIPLE, fp8_disagreement
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, uneven, unsuitable
 from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.transformers_body import TransformersBody
@@ -71,6 +71,8 @@ def _require_fp8(architecture: Any, dtype: torch.dtype, device: torch.device) ->
         raise ValueError(f"dtype={name!r} with quantization='fp8': products come out in bfloat16; use dtype='bfloat16'")
     if (reason := uneven(architecture, FP8_MULTIPLE)) is not None:
         raise UnsupportedModel(f"quantization='fp8' needs sizes divisible by {FP8_MULTIPLE}, but {reason}; {remedy}")
+    if (reason := fp8_disagreement(device)) is not None:
+        raise UnsupportedModel(f"quantization='fp8' cannot be used on {device}: {reason}; {remedy}")
 
 
 def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:

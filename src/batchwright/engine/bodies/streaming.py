@@ -75,8 +75,9 @@ def _difference(plain: Sequence[Tensor], ours: Sequence[Tensor]) -> float:
 def _is_faster(products: Products, streamed: StreamedProducts, residual: Tensor, attended: Tensor) -> bool:
     if residual.device.type != "cuda":
         return True  # interpreted, whose time says nothing
-    plain = _milliseconds(lambda: products(None, residual, attended, None))
-    ours = _milliseconds(lambda: products(streamed, residual, attended, None))
+    with torch.cuda.device(residual.device):
+        plain = _milliseconds(lambda: products(None, residual, attended, None))
+        ours = _milliseconds(lambda: products(streamed, residual, attended, None))
     _log.info("products of %d rows take %.3f ms with torch, %.3f ms streamed", streamed.rows, plain, ours)
     return ours < plain
 

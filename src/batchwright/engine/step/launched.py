@@ -11,7 +11,7 @@ from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.grammars import Masks
 from batchwright.engine.sampling import SamplingState
 from batchwright.engine.step.batch import StepBatch
-from batchwright.engine.step.pending_tokens import PendingTokens, fill_in
+from batchwright.engine.step.pending_tokens import PendingTokens, copy_tokens
 from batchwright.scheduling import Chunk, Sequence, StepPlan
 
 _UNKNOWN = 0
@@ -27,7 +27,8 @@ class LaunchedStep:
     """Chunks of the plan after which a token is chosen."""
     states: list[SamplingState]
     """How the token after each sampled chunk, and after each of its drafts, is chosen."""
-    output: StepOutput
+    output: StepOutput | None
+    """Logits and tokens that were found with them; None if all tokens are pending."""
     masks: Masks | None
     """Masks of the states with a grammar, where they were made before the step."""
     pending: PendingTokens | None
@@ -37,30 +38,34 @@ class LaunchedStep:
     computing_since: float
     committed: bool = False
     """Whether its plan was committed before its tokens were known, to plan the next one."""
-    unknown: list[Sequence] = field(default_factory=list)
-    """Sequences whose last token is not known yet: another one is in its place."""
-    repeated: set[int] = field(default_factory=set)
+    unknown: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Sequences whose last token is not known yet, which have another one in its place, and their lengths without."""
+    discarded: set[int] = field(default_factory=set)
     """Ordinals of sequences that were computed with a wrong token."""
 
     def reserve_tokens(self) -> None:
         """Append a place for the token after each sampled chunk, if another one may follow it."""
         for chunk in self.sampled:
             sequence = chunk.sequence
-            if self.counts(chunk) and len(sequence.tokens) + 1 < sequence.max_total:
+            if self.is_valid(chunk) and len(sequence.tokens) + 1 < sequence.max_total:
+                # In this order: an interrupt between the two leaves nothing behind.
+                self.unknown.append((sequence, len(sequence.tokens)))
                 sequence.tokens.append(_UNKNOWN)
-                self.unknown.append(sequence)
 
     def drop_unknown(self, which: Iterable[Sequence] | None = None) -> None:
-        """Take these places away again, from all sequences or some: their tokens are known, or chosen once more."""
-        dropped = {id(sequence) for sequence in (self.unknown if which is None else which)}
-        for sequence in self.unknown:
-            if id(sequence) in dropped:
-                sequence.tokens.pop()
-        self.unknown = [sequence for sequence in self.unknown if id(sequence) not in dropped]
+        """Remove the places of unknown tokens from all sequences or some: they are known now, or chosen once more.
+
+        It may be called again until tokens are delivered.
+        """
+        dropped = {id(sequence) for sequence in which} if which is not None else None
+        for sequence, length in self.unknown:
+            if dropped is None or id(sequence) in dropped:
+                del sequence.tokens[length:]
+        self.unknown = [each for each in self.unknown if dropped is not None and id(each[0]) not in dropped]
 
     def fill_in(self, batch: StepBatch, chunks: list[Chunk]) -> None:
         """Give the next step, of `chunks`, the tokens that its sequences get from this one."""
-        waiting = {id(sequence) for sequence in self.unknown}
+        waiting = {id(sequence) for sequence, _ in self.unknown}
         row_of = {chunk.sequence.ordinal: row for row, chunk in enumerate(self.sampled)}
         lasts = (np.cumsum(batch.query_lens) - 1).tolist()
         pairs = [
@@ -69,13 +74,13 @@ class LaunchedStep:
             if id(chunk.sequence) in waiting
         ]
         if pairs and self.pending is not None:
-            fill_in(batch.token_ids, [last for last, _ in pairs], self.pending.tokens, [row for _, row in pairs])
+            copy_tokens(batch.token_ids, [last for last, _ in pairs], self.pending.tokens, [row for _, row in pairs])
 
-    def repeat(self, sequences: set[int]) -> None:
-        """Do not count what was computed of the sequences with these ordinals."""
-        self.repeated |= sequences
-        self.plan.chunks = [chunk for chunk in self.plan.chunks if self.counts(chunk)]
+    def discard(self, sequences: set[int]) -> None:
+        """Discard what was computed of the sequences with these ordinals, so that it is computed again."""
+        self.discarded |= sequences
+        self.plan.chunks = [chunk for chunk in self.plan.chunks if self.is_valid(chunk)]
 
-    def counts(self, chunk: Chunk) -> bool:
+    def is_valid(self, chunk: Chunk) -> bool:
         """Return whether what was computed of the chunk counts."""
-        return chunk.sequence.ordinal not in self.repeated
+        return chunk.sequence.ordinal not in self.discarded

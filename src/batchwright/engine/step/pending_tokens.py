@@ -28,7 +28,7 @@ class PendingTokens:
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
             self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(tokens.device))
 
     def wait(self) -> tuple[list[int | None], set[int]]:
         """Wait for the tokens; None stands for logits that are not finite.
@@ -74,7 +74,7 @@ def choose_without_waiting(
     return PendingTokens(torch.where(torch.isfinite(best), tokens, _NOT_FINITE), drawn, kept)
 
 
-def fill_in(token_ids: Tensor, rows: Sequence[int], tokens: Tensor, sources: Sequence[int]) -> None:
+def copy_tokens(token_ids: Tensor, rows: Sequence[int], tokens: Tensor, sources: Sequence[int]) -> None:
     """Set `token_ids` [T] at `rows` to those of `tokens` [R] at `sources`; any token stands for one that is none."""
     where, which = (on_device(np.array(each, np.int64), token_ids.device) for each in (rows, sources))
     token_ids.index_copy_(0, where, tokens[which].clamp_(min=0))

@@ -69,6 +69,10 @@ class ParallelBody(ModelBody):
         self.vocab_size, self.max_model_len = self._own.vocab_size, self._own.max_model_len
 
     @property
+    def returns_early(self) -> bool:
+        return False  # the ranks wait for each other
+
+    @property
     def description(self) -> str:
         return f"{self._own.description}, tensor parallel on {len(self._others) + 1} processes"
 
