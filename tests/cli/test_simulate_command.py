@@ -11,6 +11,7 @@ import pytest
 from tests.engine.support import TINY, tiny_model
 from typer.testing import CliRunner
 
+from batchwright import kept_costs
 from batchwright.cli.main import app
 from batchwright.errors import InputError
 from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
@@ -163,6 +164,7 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], reason: str,
 def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, saved = tmp_path / "model", tmp_path / "saved.json"
     tiny_model(model, "llama", **TINY)
+    monkeypatch.setattr(kept_costs, "_MOST_ERROR", float("inf"))  # however busy this machine is
     traffic = ("--poisson", "--rate", "5", "--requests", "30", "--prompt-tokens", "30", "--output-tokens", "9")
     options = ("--model", model, *traffic, "--device", "cpu", "--kv-memory", "4MiB")
     [found] = told(*options, "--save-costs", saved)
