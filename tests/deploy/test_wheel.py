@@ -72,7 +72,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-    subprocess.run([*command, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*command, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], env=environment, check=True)
     [site] = folder.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     return folder / "bin"
