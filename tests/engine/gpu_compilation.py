@@ -71,8 +71,7 @@ def main() -> None:
 
 def stream(blocks: Blocks, capability: int) -> None:
     """Compute a layer whose products are cut in every way."""
-    products = StreamedProducts(blocks, CPU, FusedOps())
-    products._cut_for(132)
+    products = StreamedProducts(blocks, CPU, FusedOps(), processors=132)
     products._early, products._shared = capability >= 90, SHARED[capability]
 
     def empty(*size: int) -> Tensor:

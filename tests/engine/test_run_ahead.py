@@ -75,12 +75,26 @@ def requests(**params: Any) -> list[InferenceRequest]:
 
 def answers(engine: Engine, wanted: list[InferenceRequest]) -> list[Any]:
     """What the engine answers: tokens, text and reason of each completion, or the error."""
-    found: dict[str, InferenceResponse] = {}
     for request in wanted:
         engine.submit(request)
+    return completions(wanted, finished(engine))
+
+
+def finished(
+    engine: Engine,
+    found: dict[str, InferenceResponse] | None = None,
+    step: Callable[[], list[InferenceResponse]] | None = None,
+) -> dict[str, InferenceResponse]:
+    """The responses of all requests by their ids, with those `found` before. `step`: what steps the engine."""
+    found = {} if found is None else found
     while engine.unfinished:
-        found.update({response.request_id: response for response in engine.step()})
+        found.update({response.request_id: response for response in (step or engine.step)()})
     assert nothing_left(engine)
+    return found
+
+
+def completions(wanted: list[InferenceRequest], found: dict[str, InferenceResponse]) -> list[Any]:
+    """Tokens, text and reason of each completion of each of `wanted`."""
     return [
         [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
         for request in wanted
@@ -156,13 +170,7 @@ def test_requests_that_come_and_are_cancelled_between_steps(
         found.update({each.request_id: each for each in engine.step()})
     cancelled = wanted[-1].request_id
     engine.cancel(cancelled)
-    while engine.unfinished:
-        found.update({each.request_id: each for each in engine.step()})
-    assert nothing_left(engine)
-    assert [
-        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
-        for request in wanted[:-1]
-    ] == plain[:-1]
+    assert completions(wanted[:-1], finished(engine, found)) == plain[:-1]
     assert launched
 
 
@@ -180,18 +188,16 @@ def test_an_interrupt_while_tokens_are_awaited(
             raise KeyboardInterrupt
         return genuine(self)
 
+    def step() -> list[InferenceResponse]:
+        with contextlib.suppress(KeyboardInterrupt):
+            return engine.step()
+        return []
+
     monkeypatch.setattr(PendingTokens, "wait", wait)
-    wanted, found = requests(**params), {}
+    wanted = requests(**params)
     for request in wanted:
         engine.submit(request)
-    while engine.unfinished:
-        with contextlib.suppress(KeyboardInterrupt):
-            found.update({each.request_id: each for each in engine.step()})
-    assert nothing_left(engine)
-    assert [
-        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
-        for request in wanted
-    ] == plain
+    assert completions(wanted, finished(engine, step=step)) == plain
     assert launched
 
 
@@ -233,10 +239,7 @@ def test_masks_for_a_step_some_of_whose_sequences_have_ended(
             for _ in range(3):
                 found.update({each.request_id: each for each in engine.step()})
             engine.submit(request)
-        while engine.unfinished:
-            found.update({each.request_id: each for each in engine.step()})
-        assert nothing_left(engine)
-        return [(found[each.request_id].token_ids, found[each.request_id].finish_reason) for each in wanted]
+        return completions(wanted, finished(engine, found))
 
     plain = late(engines(ahead=False), mixed())
     engine = engines(ahead=True)

@@ -77,10 +77,8 @@ def test_the_products_of_a_layer(rows: int, processors: int, norms: bool, monkey
     weights = layer()
     found = blocks_for([weights.qkv, weights.output, weights.gate_up, weights.down])
     assert isinstance(found, list)
-    products = StreamedProducts(
-        next(each for each in found if rows <= each.rows), DEVICE, TorchOps(ReferenceAttention())
-    )
-    products._cut_for(processors)
+    blocks = next(each for each in found if rows <= each.rows)
+    products = StreamedProducts(blocks, DEVICE, TorchOps(ReferenceAttention()), processors=processors)
     residual, attended = random(rows, HIDDEN), random(rows, HIDDEN)
     before = residual.clone().double()
     head = projection(256, HIDDEN)

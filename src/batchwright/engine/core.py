@@ -201,12 +201,11 @@ class EngineCore:
                 return events
             try:
                 step = self._launch(plan, entered)
-            except Exception as failure:
-                self.scheduler.rollback(plan)
+            except BaseException as failure:
+                self.scheduler.rollback(plan)  # after an interrupt, too, so that the engine can go on
+                if not isinstance(failure, Exception):
+                    raise
                 return events + self._recover(plan, failure)
-            except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
-                self.scheduler.rollback(plan)
-                raise
         elif entered - self._done_at > _LONGEST_PAUSE:
             self._known_at = self._done_at = entered  # the caller did something else meanwhile
         try:

@@ -21,6 +21,7 @@ from torch import Tensor
 from batchwright.engine.grammars import Masks, Matcher
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.step.batch import on_device
+from batchwright.engine.tried_kernels import kernels_or
 from batchwright.request import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -49,16 +50,17 @@ Maxima = Callable[[Tensor], tuple[Tensor, Tensor]]
 @cache
 def _maxima_on(device: torch.device, dtype: torch.dtype) -> Maxima:
     """Return Triton's kernels if they are available and pass their trial; else torch's, and log why."""
-    try:
-        from batchwright.engine.triton_maxima import row_maxima as compiled
 
-        if maxima_are_torchs(compiled, device, dtype):
-            return compiled
-        reason = "they differ from torch's"
-    except Exception as error:  # from an import, a compiler or a driver: whatever it is, torch computes the same
-        reason = f"{type(error).__name__}: {error}"
-    _log.warning("Triton's maxima are not used on %s: %s", device, reason)
-    return lambda x: torch.max(x, dim=-1)
+    def compiled() -> Maxima:
+        from batchwright.engine.triton_maxima import row_maxima
+
+        return row_maxima
+
+    def disagreement(maxima: Maxima) -> str | None:
+        return None if maxima_are_torchs(maxima, device, dtype) else "they differ from torch's"
+
+    plain: Maxima = lambda x: torch.max(x, dim=-1)  # noqa: E731
+    return kernels_or(plain, "Triton's maxima are not used", device, compiled, disagreement)
 
 
 def maxima_are_torchs(maxima: Maxima, device: torch.device, dtype: torch.dtype) -> bool:
@@ -115,7 +117,7 @@ def draw_with_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: 
 
 
 UNDECIDED = -2
-"""In place of a token: the likeliest tokens were too few to draw from."""
+"""Stand-in for a token where the likeliest ones were too few to draw from."""
 
 
 def draw_without_waiting(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
@@ -134,8 +136,8 @@ def draw_without_waiting(logits: Tensor, params: Sequence[SamplingParams], unifo
 
 def _by_method(params: Sequence[SamplingParams]) -> list[tuple[list[int], bool]]:
     """Return the rows of `params` that need their tokens in order, and those that do not, as far as there are any."""
-    ordered = [row for row, each in enumerate(params) if _needs_order(each)]
-    direct = [row for row, each in enumerate(params) if not _needs_order(each)]
+    ordered = [row for row, each in enumerate(params) if needs_order(each)]
+    direct = [row for row, each in enumerate(params) if not needs_order(each)]
     return [(rows, is_ordered) for rows, is_ordered in ((ordered, True), (direct, False)) if rows]
 
 
@@ -154,7 +156,8 @@ def _scaled(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     return (logits - logits.amax(-1, keepdim=True)) / temperatures
 
 
-def _needs_order(params: SamplingParams) -> bool:
+def needs_order(params: SamplingParams) -> bool:
+    """Return whether a draw needs the tokens in the order of their probabilities."""
     return params.top_k > 0 or params.top_p < 1.0
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from batchwright.engine.work_meter import WorkMeter
 
 _LEAST_LINES = 64
-"""Of a run for which rates are measured: a shorter one would end later by as much as it takes."""
+"""Fewest lines of a run before which the machine's rates are measured, which takes a few seconds."""
 
 
 class RunBound:
@@ -42,12 +42,12 @@ class RunBound:
         if (model := body.costs) is None or core.stats.steps or core.unfinished:
             return None
         blocks = core.scheduler.blocks
-        seconds = body.watch()
         if lines < _LEAST_LINES:
             rates = kept_rates(body)
         else:
             rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress)
-        if rates is None or seconds is None:
+        # Watched, steps take a little longer.
+        if rates is None or (seconds := body.watch()) is None:
             return None
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
         return cls(engine, core.meter)

@@ -36,9 +36,9 @@ _EVEN = 1.25
 _MOST_PARTS = 4096
 """Most rows of a step times splits: bounds the memory of partial results."""
 _MOST_SEQUENCES = 992
-"""Most sequences that the kernel cuts each as it is worth; of more it cuts all alike."""
+"""Most sequences for which the kernel chooses how finely to cut each one; of more it cuts all alike."""
 _FEW_DECODES = 2
-"""Most sequences of a step of decodes that this computes faster than tiles, if they are long."""
+"""Most sequences of a step of decodes that FlashAttention 3 computes faster than tiles, if they are long."""
 _LEAST_KEYS = 64 * 1024
 """Least keys of a step of decodes, counted for each KV head, that are worth the longer start."""
 
@@ -72,8 +72,8 @@ class FlashRule:
         if not prompts.any():
             few = len(counts) <= _FEW_DECODES and keys * shape.kv_heads >= _LEAST_KEYS
             return splits if few and not worthy_spans(tables, counts, contexts, shape, sharing) else 0
-        # As many products as a wide tile has queries take about as long as it takes to read one key. On prompts we are
-        # twice as fast as tiles.
+        # As many products as a wide tile has queries take about as long as it takes to read one key. FlashAttention 3
+        # is twice as fast as tiles on prompts.
         pairs = float((counts * (contexts - counts / 2))[prompts].sum())
         spans = worthy_spans(tables, counts, contexts, shape, sharing)
         saved = sum((len(span.sequences) - 1) * (span.end - span.begin) for span in spans) * shape.block_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.engine.native.weight_panels import quantize_rows
+from batchwright.engine.tried_kernels import kernels_or
 
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] → [rows, out]."""
@@ -28,7 +28,6 @@ _FP8_GREATEST = torch.finfo(torch.float8_e4m3fn).max
 _ROUNDED_ALIKE = 0.995
 _FP8_TOLERANCE = 2e-2
 """Greatest relative norm of a difference from the product of the same rounded values."""
-_log = logging.getLogger(__name__)
 
 _LEAST_CUDA_ROWS = 32
 """Number of rows that fewer are padded to: torch multiplies int8 on CUDA from 17 rows on."""
@@ -140,16 +139,17 @@ def _rounding_on(device: torch.device, dtype: torch.dtype) -> Rounding:
     """Return Triton's kernel if it is available on a CUDA device and passes its trial; else torch's."""
     if device.type != "cuda":
         return round_rows
-    try:
-        from batchwright.engine.bodies.triton_ops import round_rows as compiled
 
-        if rounds_as_torch(compiled, device, dtype):
-            return compiled
-        reason = "it differs from torch's"
-    except Exception as error:  # from an import, a compiler or a driver: whatever it is, torch computes the same
-        reason = f"{type(error).__name__}: {error}"
-    _log.warning("Triton's rounding is not used on %s: %s", device, reason)
-    return round_rows
+    def compiled() -> Rounding:
+        from batchwright.engine.bodies.triton_ops import round_rows
+
+        return round_rows
+
+    def disagreement(rounding: Rounding) -> str | None:
+        return None if rounds_as_torch(rounding, device, dtype) else "it differs from torch's"
+
+    plain: Rounding = round_rows
+    return kernels_or(plain, "Triton's rounding is not used", device, compiled, disagreement)
 
 
 def rounds_as_torch(rounding: Rounding, device: torch.device, dtype: torch.dtype) -> bool:

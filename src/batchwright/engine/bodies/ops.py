@@ -5,7 +5,6 @@ Triton's kernels are used only after they gave on the device what torch gives.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from batchwright.engine.attention.paged import PagedAttention, ReferenceAttentio
 from batchwright.engine.attention.trial import trial_batch
 from batchwright.engine.native import NativeKernels
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.tried_kernels import kernels_or
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,6 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype).mul_(weight)
 
 
-_log = logging.getLogger(__name__)
-
 _EPS = 1e-5
 
 
@@ -132,19 +130,19 @@ def choose_ops(
     attention: PagedAttention, shape: HeadShape, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> LayerOps:
     """Return Triton's kernels if they are available and pass their trial; else torch's, and log why."""
-    plain = TorchOps(attention)
-    try:
+
+    def fused() -> LayerOps:
         from batchwright.engine.bodies.triton_ops import FusedOps
 
-        fused = FusedOps()
-        found = difference(fused, shape, hidden, dtype, device)
-    except Exception as error:  # from an import, a compiler or a driver: whatever it is, torch computes the same
-        _log.warning("layers are not fused on %s: %s: %s", device, type(error).__name__, error)
-        return plain
-    if not found <= (1e-4 if dtype is torch.float32 else 3e-2):
-        _log.warning("layers are not fused on %s: they differ from torch's by %.2g", device, found)
-        return plain
-    return fused
+        return FusedOps()
+
+    def disagreement(ops: LayerOps) -> str | None:
+        found = difference(ops, shape, hidden, dtype, device)
+        agrees = found <= (1e-4 if dtype is torch.float32 else 3e-2)
+        return None if agrees else f"they differ from torch's by {found:.2g}"
+
+    plain: LayerOps = TorchOps(attention)
+    return kernels_or(plain, "layers are not fused", device, fused, disagreement)
 
 
 @torch.inference_mode()

@@ -162,7 +162,7 @@ BLOCKS = (
     Blocks(rows=32, outputs=64, inputs=128, stages=4, warps=4, norms=False),
     Blocks(rows=64, outputs=64, inputs=128, stages=3, warps=4, norms=False),
 )
-"""By numbers of rows, ascending; of those for the same number the first ones are the fastest."""
+"""Blocks by numbers of rows, ascending; of those for the same number, the fastest first."""
 _AHEAD = 16 * 1024
 """Weights of a block that are fetched early."""
 _LINE_BYTES = 128
@@ -186,10 +186,8 @@ def blocks_for(weights: Iterable[Projection]) -> list[Blocks] | str:
         ]
         if not over:
             chosen.setdefault(blocks.rows, blocks)
-        elif blocks is BLOCKS[-1] and not chosen:
-            return (
-                f"blocks of {2 * blocks.outputs} by {blocks.inputs} leave a part of a weight {list(over[0].shape)} over"
-            )
+    if not chosen:
+        return f"blocks of {2 * blocks.outputs} by {blocks.inputs} leave a part of a weight {list(over[0].shape)} over"
     return list(chosen.values())
 
 
@@ -199,17 +197,19 @@ class StreamedProducts:
     Calls must come one after the other: they share memory.
     """
 
-    def __init__(self, blocks: Blocks, device: torch.device, ops: LayerOps, *, early: bool = True) -> None:
+    def __init__(self, blocks: Blocks, device: torch.device, ops: LayerOps, *, processors: int | None = None) -> None:
+        """`processors` is the number of multiprocessors to occupy, by default those of `device`."""
         self.rows = blocks.rows
         """Greatest number of rows."""
         self._blocks, self._ops = blocks, ops
-        self._device, self._processors, self._shared = device, 1, _INTERPRETED_SHARED
+        self._processors, self._shared = processors or 1, _INTERPRETED_SHARED
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
-            self._processors = int(properties.multi_processor_count)
+            self._processors = processors or int(properties.multi_processor_count)
             self._shared = int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
-        self._early = early and launches_early(device)
-        self._cut_for(self._processors)
+        self._early = launches_early(device)
+        # Sums are cut where there are fewer tiles than processors.
+        self._arrived = torch.zeros(self._processors, dtype=torch.int32, device=device)
 
     def qkv(self, layer: LayerWeights, residual: Tensor, eps: float) -> Tensor:
         """Return q, k and v of the norm of `residual` [rows, hidden] -> [rows, outputs]."""
@@ -302,8 +302,3 @@ class StreamedProducts:
         ):
             parts *= 2
         return parts
-
-    def _cut_for(self, processors: int) -> None:
-        self._processors = processors
-        # Sums are cut where there are fewer tiles than processors.
-        self._arrived = torch.zeros(processors, dtype=torch.int32, device=self._device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "shipped"
-"""Where a wheel has them; nothing is there where kernels are compiled."""
+"""Folder of a wheel's libraries; it does not exist where kernels are compiled."""
 
 _V2 = frozenset(("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"))
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
@@ -23,7 +23,7 @@ class Level:
 
     name: str
     options: tuple[str, ...]
-    """Of the compiler."""
+    """Options of the compiler."""
     features: frozenset[str]
     """What `options` allow, by the names of /proc/cpuinfo."""
 
@@ -63,11 +63,11 @@ def shipped_library(name: str, processor: str) -> Shipped | None:
 
 
 def shipped_path(folder: Path, name: str, level: Level) -> Path:
-    """Where in `folder` the library called `name` is for `level`."""
+    """Return the path in `folder` of the library called `name` for `level`."""
     return folder / f"{name}-{level.name}.so"
 
 
 def _features(processor: str) -> frozenset[str]:
-    """Features that all processors of the machine have."""
+    """Return the features that all processors of the machine have."""
     of_each = [frozenset(line.split(":", 1)[1].split()) for line in processor.splitlines() if line.startswith("flags")]
     return frozenset.intersection(*of_each) if of_each else frozenset()

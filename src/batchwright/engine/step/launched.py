@@ -15,7 +15,7 @@ from batchwright.engine.step.pending_tokens import PendingTokens, copy_tokens
 from batchwright.scheduling import Chunk, Sequence, StepPlan
 
 _UNKNOWN = 0
-"""In the place of a token that is not known yet. Any token would do, as none is computed by this one."""
+"""Stand-in for a token that is not known yet. No step computes it, so any token would do."""
 
 
 @dataclass(slots=True)

@@ -8,17 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.sampling import UNDECIDED, SamplingState, draw_with_torch, draw_without_waiting, row_maxima
+from batchwright.engine.sampling import (
+    UNDECIDED,
+    SamplingState,
+    draw_with_torch,
+    draw_without_waiting,
+    needs_order,
+    row_maxima,
+)
 from batchwright.engine.step.batch import on_device
 
-_NOT_FINITE = -1
-"""In place of a token: the logits were not finite."""
+_NO_TOKEN = -1
+"""Stand-in for a token where the logits were not finite."""
 
 
 class PendingTokens:
     """Tokens of the R logit rows of a step, which may not be known to the host yet."""
 
     def __init__(self, tokens: Tensor, drawn: dict[int, tuple[SamplingState, float]], logits: Tensor | None) -> None:
+        """`tokens` are those on the device. `drawn` has the states and random numbers of drawn rows, `logits` [drawn,
+        vocab] their logits if too few tokens may have been looked at.
+        """
         self.tokens = tokens
         """Tokens on the device: [R] int64, negative where there is none."""
         self._drawn, self._logits = drawn, logits
@@ -33,7 +43,7 @@ class PendingTokens:
     def wait(self) -> tuple[list[int | None], set[int]]:
         """Wait for the tokens; None stands for logits that are not finite.
 
-        Returns also the rows whose token on the device is not this one: too few tokens were looked at to draw it there.
+        Also return the rows that have another token on the device, where too few tokens were looked at to draw it.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -46,7 +56,7 @@ class PendingTokens:
             rows = self._logits[[places[row] for row in undecided]]
             for row, token in zip(undecided, draw_with_torch(rows, params, uniforms), strict=True):
                 tokens[row] = token
-        return [None if token == _NOT_FINITE else token for token in tokens], set(undecided)
+        return [None if token == _NO_TOKEN else token for token in tokens], set(undecided)
 
 
 def choose_without_waiting(
@@ -64,14 +74,14 @@ def choose_without_waiting(
         for row, (state, after) in enumerate(zip(states, following, strict=True))
         if not state.params.greedy
     }
-    kept = None
+    kept, is_ordered = None, any(needs_order(state.params) for state, _ in drawn.values())
     if drawn:
         where = on_device(np.fromiter(drawn, np.int64), logits.device)
         # What is not finite cannot be drawn from, and its token counts for nothing.
         kept = torch.where(torch.isfinite(best[where])[:, None], logits[where].float(), 0.0)
         params, uniforms = [state.params for state, _ in drawn.values()], [uniform for _, uniform in drawn.values()]
         tokens = tokens.index_copy(0, where, draw_without_waiting(kept, params, uniforms))
-    return PendingTokens(torch.where(torch.isfinite(best), tokens, _NOT_FINITE), drawn, kept)
+    return PendingTokens(torch.where(torch.isfinite(best), tokens, _NO_TOKEN), drawn, kept if is_ordered else None)
 
 
 def copy_tokens(token_ids: Tensor, rows: Sequence[int], tokens: Tensor, sources: Sequence[int]) -> None:
