@@ -16,10 +16,10 @@ from torch import Tensor
 
 from batchwright import InferenceRequest
 from batchwright.clock import MonotonicClock
-from batchwright.engine import core as core_module
 from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.core import EngineCore
+from batchwright.engine.step import launcher
 from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.kv import BlockManager
@@ -176,9 +176,9 @@ class _Watch:
         """Time the pieces of `core` meanwhile."""
         places: list[tuple[Any, str, str]] = [
             (core.scheduler, "schedule", "scheduling"),
-            (core_module, "build_batch", "batch building"),
+            (launcher, "build_batch", "batch building"),
             (core.body, "output", "model"),
-            (core_module, "sample", "sampling"),
+            (launcher, "sample", "sampling"),
             (core.scheduler, "commit", "commit"),
             (core, "_count", "learning and counting"),
         ]

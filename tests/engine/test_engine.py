@@ -244,7 +244,8 @@ def test_close(smollm2_path: Path) -> None:
     engine.step()
     events = engine.stream(LIST, GREEDY)
     next(events)
-    later = int(engine.core.runs_ahead)  # a step that had been launched came before the prompt of the second one
+    # A step that had been launched came before the prompt of the second one.
+    later = int(engine.core.launcher.runs_ahead)
     engine.close()
     engine.close()
     assert isinstance(only(got).error, EngineClosed)

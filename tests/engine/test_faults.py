@@ -58,7 +58,7 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
 ) -> None:
     with make(folder, attention="sdpa") as engine:
-        engine.core.runs_ahead = runs_ahead
+        engine.core.launcher.runs_ahead = runs_ahead
         requests = [InferenceRequest.of(prompt, PARAMS) for prompt in prompts]
         for request in requests:
             engine.submit(request)
@@ -98,7 +98,7 @@ def engine(request: pytest.FixtureRequest, folder: Path, model: Any, native: Nat
         pytest.skip(native if isinstance(native, str) else "engines run on CUDA here")
     runs_ahead = request.param == "ahead"  # as on a GPU
     with make(folder, attention="sdpa" if runs_ahead else request.param) as engine:
-        engine.core.runs_ahead = runs_ahead
+        engine.core.launcher.runs_ahead = runs_ahead
         yield engine
         assert not engine.core.unfinished_sequences
         assert not engine.core.scheduler.has_work

@@ -42,7 +42,7 @@ def engines(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
             made[key] = Engine(
                 smollm2_path, **({"dtype": "float32", "attention": "sdpa", "kv_memory": "60MB"} | options)
             )
-            made[key].core.runs_ahead = ahead
+            made[key].core.launcher.runs_ahead = ahead
         return made[key]
 
     with threads(2):
@@ -204,7 +204,7 @@ def test_an_interrupt_while_tokens_are_awaited(
 def test_a_deadline_that_passes_meanwhile(smollm2_path: Path, launched: list[int]) -> None:
     clock = ManualClock()
     with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB", clock=clock) as engine:
-        engine.core.runs_ahead = True
+        engine.core.launcher.runs_ahead = True
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=10)
         plain = engine.generate("The sea was", params)[0].token_ids
         late = InferenceRequest.of("The sea was", params, deadline=5.0)
@@ -243,7 +243,7 @@ def test_masks_for_a_step_some_of_whose_sequences_have_ended(
 
     plain = late(engines(ahead=False), mixed())
     engine = engines(ahead=True)
-    monkeypatch.setattr(engine.core, "masks_late", True)
+    monkeypatch.setattr(engine.core.launcher, "masks_late", True)
     monkeypatch.setattr(engine.core.scheduler, "isolate", None)  # no step may fail
     assert late(engine, mixed()) == plain
     assert launched
@@ -258,7 +258,7 @@ def test_a_device_that_never_answers_fails_the_requests(
 
     monkeypatch.setattr(PendingTokens, "wait", wait)
     with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB") as engine:
-        engine.core.runs_ahead = True
+        engine.core.launcher.runs_ahead = True
         for text in _TEXTS[:count]:
             engine.submit(InferenceRequest.of(text, SamplingParams(max_tokens=5)))
         found = [response for _ in range(3 * count) for response in engine.step()]

@@ -77,7 +77,7 @@ def test_an_online_request_takes_the_place_of_a_batch_line_in_the_next_step(narr
     for _ in range(4):
         assert narrow.step() == []
     narrow.submit(InferenceRequest(LIST, request_id="online", priority=9, max_tokens=1))
-    if narrow.core.runs_ahead:  # the next step has been launched before
+    if narrow.core.launcher.runs_ahead:  # the next step has been launched before
         assert narrow.step() == []
     assert [response.request_id for response in narrow.step()] == ["online"]
     assert [response.request_id for response in run(narrow)] == ["line"]

@@ -11,8 +11,8 @@ import pytest
 from tests.engine.support import TINY, tiny_model
 from torch import Tensor
 
-from batchwright.engine import core
 from batchwright.engine.sampling import Sampled, SamplingState
+from batchwright.engine.step import launcher
 from batchwright.engine.tokenizer import Tokenizer
 
 _START, _END = "<|im_start|>", "<|im_end|>"
@@ -99,7 +99,7 @@ class Script:
         self._tokenizer = tokenizer
         self._answers: deque[str] = deque()
         self._under_way: dict[SamplingState, list[int]] = {}
-        monkeypatch.setattr(core, "sample", self._sample)
+        monkeypatch.setattr(launcher, "sample", self._sample)
 
     def say(self, *answers: str) -> None:
         """Say what the next answers are."""

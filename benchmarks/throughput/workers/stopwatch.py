@@ -33,10 +33,10 @@ class Stopwatch:
 
     def watch_engine(self, core: EngineCore) -> None:
         """Time the rest. Raises ValueError for a body whose products cannot be told from the rest."""
-        from batchwright.engine import core as module
         from batchwright.engine.bodies.compiled import CompiledStack
         from batchwright.engine.bodies.llama import LlamaBody
         from batchwright.engine.native.decoder import DecoderSeconds
+        from batchwright.engine.step import launcher as module
 
         if not isinstance(core.body, LlamaBody):
             raise ValueError(f"--profile needs the fused body, this model runs on the {core.body.name} one")

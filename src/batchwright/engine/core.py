@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from itertools import accumulate, islice
 
 import torch
 
 from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
-from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
-from batchwright.engine.grammars import Form, GrammarDrafter, Grammars, MaskMaker, Masks
-from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sample
-from batchwright.engine.scoring import PromptScores, score_rows, without_scored
-from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
+from batchwright.engine.grammars import Form, GrammarDrafter, Grammars
+from batchwright.engine.sampling import Sampled
+from batchwright.engine.scoring import PromptScores
 from batchwright.engine.step.launched import LaunchedStep
-from batchwright.engine.step.pending_tokens import choose_without_waiting
+from batchwright.engine.step.launcher import StepLauncher
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.errors import (
@@ -60,7 +57,6 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.grammars = Grammars(tokenizer, body.vocab_size)
         """Compiled forms of answers. Any thread may use it."""
-        self._masks = MaskMaker(body.vocab_size)
         self.meter: WorkMeter | None = None
         """What measures steps and counts what answers needed, if somebody wants to know."""
         self.stats = EngineStats(
@@ -74,10 +70,7 @@ class EngineCore:
         """Unfinished generations by the ordinals of their sequences."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
-        self.runs_ahead = body.returns_early and not scheduler.draft_rows
-        """Whether a step is launched while the device still computes the one before."""
-        self.masks_late = body.returns_early
-        """Whether masks are made after a step was launched, while the device computes it."""
+        self.launcher = StepLauncher(body, scheduler, self._generations, clock, self.stats)
         self._launched: LaunchedStep | None = None
         """Step that was launched ahead. Its plan is open."""
         self._left_at: float | None = None
@@ -200,7 +193,7 @@ class EngineCore:
             if not plan.chunks:
                 return events
             try:
-                step = self._launch(plan, entered)
+                step = self.launcher.launch(plan, entered, self.meter)
             except BaseException as failure:
                 self.scheduler.rollback(plan)  # after an interrupt, too, so that the engine can go on
                 if not isinstance(failure, Exception):
@@ -211,7 +204,7 @@ class EngineCore:
         try:
             self._launch_next(step, events)
             try:
-                outcomes = self._outcomes(step)
+                outcomes = self.launcher.outcomes(step, self._launched)
             except Exception as failure:
                 self._undo(step)
                 return events + self._recover(step.plan, failure)
@@ -268,7 +261,7 @@ class EngineCore:
         if not plan.chunks:
             return
         try:
-            self._launched = self._launch(plan, began, step)
+            self._launched = self.launcher.launch(plan, began, self.meter, step)
         except BaseException as failure:
             self.scheduler.rollback(plan)
             if not isinstance(failure, Exception):
@@ -333,104 +326,6 @@ class EngineCore:
         if reason := self.scheduler.refusal(computed, request.max_tokens):
             raise ContextLengthExceeded(reason)
         return prompt
-
-    def _launch(self, plan: StepPlan, began: float, before: LaunchedStep | None = None) -> LaunchedStep:
-        """Begin to compute a step; a GPU goes on by itself. `before`: the step whose tokens may not be known yet.
-
-        Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
-        """
-        batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
-        if before is not None:
-            before.fill_in(batch, plan.chunks)
-        computing_since = self.clock.now()
-        sampled = [chunk for chunk in plan.chunks if chunk.samples]
-        states = [
-            self._generations[chunk.sequence.ordinal].sampling
-            for chunk in sampled
-            for _ in range(1 + len(chunk.drafts))
-        ]
-        masks = None
-        if not self.masks_late:
-            masks = self._masks_for(sampled, states)
-            if masks is not None and not plan.num_scored:
-                batch.masks = RowMasks.of([state.matcher is not None for state in states], masks)
-        forward_began = self.clock.now()
-        if plan.num_scored:
-            output = self._output_with_scores(plan, batch)
-        else:
-            output = self.body.output(batch, [state.takes_likeliest for state in states])
-        if self.meter is not None:
-            nothing_left = not self.scheduler.num_waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs
-            self.meter.computed(plan, batch, output, self.clock.now() - forward_began, nothing_left=nothing_left)
-        pending = None
-        if self.runs_ahead and not output.likeliest and len(states) == len(sampled):
-            unknown = set() if before is None else {sequence.ordinal for sequence, _ in before.unknown}
-            follows = [chunk.sequence.ordinal in unknown for chunk in sampled]
-            pending = choose_without_waiting(output.logits, states, follows)
-        for chunk in plan.chunks:
-            owner = self._generations[chunk.sequence.ordinal].owner
-            if owner.first_step_at is None:
-                owner.first_step_at = began
-        kept = output if pending is None else None
-        return LaunchedStep(plan, sampled, states, kept, masks, pending, began, computing_since)
-
-    def _outcomes(self, step: LaunchedStep) -> list[list[Sampled]]:
-        """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts."""
-        if step.pending is not None:
-            tokens, undecided = step.pending.wait()
-            if undecided and self._launched is not None:
-                self._launched.discard({step.sampled[row].sequence.ordinal for row in undecided})
-            return [[Sampled(token)] for token in tokens]
-        masks, output = step.masks, step.output
-        if output is None:
-            raise RuntimeError("a step has neither logits nor tokens")
-        if self.masks_late:
-            # It is still computing: what it takes to make masks is hidden by that.
-            masks = self._masks_for(step.sampled, step.states)
-        outcomes = iter(sample(output.logits, step.states, output.likeliest, masks) if step.sampled else [])
-        if not step.sampled and output.logits.is_cuda:
-            # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
-            torch.cuda.synchronize(output.logits.device)
-        return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in step.sampled]
-
-    def _masks_for(self, sampled: list[Chunk], states: list[SamplingState]) -> Masks | None:
-        """Return the masks of the rows whose sequences have a grammar, None if there are none."""
-        firsts = accumulate((1 + len(chunk.drafts) for chunk in sampled), initial=0)
-        # Of the states: a step that was launched ahead may have sequences that have ended since.
-        rows = [(states[first].matcher, chunk.drafts) for first, chunk in zip(firsts, sampled, strict=False)]
-        constrained = [(matcher, drafts) for matcher, drafts in rows if matcher is not None]
-        if not constrained:
-            return None
-        began = self.clock.now()
-        masks = self._masks.masks(constrained)
-        hold_ends(states, masks)
-        self.stats.mask_seconds += self.clock.now() - began
-        self.stats.masks += len(masks)
-        return masks
-
-    def _output_with_scores(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
-        """Compute a step, record the scores of its prompts, and return the output of the other rows."""
-        greedy: list[bool] = []
-        is_scored: list[bool] = []
-        for chunk in plan.chunks:
-            others = 1 + len(chunk.drafts) if chunk.samples else 0
-            sampling = self._generations[chunk.sequence.ordinal].sampling
-            likeliest = sampling.takes_likeliest and sampling.matcher is None
-            greedy += [False] * len(chunk.scored) + [likeliest] * others
-            is_scored += [True] * len(chunk.scored) + [False] * others
-        output = self.body.output(batch, greedy)
-        rows, rest = without_scored(output, is_scored)
-        owners = [
-            (scores, position, scores.wanted(position))
-            for chunk in plan.chunks
-            if (scores := self._generations[chunk.sequence.ordinal].owner.scores) is not None
-            for position in chunk.scored
-        ]
-        repeated = [row for row, (*_, wanted) in zip(rows, owners, strict=True) for _ in wanted]
-        found = iter(score_rows(output.logits, repeated, [each for *_, wanted in owners for each in wanted]))
-        for scores, position, wanted in owners:
-            scores.record(position, list(islice(found, len(wanted))))
-        return rest
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """Retry a step that raised, and was undone, in smaller steps or one by one; fail only the request at fault.
