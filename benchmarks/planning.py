@@ -1,6 +1,6 @@
 """Jobs that are known before they start: `.venv/bin/python benchmarks/planning.py --help`.
 
-`--section bounds` and `--section twin` have a help of their own: `benchmarks/planning.py --section twin --help`.
+`--section bounds`, `times` and `twin` have a help of their own: `benchmarks/planning.py --section twin --help`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-_APART = {"bounds": "benchmarks.planning.bounds", "twin": "benchmarks.planning.twin"}
+_APART = {
+    "bounds": "benchmarks.planning.bounds",
+    "times": "benchmarks.planning.times",
+    "twin": "benchmarks.planning.twin",
+}
 """Sections that are commands of their own, with options of their own."""
 
 

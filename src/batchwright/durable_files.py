@@ -31,6 +31,30 @@ def followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def write_shared(path: Path, content: bytes) -> None:
+    """Write a file that several processes may write at once: the content of the last, whole. Raises OSError.
+
+    Folders that are missing are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Writers that end together must not write the same file that takes the place of it.
+    temporary = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    try:
+        with replacing(temporary) as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_oldest(folder: Path, pattern: str, keep: int) -> None:
+    """Remove files in `folder` whose names match `pattern`, except the `keep` that were written last."""
+    files = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[keep:]:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) -> Iterator[BinaryIO]:
     """Write a file that takes the place of `path`, whole, when the block ends; after an error `path` is as it was.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from batchwright.durable_files import replacing
+from batchwright.durable_files import remove_oldest, write_shared
 from batchwright.engine_config import EngineConfig
 from batchwright.models import cache_dir, fingerprint
 from batchwright.scheduling.sizes import EngineSizes
@@ -34,6 +34,9 @@ _FOLDER = "costs"
 _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
+_LEAST_SECONDS = 1.0
+"""Seconds of a run's steps from which on its pace is told from those before."""
+_MOST_PACES = 64
 _MOST_ERROR = 0.6
 """Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
@@ -75,6 +78,8 @@ class KeptCosts(msgspec.Struct, frozen=True):
     """Steps measured, over all runs."""
     measurements: tuple[tuple[int, int, int, int, int, float], ...]
     """Quantities of a `StepShape`, and the seconds that it took."""
+    paces: tuple[float, ...] = ()
+    """For each of the latest runs, the seconds of its steps over those that the law told which was known before it."""
 
     @property
     def record(self) -> StepRecord:
@@ -143,11 +148,14 @@ def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: Ste
             for each in merged.measurements
         )
         steps = record.added + (0 if before is None else before.steps)
-        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements)
+        paces = () if before is None else before.paces
+        if before is not None and record.seconds >= _LEAST_SECONDS:
+            paces = (*paces, record.seconds / before.costs.total(record))[-_MOST_PACES:]
+        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, paces)
         if len(measurements) < _LEAST_STEPS:
             return None
         write_costs(_path(identity), kept)
-        _remove_oldest()
+        remove_oldest(cache_dir() / _FOLDER, "*.json", _MOST_FILES)
     except Exception as error:  # whatever the cache, the model's files or their system have: the work is done
         _log.warning("step costs are not kept: %s", error)
         return None
@@ -156,16 +164,7 @@ def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: Ste
 
 def write_costs(path: Path, kept: KeptCosts) -> None:
     """Write a file that `read_costs` reads, whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Runs that end together must not write the same file that takes the place of it.
-    temporary = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
-    try:
-        with replacing(temporary) as file:
-            file.write(msgspec.json.encode(kept))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_shared(path, msgspec.json.encode(kept))
 
 
 def machine() -> str:
@@ -208,10 +207,3 @@ def _identity(model: str, config: EngineConfig) -> dict[str, str]:
 def _path(identity: Mapping[str, str]) -> Path:
     key = hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
     return cache_dir() / _FOLDER / f"{key}.json"
-
-
-def _remove_oldest() -> None:
-    """Keep the files that were written last."""
-    files = sorted((cache_dir() / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files[_MOST_FILES:]:
-        path.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from batchwright.jobs.dry_run import AnswersPlanned
     from batchwright.jobs.job_run import RunProgress
+    from batchwright.jobs.planned_time import PlannedTime
     from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
     from batchwright.jobs.report import Percentiles, RunReport
     from batchwright.jobs.spending import PlannedCost, Spending
@@ -321,6 +322,8 @@ def show_plan(console: Console, report: RunReport) -> None:
     )
     if report.planned_answers is not None:
         console.print(_work_planned(report.planned_answers), highlight=False)
+    if report.planned_time is not None:
+        console.print(_time_planned(report.planned_time), highlight=False)
     if report.shared_prompts is not None and report.shared_prompts.beginnings:
         console.print(_shared(report.shared_prompts, report.prompt_tokens))
     if report.planned_cost is not None:
@@ -351,6 +354,22 @@ def _work_planned(answers: AnswersPlanned) -> str:
     if answers.kv_tokens:
         text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
     return f"{text}."
+
+
+def _time_planned(time: PlannedTime) -> str:
+    least, most = time.between
+    runs = counted(time.runs, "earlier run")
+    lengths = {
+        "lines": "with answers as long as the lines say",
+        "limits": "if all answers are as long as lines allow",
+        "same job": f"with answers as in {runs} of this job",
+        "same templates": f"with answers as in {runs} with these templates",
+        "earlier runs": f"with answers as in {runs} of the model",
+    }
+    return (
+        f"It takes about {duration(time.seconds)} on this machine once the model is loaded ({duration(least)} to "
+        f"{duration(most)} in nine cases of ten), {lengths[time.lengths_from]}."
+    )
 
 
 def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:

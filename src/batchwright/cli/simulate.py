@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from batchwright.cli.cost_probe import measured_costs
 from batchwright.cli.flags import with_engine_flags
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import BatchwrightError, InputError
+from batchwright.errors import InputError
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from batchwright.kept_costs import KeptCosts
     from batchwright.simulation.outcome import Outcome
     from batchwright.simulation.requests import SimulatedRequest
@@ -91,7 +90,7 @@ def simulate_command(
         raise InputError(f"--plot {plot}: must be a file named .svg or .html")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = _kept(console, model, engine, costs)
+    kept = measured_costs(console, model, engine) if costs is None else _told_costs(costs)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
@@ -179,38 +178,16 @@ def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> l
     )
 
 
-def _kept(console: Console, model: str, config: EngineConfig, file: Path | None) -> KeptCosts:
-    """Return the step costs in `file`, else those that are kept of the model, else those of a probe of it."""
-    from batchwright.kept_costs import find_costs, read_costs
+def _told_costs(file: Path) -> KeptCosts:
+    """Return the step costs in `file`."""
+    from batchwright.kept_costs import read_costs
 
-    if file is not None:
-        try:
-            return read_costs(file)
-        except OSError as error:
-            raise InputError(f"--costs {file} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise InputError(f"--costs {error}") from error
-    if (kept := find_costs(model, config)) is not None:
-        return kept
-    from batchwright.inference.loading import load_models
-
-    with console.status("") as status:
-
-        def tell(text: str) -> None:
-            status.update(f"no step costs of {model} are kept yet: {text}")
-
-        engine, _ = load_models(model, None, config, tell)
-        if engine is None:
-            raise InputError(f"{model} generates nothing")
-        from batchwright.engine.cost_probe import probe
-
-        tell("measuring steps")
-        with engine:
-            probe(engine)
-            measured = engine.keep_costs()
-    if measured is None:
-        raise BatchwrightError("the probe measured too few steps: give --costs FILE, or run a job first")
-    return measured
+    try:
+        return read_costs(file)
+    except OSError as error:
+        raise InputError(f"--costs {file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"--costs {error}") from error
 
 
 def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: EngineConfig) -> None:

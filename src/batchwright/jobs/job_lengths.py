@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from batchwright.errors import BatchwrightError, InputError
@@ -15,6 +16,7 @@ from batchwright.lines.batch_line import decode_line
 from batchwright.request import SamplingParams
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import logged
+from batchwright.wire.fields import expected_tokens as body_expected_tokens
 from batchwright.wire.requests import COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, read_generation
 from batchwright.wire.text_responses import chat_of_response
 
@@ -33,10 +35,10 @@ def job_lengths(
     """Return the lines of a job as requests to simulate, from a file in any form that `run` reads.
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
-    `{"prompt_tokens": 300, "output_tokens": 120}`; else `expected_tokens`, or without it the most that a line allows.
-    `longest`: most tokens of a prompt and its answer. `tokenizer` is called when prompts are to be counted. Lines that
-    cannot be computed are left out. Raises `InputError` if there is no other, and what reading the file and loading
-    the tokenizer raise.
+    `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
+    it the most that a line allows. `longest`: most tokens of a prompt and its answer. `tokenizer` is called when
+    prompts are to be counted. Lines that cannot be computed are left out. Raises `InputError` if there is no other, and
+    what reading the file and loading the tokenizer raise.
     """
     files = [located(each) for each in expanded([name])]
     input_format = format_of(files[0], None)
@@ -55,12 +57,18 @@ def job_lengths(
         if encode is None:
             encode = tokenizer().encode
         try:
-            found += _counted(line, encode, defaults, expected_tokens, longest)
+            found += [_expected(each, expected_tokens) for each in simulated_requests(line, encode, defaults, longest)]
         except BatchwrightError:
             continue
     if not found:
         raise InputError(f"{name} has no line that can be computed")
     return found
+
+
+def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest:
+    """A request whose answer is as long as its line says, else has so many `tokens`; None: as many as it may."""
+    expected = tokens if request.expected_tokens is None else request.expected_tokens
+    return request if expected is None else replace(request, output_tokens=min(request.limit, expected))
 
 
 def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
@@ -84,26 +92,31 @@ def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
     return [SimulatedRequest(prompt_tokens=prompt, output_tokens=output, traffic="batch")]
 
 
-def _counted(
-    line: Line,
-    encode: Callable[[Any], list[int]],
-    defaults: SamplingParams,
-    expected_tokens: int | None,
-    longest: int,
+def simulated_requests(
+    line: Line, encode: Callable[[Any], list[int]], defaults: SamplingParams, longest: int
 ) -> Iterator[SimulatedRequest]:
+    """The requests that a line is, one for each of its answers, as long as it allows.
+
+    What the line says of its answers is in `expected_tokens`: all of the tokens that it allows, if it says that they go
+    on after the end of the text. `encode` returns the tokens of a prompt; `longest`: most tokens of a prompt and its
+    answer. Raises `InvalidRequest` for a line that cannot be computed.
+    """
     body = chat_of_response(line.body) if line.endpoint == RESPONSES_URL else line.body
     generation = read_generation(body, chat=line.endpoint != COMPLETION_URL, defaults=defaults)
     for prompt in generation.prompts:
         ids = encode(prompt)
-        limit = max(1, generation.params(longest - len(ids)).max_tokens)
+        params = generation.params(longest - len(ids))
+        limit = max(1, params.max_tokens)
+        expected = limit if params.ignore_eos else body_expected_tokens(line.body)
         for _ in range(generation.n):
             yield SimulatedRequest(
-                prompt_tokens=len(ids),
-                output_tokens=min(limit, expected_tokens or limit),
+                prompt_tokens=max(1, len(ids)),
+                output_tokens=limit,
                 max_tokens=limit,
                 traffic="batch",
                 blocks=_blocks(ids),
                 block_tokens=_BLOCK_TOKENS,
+                expected_tokens=None if expected is None else max(1, min(limit, expected)),
             )
 
 

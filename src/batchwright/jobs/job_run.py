@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,14 @@ from batchwright.inference.batches.journal import may_be_paid
 from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
 from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
-from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.common_failure import CommonFailure
-from batchwright.jobs.dry_run import Capacity, plan
+from batchwright.jobs.earlier_answers import keep_answers
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
-from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.invalid_answers import InvalidAnswers
-from batchwright.jobs.job import Job, local_output
+from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.line_orders import EndpointOrder, EngineOrder, LineOrder
-from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.remote.addresses import shown_address
@@ -42,9 +39,7 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.run_recorder import RunRecorder
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import JobSpec
-from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import (
-    CostPlanner,
     Spending,
     SpendingTerms,
     exhausted,
@@ -58,11 +53,11 @@ from batchwright.pacing.long_waits import LongWaits
 from batchwright.planning.arrangement import Caches
 from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import in_dollars
-from batchwright.request import Prompt
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
+    from batchwright.engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -185,73 +180,6 @@ class JobRun:
                 self._meter.close(is_complete=True)
             return self._report(job)
 
-    def plan(self) -> RunReport:
-        """The report of a run that computes nothing."""
-        self.spec.check()
-        # A stream as output keeps no state.
-        spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
-        with Job(spec, self.clock) as job:
-            costs = self._cost_planner(job)
-            repeats = self._found_repeats(job, checks=False)
-            planned = plan(
-                job,
-                self._tokenizer(),
-                self._check,
-                None if costs is None else costs.add,
-                repeats,
-                limit=getattr(self.spec.defaults, "max_tokens", LONGEST_COUNTED),
-                capacity=self._capacity(),
-            )
-            report = RunReport(
-                output=self.spec.output,
-                model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
-                total=job.total,
-                failed=job.total - planned.valid,
-                failures=list(planned.failures),
-                prompt_tokens=planned.prompt_tokens,
-                deduplicated=planned.identical,
-                saved_prompt_tokens=planned.saved_prompt_tokens,
-                first_requests=planned.first,
-                planned_cost=None if costs is None else costs.result(),
-                planned_answers=planned.answers,
-                shared_prompts=planned.shared,
-            )
-        if self.report_path is not None:
-            report.save(self.report_path)
-        return report
-
-    def _check(self, endpoint: str, body: Mapping[str, Any]) -> Sequence[Prompt]:
-        """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
-        if self.choice.backend is None:
-            return check_body(endpoint, body, self.spec.defaults)
-        return check_sent_body(self.choice.dialect, endpoint, body, self.spec.defaults)
-
-    def _capacity(self) -> Capacity | None:
-        """What the engine holds at once, as far as that is known before it is loaded; None if there is none here."""
-        if self.choice.backend is not None or self.given_inference is not None:
-            return None
-        if self.given_engine is not None:
-            stats = self.given_engine.stats
-            return Capacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
-        replicas = self.choice.replicas if isinstance(self.choice.replicas, int) else 1
-        return Capacity((self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * replicas, None)
-
-    def _cost_planner(self, job: Job) -> CostPlanner | None:
-        """What adds up the cost of the lines; None if no price is known."""
-        if self.terms is None or not self.terms.book.has_any:
-            return None
-        to_stream = self.spec.to_stream
-        journal = SpendJournal(None if to_stream else journal_path(local_output(self.spec)), job.key)
-        answers, tokens = journal.totals.answers, journal.totals.output_tokens
-        mean = tokens / answers if answers else None
-        return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, mean)
-
-    def _tokenizer(self) -> Any | None:
-        """The tokenizer of the model that generates; None if there is none on this machine."""
-        if self.given_engine is not None:
-            return self.given_engine.core.tokenizer
-        return None if self.given_inference is not None else self.choice.tokenizer()
-
     def _work(self, job: Job) -> RunReport:
         before = self.clock.now()
         if self._meter is not None and self._meter.limit is not None and not self._meter.waits_for_batches:
@@ -260,7 +188,7 @@ class JobRun:
         loaded = self._loaded(job)
         if self._may_share:
             self._show("reading", job)
-        self._repeats = self._found_repeats(job, checks=True)
+        self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
         try:
             _run_coroutine(self._compute(job, loaded))
@@ -301,14 +229,13 @@ class JobRun:
         """Whether identical requests are asked once. Nothing is known of an inference that was given."""
         return self.dedupe and self.given_inference is None
 
-    def _found_repeats(self, job: Job, *, checks: bool) -> Repeats | None:
-        """The lines that are asked once with others; None if each is asked.
-
-        `checks`: whether those that a model here refuses are to be left out.
-        """
+    def _found_repeats(self, job: Job) -> Repeats | None:
+        """The lines that are asked once with others, without those that a model here refuses; None: each is asked."""
         if not self._may_share:
             return None
-        check = self._check if checks and self.choice.backend is None else None
+        check = None
+        if self.choice.backend is None:
+            check = partial(self.choice.prompts_of, defaults=self.spec.defaults)
         return find_repeats(job, self.spec.defaults, self.spec.model, check)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
@@ -331,6 +258,7 @@ class JobRun:
         finally:
             if self._engine is not None and self.given_engine is None:
                 self._engine.keep_costs()
+                keep_answers(self._engine.model_name, self.spec, self._tally.answers)
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)
@@ -379,7 +307,10 @@ class JobRun:
         stats = engine_stats_of(inference)
         if not self.planned or stats is None or not stats.max_num_seqs or not stats.block_size:
             return None
-        tokenizer = self._tokenizer() if self._engine is None else self._engine.core.tokenizer
+        if self._engine is not None:
+            tokenizer: Tokenizer | None = self._engine.core.tokenizer
+        else:
+            tokenizer = None if self.given_inference is not None else self.choice.tokenizer()
         if tokenizer is None:
             return None
         replicas = max(1, stats.max_num_seqs // (self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -28,10 +28,11 @@ from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import StandIn
-from batchwright.jobs.lines import check_body
+from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
+from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import OPENAI, Dialect
 from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, PAIR_URLS
 
@@ -188,6 +189,14 @@ class ModelChoice:
         """Endpoints for whose lines there are models of their own."""
         embeds = _EMBEDDED if self.embedding_model is not None else set()
         return frozenset(embeds | (CLASSIFIER_URLS if self.classifiers else set()))
+
+    def prompts_of(
+        self, endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]
+    ) -> Sequence[Prompt]:
+        """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
+        if self.backend is None:
+            return check_body(endpoint, body, defaults)
+        return check_sent_body(self.dialect, endpoint, body, defaults)
 
     def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
         """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""

@@ -16,6 +16,7 @@ from batchwright.durable_files import replacing
 from batchwright.jobs.dry_run import AnswersPlanned, PlannedRequest
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.planned_time import PlannedTime
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
@@ -62,6 +63,8 @@ class RunReport:
     """Of a dry run: what the job would cost; None if prices are not known."""
     planned_answers: AnswersPlanned | None = None
     """Of a dry run: what the job would generate at most."""
+    planned_time: PlannedTime | None = None
+    """Of a dry run: the seconds that the job would take; None if nothing of the model was measured on this machine."""
     shared_prompts: SharedPrompts | None = None
     """Of a dry run: what the prompts have in common."""
     longest_answer: int = 0

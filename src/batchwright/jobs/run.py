@@ -20,6 +20,7 @@ from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.input_names import STREAM, expanded
+from batchwright.jobs.job_plan import JobPlan
 from batchwright.jobs.job_run import JobRun, RunProgress
 from batchwright.jobs.loading import ModelChoice, Via
 from batchwright.jobs.report import RunReport
@@ -265,9 +266,15 @@ def run(
         if cost and spec.writes_rows:
             spec = replace(spec, columns=replace(spec.columns, cost=True))
         show = progress or (lambda _: None)
-        job_run = JobRun(
+        clock = clock or MonotonicClock()
+        if dry_run:
+            plan = JobPlan(spec, clock, choice, given, inference, terms, dedupe=dedupe, planned=planned).report()
+            if report_path is not None:
+                plan.save(report_path)
+            return plan
+        return JobRun(
             spec,
-            clock or MonotonicClock(),
+            clock,
             choice,
             given,
             inference,
@@ -277,8 +284,7 @@ def run(
             dedupe=dedupe,
             planned=planned,
             page_path=page_path,
-        )
-        return job_run.plan() if dry_run else job_run.carry_out()
+        ).carry_out()
 
 
 def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:

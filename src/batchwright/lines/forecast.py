@@ -28,6 +28,7 @@ LONGEST_COUNTED = 2**17
 """Tokens of an answer from which on it counts as having just so many."""
 
 _Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+_Counted: TypeAlias = "Sequence[int] | _Array"
 _Counts: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
@@ -35,7 +36,7 @@ class AnswerLengths:
     """Estimated distribution of the numbers of tokens that answers would have without limits, and have with them."""
 
     def __init__(
-        self, ended: Sequence[int], cut: Sequence[int], running: Sequence[tuple[int, int]], limits: Mapping[int, int]
+        self, ended: _Counted, cut: _Counted, running: Sequence[tuple[int, int]], limits: Mapping[int, int]
     ) -> None:
         """`ended` and `cut`: how many answers ended by themselves, and by their limit, with each number of tokens (by
         index). `running`: tokens of each unfinished answer so far, and its limit. `limits`: how many lines have each
@@ -68,6 +69,10 @@ class AnswerLengths:
     def expected(self, limit: int) -> float:
         """Return the expected tokens of an answer that has not begun and may have `limit` tokens."""
         return float(self._sums[min(limit, len(self._sums) - 1)])
+
+    def drawn(self, luck: float) -> int:
+        """Return the tokens of an answer without a limit, of which `luck`, 0 to 1, is the share of longer ones."""
+        return len(self._survival) - int(np.searchsorted(self._survival[::-1], luck, side="right"))
 
     @property
     def left(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COVERED = 0.9
@@ -19,6 +20,16 @@ _FIRST_ERROR = 0.7
 
 _MOST_ERROR = 10.0
 """Error that says no more than that the forecast was worth nothing."""
+
+
+def covering_error(errors: Sequence[float], first: float) -> float:
+    """Return the error that nine of ten of those to come do not exceed, if they are like `errors`.
+
+    This is split conformal prediction (Vovk, Gammerman and Shafer, 2005). `first`: the least that is returned while
+    there are too few errors, fewer than nine.
+    """
+    rank = math.ceil((len(errors) + 1) * _COVERED)
+    return max((first, *errors)) if rank > len(errors) else sorted(errors)[rank - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,7 @@ class ForecastIntervals:
 
     @property
     def _error(self) -> float:
-        rank = math.ceil((len(self._errors) + 1) * _COVERED)
-        if rank > len(self._errors):
-            return max(_FIRST_ERROR, *self._errors, 0.0)
-        return sorted(self._errors)[rank - 1]
+        return covering_error(self._errors, _FIRST_ERROR)
 
     def _judge(self, at: float, done: float) -> None:
         """Note how wrong the forecasts were that spoke of the time until now."""

@@ -94,6 +94,10 @@ class StepCosts:
         ratios = self.ratios if seconds < self.long_from else self.long_ratios
         return seconds * ratios[min(len(ratios) - 1, int(luck * len(ratios)))]
 
+    def total(self, record: StepRecord) -> float:
+        """Return the seconds of all steps that `record` has counted."""
+        return sum(each * sum_ for each, sum_ in zip(self.coefficients, record.features, strict=True))
+
     def within(self, share: float) -> float:
         """Return the relative error within which this share of the steps were predicted."""
         errors = sorted(abs(ratio - 1.0) for ratio in (*self.ratios, *self.long_ratios))
@@ -178,7 +182,11 @@ class StepRecord:
 
     def __init__(self, measurements: Iterable[Measurement] = ()) -> None:
         self.added = 0
-        """Number of steps since it was made, without those that it was made of."""
+        """Number of steps since it was made, without those that it was made of; like this are the next two."""
+        self.seconds = 0.0
+        """Seconds of all of them."""
+        self.features = [0.0] * NUM_FEATURES
+        """Sums of `features_of` of all of them."""
         self._kinds: OrderedDict[tuple[int, ...], deque[Measurement]] = OrderedDict()
         for each in measurements:
             self._add(each)
@@ -186,6 +194,9 @@ class StepRecord:
     def add(self, shape: StepShape, seconds: float) -> None:
         """Note that a step took `seconds`."""
         self.added += 1
+        self.seconds += seconds
+        for index, feature in enumerate(features_of(shape)):
+            self.features[index] += feature
         self._add(Measurement(shape, seconds))
 
     def include(self, other: StepRecord) -> None:
@@ -195,7 +206,7 @@ class StepRecord:
 
     def clear(self) -> None:
         """Forget all."""
-        self.added = 0
+        self.added, self.seconds, self.features = 0, 0.0, [0.0] * NUM_FEATURES
         self._kinds.clear()
 
     @property

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from batchwright.engine_config import EngineConfig
+from batchwright.planning.arrangement import Caches
+from batchwright.planning.job_order import JobOrder
 from batchwright.request import Traffic
 from batchwright.routing.router import Capacity, Router
 from batchwright.routing.work import Work
@@ -37,6 +39,14 @@ class Fleet:
     costs: StepCosts
     seed: int | None = 0
     """Of the errors of steps; None: each takes its mean."""
+
+    @property
+    def token_seconds(self) -> tuple[float, float]:
+        """Seconds of a token of a prompt, and of one of an answer when all places are taken."""
+        prompt = min(_PREFILL_STEP, self.sizes.max_batch_tokens)
+        rows = self.sizes.max_num_seqs
+        prefill = self.costs.seconds(StepShape(prompt, prompt * prompt // 2))
+        return prefill / prompt, self.costs.seconds(StepShape(0, 0, rows, rows * _PREFILL_STEP, rows)) / rows
 
     def engines(self) -> list[SimulatedReplica]:
         """Return new engines, which hold nothing."""
@@ -67,26 +77,36 @@ class SimulationResult:
 
 
 def simulate(
-    fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest] = ()
+    fleet: Fleet,
+    online: Iterable[SimulatedRequest],
+    job: Sequence[SimulatedRequest] = (),
+    *,
+    planned: bool = False,
 ) -> SimulationResult:
     """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
 
+    `planned`: whether lines are taken up in the order that `JobOrder` finds, as `run` does, or in that of `job`.
     Raises ValueError if there are fewer replicas than one.
     """
     if fleet.replicas < 1:
         raise ValueError(f"replicas={fleet.replicas}: must be at least 1")
-    return _Simulation(fleet, online, job).run()
+    return _Simulation(fleet, online, job, planned=planned).run()
 
 
 class _Simulation:
-    def __init__(self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest]) -> None:
+    def __init__(
+        self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest], *, planned: bool
+    ) -> None:
         self._engines = fleet.engines()
         self._arrivals = sorted(online, key=lambda each: each.arrived_at)
         self._job = [replace(each, traffic="batch", arrived_at=0.0) for each in job]
-        self._arrived = self._read = 0
+        self._arrived = self._read = self._submitted = 0
         self._result = SimulationResult(replicas=[each.figures for each in self._engines])
         self._places = fleet.sizes.max_num_seqs * fleet.replicas
         self._held: Counter[Traffic] = Counter()
+        self._order = _order(fleet) if planned else None
+        self._lines: dict[int, int] = {}
+        """Places in the job of the lines that were taken up, by their serial numbers."""
         self._router = _router(fleet) if fleet.replicas > 1 else None
         self._waiting: dict[int, Served] = {}
         """Requests that no engine has yet, by their numbers."""
@@ -120,9 +140,9 @@ class _Simulation:
 
     def _hand_out(self, now: float) -> None:
         """Read lines while there is room, give requests to engines, and begin the steps of those that have work."""
-        while self._read < len(self._job) and self._room > 0:
-            self._submit(self._job[self._read])
-            self._read += 1
+        while self._room > 0 and (number := self._next_line()) is not None:
+            self._lines[self._submitted] = number
+            self._submit(self._job[number])
         if self._router is not None:
             for key, number in self._router.assign(now):
                 self._give(self._waiting.pop(key), number)
@@ -130,13 +150,31 @@ class _Simulation:
             if not engine.is_computing and (end := engine.begin(now)) is not None:
                 heapq.heappush(self._ends, (end, number))
 
+    def _next_line(self) -> int | None:
+        """Take the next line of the job, by its place in it; None if there is none."""
+        if self._order is None:
+            if self._read == len(self._job):
+                return None
+            self._read += 1
+            return self._read - 1
+        while True:
+            # As `JobLoop` does, which reads two lines for each that it takes up.
+            for _ in range(2):
+                if self._read < len(self._job) and not self._order.full:
+                    self._order.add(self._read, self._read, size=0, shape=self._job[self._read].shape(BLOCK_SIZE))
+                    self._read += 1
+            more = self._read < len(self._job)
+            if (number := self._order.take(more=more)) is not None or not more:
+                return number
+
     @property
     def _room(self) -> int:
         # As `EngineInference.room`.
         return max(_HELD * self._places - self._held.total(), self._places - self._held["batch"])
 
     def _submit(self, request: SimulatedRequest) -> None:
-        served = Served(request, self._arrived + self._read)
+        served = Served(request, self._submitted)
+        self._submitted += 1
         self._held[request.traffic] += 1
         if self._router is None:
             self._give(served, 0)
@@ -154,18 +192,22 @@ class _Simulation:
         self._result.served.append(served)
         self._held[served.request.traffic] -= 1
         del self._where[served.serial]
+        line = self._lines.pop(served.serial, None)
+        if self._order is not None and line is not None:
+            self._order.ended(line, None if served.refused else served.request.output_tokens)
         if self._router is not None:
             self._router.finish(served.serial, None if served.refused else served.request.output_tokens)
+
+
+def _order(fleet: Fleet) -> JobOrder[int]:
+    caches = Caches(fleet.replicas, fleet.replicas * fleet.sizes.num_blocks, BLOCK_SIZE)
+    return JobOrder(fleet.sizes.max_num_seqs * fleet.replicas, caches=caches)
 
 
 def _router(fleet: Fleet) -> Router[int]:
     router: Router[int] = Router()
     capacity = Capacity(fleet.sizes.max_num_seqs, fleet.sizes.num_blocks * BLOCK_SIZE)
-    prompt = min(_PREFILL_STEP, fleet.sizes.max_batch_tokens)
-    prefill = fleet.costs.seconds(StepShape(prompt, prompt * prompt // 2)) / prompt
-    rows = fleet.sizes.max_num_seqs
-    decode = fleet.costs.seconds(StepShape(0, 0, rows, rows * _PREFILL_STEP, rows)) / rows
     for number in range(fleet.replicas):
         router.join(number, capacity)
-        router.learn(number, prefill, decode)
+        router.learn(number, *fleet.token_seconds)
     return router

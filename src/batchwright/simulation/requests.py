@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from batchwright.planning.arrangement import LineShape
 from batchwright.request import Flow, Traffic
 from batchwright.routing.prefixes import KEY_TOKENS
 
@@ -28,6 +31,8 @@ class SimulatedRequest:
     block_tokens: int = 512
     """Tokens of such a block."""
     flow: Flow | None = None
+    expected_tokens: int | None = None
+    """Tokens of its answer that are expected beforehand, which a planner is told; None: nothing is known."""
 
     def __post_init__(self) -> None:
         if min(self.prompt_tokens, self.output_tokens) < 1 or not self.arrived_at >= 0.0 or self.block_tokens < 1:
@@ -51,6 +56,12 @@ class SimulatedRequest:
         for block in self.blocks[: count // size]:
             found += [block] * size
         return found + [own] * (count - len(found))
+
+    def shape(self, block_size: int) -> LineShape:
+        """Return what a planner knows of it before it is computed, in blocks of `block_size` tokens."""
+        each = self.block_tokens // block_size
+        whole = np.array(self.blocks[: self.prompt_tokens // self.block_tokens], dtype=np.int64)
+        return LineShape(self.prompt_tokens, self.limit, np.repeat(whole, each), self.expected_tokens)
 
     @property
     def prefix_keys(self) -> tuple[int, ...]:

@@ -1,0 +1,198 @@
+"""Lengths of the answers of earlier runs, kept by model: what is known of those of a job before it is computed.
+
+`answers/KEY.json` below `cache_dir()` has a histogram of each of the latest runs of a model, at most some hundred
+numbers of each. A file that is broken, or of another form, counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.durable_files import remove_oldest, write_shared
+from batchwright.jobs.spec import JobSpec
+from batchwright.lines.forecast import AnswerLengths, AnswerTally
+from batchwright.models import cache_dir, fingerprint
+from batchwright.planning.intervals import covering_error
+
+_log = logging.getLogger(__name__)
+
+_SCHEMA = 1
+_FOLDER = "answers"
+_MOST_RUNS = 64
+_MOST_FILES = 64
+_LEAST_ANSWERS = 16
+"""Answers of a run from which on it says something about other runs."""
+_EXACT = 128
+"""Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
+_WEIGHT = 100.0
+"""Answers as which those of each run count."""
+Likeness: TypeAlias = Literal["same job", "same templates", "earlier runs"]
+_FIRST_ERRORS: Mapping[Likeness, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
+"""Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
+
+
+class RunAnswers(msgspec.Struct, frozen=True):
+    """Answers of one run."""
+
+    job: str
+    """Hash of what was asked: the names of the input, and the templates."""
+    template: str
+    """Hash of the templates alone; empty if there was none."""
+    ended: dict[int, int]
+    """Numbers of answers that ended by themselves, by their tokens."""
+    cut: dict[int, int]
+    """Numbers of answers that ended by their limit, in the same way."""
+
+    @classmethod
+    def of(cls, spec: JobSpec, answers: AnswerTally) -> RunAnswers:
+        """The answers that a run of `spec` has counted."""
+        job, template = _hashes(spec)
+        return cls(job, template, _histogram(answers.ended), _histogram(answers.cut))
+
+    def lengths(self, limits: Mapping[int, int]) -> AnswerLengths:
+        """The lengths that answers with these limits, each of so many lines, would have if they were like its own."""
+        return AnswerLengths(_counts(self.ended), _counts(self.cut), (), limits)
+
+    def __len__(self) -> int:
+        return sum(self.ended.values()) + sum(self.cut.values())
+
+
+class _KeptAnswers(msgspec.Struct, frozen=True):
+    """Content of a file."""
+
+    schema: int
+    runs: tuple[RunAnswers, ...]
+    """The earliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyLengths:
+    """What earlier runs say about the lengths of answers to come."""
+
+    lengths: AnswerLengths
+    error: float
+    """Logarithm of the factor within which their mean is true in nine cases of ten."""
+    known_from: Likeness
+    """What the runs have in common with the job."""
+    runs: int
+
+    def drawn(self, limit: int, luck: float, factor: float = 1.0) -> int:
+        """Return the tokens of an answer with a limit; `luck`, 0 to 1, chooses among those of earlier runs.
+
+        `factor`: by which all answers are longer than theirs were.
+        """
+        return max(1, min(limit, round(factor * self.lengths.drawn(luck))))
+
+
+def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[int, int]) -> LikelyLengths | None:
+    """Return what `runs` of a model say about a job whose lines have these `limits`; None if they say nothing.
+
+    Runs of the same job count alone where there are some, else those with the same templates, else all.
+    """
+    job, template = _hashes(spec)
+    likes: tuple[tuple[Likeness, list[RunAnswers]], ...] = (
+        ("same job", [each for each in runs if each.job == job]),
+        ("same templates", [each for each in runs if template and each.template == template]),
+        ("earlier runs", list(runs)),
+    )
+    for likeness, like in likes:
+        if not like or not limits:
+            continue
+        means = [each.lengths(limits).mean for each in like]
+        errors = [
+            abs(math.log(mean / fmean([*means[:number], *means[number + 1 :]])))
+            for number, mean in enumerate(means)
+            if len(means) > 1
+        ]
+        return LikelyLengths(
+            _together(like, limits), covering_error(errors, _FIRST_ERRORS[likeness]), likeness, len(like)
+        )
+    return None
+
+
+def _together(runs: Sequence[RunAnswers], limits: Mapping[int, int]) -> AnswerLengths:
+    """The lengths of the answers of all runs, each of which counts alike, however many it had."""
+    ended, cut = Counter[int](), Counter[int]()
+    for run in runs:
+        for total, counts in ((ended, run.ended), (cut, run.cut)):
+            for tokens, count in counts.items():
+                total[tokens] += count * _WEIGHT / len(run)  # type: ignore[assignment]  # shares of answers
+    return AnswerLengths(_counts(ended), _counts(cut), (), limits)
+
+
+def earlier_answers(model: str) -> Sequence[RunAnswers]:
+    """Return what is kept of the runs of `model`, the earliest first.
+
+    Raises what `fingerprint` raises for a model that does not exist.
+    """
+    path = _path(model)
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=_KeptAnswers)
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("lengths of earlier answers are ignored: %s holds none: %s", path, error)
+        return ()
+    return kept.runs if kept.schema == _SCHEMA else ()
+
+
+def keep_answers(model: str, spec: JobSpec, answers: AnswerTally) -> None:
+    """Add the answers of a run of `spec` to what is kept of `model`.
+
+    Nothing is kept of a few. Nothing is raised: the work is done, and a cache that cannot be written costs no more than
+    what is known of the next job.
+    """
+    try:
+        run = RunAnswers.of(spec, answers)
+        if len(run) < _LEAST_ANSWERS:
+            return
+        path = _path(model)
+        runs = (*earlier_answers(model), run)[-_MOST_RUNS:]
+        write_shared(path, msgspec.json.encode(_KeptAnswers(_SCHEMA, runs)))
+        remove_oldest(path.parent, "*.json", _MOST_FILES)
+    except Exception as error:  # whatever the cache, the model's files or their system have
+        _log.warning("lengths of answers are not kept: %s", error)
+
+
+def _path(model: str) -> Path:
+    return cache_dir() / _FOLDER / f"{hashlib.sha256(fingerprint(model).encode()).hexdigest()[:32]}.json"
+
+
+def _hashes(spec: JobSpec) -> tuple[str, str]:
+    """Hashes of what a job asks, and of its templates."""
+    templates = [spec.prompt_template, spec.system_template, spec.messages_template, spec.system]
+    named = any(each is not None for each in templates)
+    return _hash([*templates, spec.chat, *map(str, spec.inputs)]), _hash([*templates, spec.chat]) if named else ""
+
+
+def _hash(values: Sequence[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(values)).hexdigest()[:16]
+
+
+def _histogram(counts: Sequence[int]) -> dict[int, int]:
+    """The numbers of answers by their tokens, which are rounded where they are many."""
+    found = Counter[int]()
+    for tokens, count in enumerate(counts):
+        if count:
+            step = 1 << max(0, tokens.bit_length() - _EXACT.bit_length())
+            found[tokens // step * step] += count
+    return dict(found)
+
+
+def _counts(histogram: Mapping[int, float]) -> NDArray[np.float64]:
+    counts = np.zeros(max(histogram, default=-1) + 1)
+    for tokens, count in histogram.items():
+        counts[tokens] = count
+    return counts

@@ -1,0 +1,106 @@
+"""What a plan says of a job's time: from step costs that are kept, and no model."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.jobs.test_earlier_answers import answers
+
+from batchwright import run
+from batchwright.cli.run_views import show_plan
+from batchwright.engine_config import EngineConfig
+from batchwright.jobs.earlier_answers import keep_answers
+from batchwright.jobs.spec import JobSpec
+from batchwright.kept_costs import EngineFacts, keep_costs
+from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.scheduling.slo import StepShape
+from batchwright.scheduling.step_costs import StepCosts, StepRecord
+
+pytestmark = pytest.mark.needs_model  # its tokenizer
+
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+FACTS = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_model_len=2048)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve(DEFAULT_MODEL).parent  # models/, made by whoever came first
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "models").symlink_to(folder)
+
+
+def measured(pace: float = 1.0) -> None:
+    record = StepRecord()
+    for number in range(200):
+        prompt, rows = 100 * (number % 3), 1 + number % 60
+        shape = StepShape(prompt, prompt * (50 + number), rows, 100 * rows, rows)
+        record.add(shape, pace * LAW.seconds(shape))
+    keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record)
+
+
+def source(tmp_path: Path, count: int = 300, **more: object) -> Path:
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt": f"Tell me about the number {number}.", "max_tokens": 50, **more} for number in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def told(path: Path) -> tuple[float, float, float, str]:
+    time = run(path, None, dry_run=True).planned_time
+    assert time is not None
+    return time.seconds, *time.between, time.lengths_from
+
+
+def test_nothing_is_told_of_a_machine_that_measured_nothing(tmp_path: Path) -> None:
+    assert run(source(tmp_path), None, dry_run=True).planned_time is None
+
+
+def test_lines_that_tell_their_lengths_leave_the_error_of_the_law_only(tmp_path: Path) -> None:
+    measured()
+    seconds, least, most, known_from = told(source(tmp_path, ignore_eos=True))
+    # 300 lines of 50 tokens on 64 places: about 5 rounds of 50 steps.
+    assert 5 * 50 * 0.025 < seconds < 5 * 50 * 0.06
+    assert known_from == "lines"
+    assert 0.75 * seconds < least < seconds < most < 1.3 * seconds
+    shorter, *_ = told(source(tmp_path, expected_tokens=25))
+    assert 0.45 * seconds < shorter < 0.65 * seconds
+
+
+def test_paces_of_earlier_runs_make_the_interval(tmp_path: Path) -> None:
+    for _ in range(12):
+        measured()
+    steady, least, most, _ = told(source(tmp_path, ignore_eos=True))
+    assert most - least < 0.02 * steady
+    for number in range(12):
+        measured(1.3 if number % 2 else 1.0)
+    seconds, least, most, _ = told(source(tmp_path, ignore_eos=True))
+    assert most - least > 0.2 * seconds
+
+
+def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
+    measured()
+    path = source(tmp_path)
+    at_most, least, most, known_from = told(path)
+    assert known_from == "limits"
+    assert least < 0.4 * at_most
+    assert most < 1.3 * at_most
+    keep_answers(DEFAULT_MODEL, JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL), answers({10: 30}))
+    seconds, least, most, known_from = told(path)
+    assert known_from == "same job"
+    assert 0.1 * at_most < seconds < 0.5 * at_most
+    assert 0.6 * seconds < least < seconds < most < 1.5 * seconds
+
+
+def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:
+    measured()
+    few, many = (told(source(tmp_path, count, ignore_eos=True))[0] for count in (1000, 10_000))
+    assert many == pytest.approx(10 * few, rel=0.1)
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), run(tmp_path / "in.jsonl", None, dry_run=True))
+    assert "It takes about " in stream.getvalue()
+    assert "with answers as long as the lines say" in stream.getvalue()

@@ -1,0 +1,63 @@
+"""The time of a job from a sample of its lines: close to that of all of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from batchwright.engine_config import EngineConfig
+from batchwright.scheduling.sizes import EngineSizes
+from batchwright.scheduling.step_costs import StepCosts
+from batchwright.simulation.fleet import Fleet, simulate
+from batchwright.simulation.job_time import job_seconds
+from batchwright.simulation.requests import SimulatedRequest
+
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+
+
+def fleet(places: int = 8, blocks: int = 400) -> Fleet:
+    return Fleet(1, EngineSizes(256, places, 1024, blocks), EngineConfig(), LAW, seed=None)
+
+
+def lines(count: int, beginnings: int, *, answers: float = 20.0) -> list[SimulatedRequest]:
+    """Lines with one of some beginnings of 128 tokens, one after the other."""
+    draw = random.Random(4)
+    return [
+        SimulatedRequest(
+            prompt_tokens=130 + draw.randrange(40),
+            output_tokens=min(100, 1 + int(draw.expovariate(1.0 / answers))),
+            max_tokens=100,
+            blocks=tuple(range(100 * (number % beginnings), 100 * (number % beginnings) + 8)),
+            block_tokens=16,
+        )
+        for number in range(count)
+    ]
+
+
+def test_a_small_job_is_simulated_whole() -> None:
+    job = lines(60, 4)
+    assert job_seconds(fleet(), job, 60) == simulate(fleet(), [], job, planned=True).seconds
+    assert job_seconds(fleet(), job, 60, planned=False) == simulate(fleet(), [], job).seconds
+
+
+@pytest.mark.parametrize("beginnings", [1, 16, 1200])
+def test_a_sample_tells_the_time_of_all_lines(beginnings: int) -> None:
+    job = lines(1200, beginnings)
+    whole = simulate(fleet(), [], job, planned=True).seconds
+    assert job_seconds(fleet(), job[:300], 1200) == pytest.approx(whole, rel=0.06)
+    assert job_seconds(fleet(), job, 1200, most_stepped=5000) == pytest.approx(whole, rel=0.06)
+
+
+def test_lines_in_order_take_less_time_than_as_they_come() -> None:
+    # The cache holds two beginnings at most.
+    job, small = lines(200, 20, answers=2.0), fleet(blocks=30)
+    planned, arrived = (simulate(small, [], job, planned=each) for each in (True, False))
+    assert planned.seconds < 0.8 * arrived.seconds
+    assert len(planned.served) == len({each.serial for each in planned.served}) == 200
+
+
+def test_a_job_has_lines_and_a_sample_is_no_more_than_it() -> None:
+    for job, total in ([], 0), (lines(3, 1), 2):
+        with pytest.raises(ValueError, match="must be at least one"):
+            job_seconds(fleet(), job, total)
