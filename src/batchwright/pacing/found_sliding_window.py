@@ -21,8 +21,11 @@ _FEW = 0.5
 _COUNT_SPREAD = 0.03
 """Share by which the counts at the two refusals may differ, or one request if that is more."""
 _LEAST_COUNT = 4
-_LATE = 0.12
-"""Seconds for which a request is taken to count longer: requests do not arrive as evenly as they were sent."""
+_LATE, _MOST_LATE = 0.12, 2.0
+"""Seconds for which a request is taken to count longer, at first and at most: it arrives some time after it was sent,
+and where this machine or the endpoint is busy, the one that follows a minute later may be faster."""
+_MORE_LATE, _LESS_LATE = 0.1, 0.8
+"""Seconds by which that grows at least at a refusal that came too soon, and share that stays after a minute without."""
 _ON_THE_WAY = 0.02
 """Seconds by which a request may arrive sooner or later after it was sent than another one."""
 _STEP = 0.01
@@ -64,6 +67,10 @@ class FoundSlidingWindow:
         """Minutes until more is tried."""
         self._early: deque[float] = deque(maxlen=_LOST)
         """Times at which refusals came that were not foretold."""
+        self._late = _LATE
+        """Seconds for which a request is taken to count longer than a minute."""
+        self._late_at = 0.0
+        """When that was last changed."""
 
     @property
     def rate(self) -> float:
@@ -74,10 +81,12 @@ class FoundSlidingWindow:
         """Return the seconds until the next request may go; 0 while no limit is known."""
         if not self.limit:
             return 0.0
+        if now >= self._late_at + MINUTE:
+            self._late, self._late_at = max(_LATE, _LESS_LATE * self._late), now
         self._forget_before(now)
         self._try_more(now)
         excess = len(self._sent) - self.limit - self._step
-        return 0.0 if excess < 0 else self._sent[excess] + MINUTE + _LATE - now
+        return 0.0 if excess < 0 else self._sent[excess] + MINUTE + self._late - now
 
     def begin(self, now: float) -> None:
         """Count a request that is sent."""
@@ -97,13 +106,15 @@ class FoundSlidingWindow:
             if self.limit:
                 self._mistrust(sent_at)
             return
-        count = sum(sent_at - MINUTE - _ON_THE_WAY < each < sent_at for each in self._sent)
+        longer = self._late if self.limit else _ON_THE_WAY
+        count = sum(sent_at - MINUTE - longer < each < sent_at for each in self._sent)
         told = _Refused(sent_at, sent_at + retry_after, count)
         if self.limit:
             self._follow(told, sent_at)
         elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
             self.limit, self._step, self._tried_at = self._accepted_around(self._told), 0, sent_at
             self._quiet, self._told = 1, None
+            self._late, self._late_at = _LATE, sent_at
             self._early.clear()
         elif retry_after >= _LONG_PAUSE:
             self._told = told
@@ -131,6 +142,8 @@ class FoundSlidingWindow:
             self._step, self._tried_at = 0, sent_at
         elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
             self._mistrust(sent_at)
+        elif self._late + (missing := max(_MORE_LATE, told.ends - sent_at)) <= _MOST_LATE:
+            self._late, self._late_at = self._late + missing, sent_at
         elif self._is_mistaken(sent_at):
             self.limit, self._tried_at = max(1, self.limit - 1), sent_at
             self._early.clear()
@@ -157,7 +170,7 @@ class FoundSlidingWindow:
         self._tried_at = now
 
     def _forget_before(self, now: float) -> None:
-        while self._sent and self._sent[0] <= now - MINUTE - _LATE:
+        while self._sent and self._sent[0] <= now - MINUTE - self._late:
             self._past.append(self._sent.popleft())
         if self._told is not None and now > self._told.ends + MINUTE:
             self._told = None  # what was sent before it is kept no longer than it can tell anything
