@@ -120,3 +120,18 @@ def test_urgent_lines_go_first_and_late_ones_last() -> None:
         order.add(number, name, size=1, shape=shape([]), priority=priority)
     assert order.take(more=True) is None, "others may be more urgent"
     assert [order.take(more=False) for _ in range(6)] == ["sooner", "now", "a", "b", "late", None]
+
+
+def test_what_is_expected_of_a_line_is_that_of_its_cluster() -> None:
+    order = JobOrder[int](2)
+    for number in range(40):
+        order.add(number, number, size=1, shape=shape([number % 2, number], tokens=10 + 40 * (number % 2)))
+    taken = [order.take(more=False) for _ in range(40)]
+    assert order.expected(taken[0] or 0, 100) is None, "nothing was learned"
+    for number in range(2, 40):
+        order.ended(number, 5 if number % 2 else 60)
+    short, long = order.expected(1, 100), order.expected(0, 100)
+    assert short is not None
+    assert long is not None
+    assert short < 20.0 < 50.0 < long
+    assert order.expected(39, 100) is None, "it has ended"

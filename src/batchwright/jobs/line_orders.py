@@ -60,6 +60,10 @@ class LineOrder(Protocol[_Line]):
     def take(self, now: float, *, more: bool) -> _Line | None:
         """Take the next line; None if there is none now. `more`: whether lines can still be added."""
 
+    def expected_tokens(self, line: _Line) -> float | None:
+        """Tokens expected of the answer to a line that was taken; None: it knows nothing about that."""
+        return None
+
     def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
         """Note that a line that was taken has ended, with this answer; None: without one."""
 
@@ -123,6 +127,10 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
 
     def take(self, now: float, *, more: bool) -> _Line | None:
         return self._order.take(more=more)
+
+    def expected_tokens(self, line: _Line) -> float | None:
+        limit, told = answer_limit(line.body, self._limit), expected_tokens(line.body)
+        return self._order.expected(line.number, limit) if told is None else float(min(told, limit))
 
     def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
         self._order.ended(line.number, None if answer is None else token_count(answer, "completion_tokens"))

@@ -364,7 +364,9 @@ class JobLoop:
         self.tally.weight_read += line.weight
 
     def _expect(self, line: _Line) -> None:
-        expected = self._expected_tokens(answer_limit(line.body, self._limit))
+        expected = None if self._order is None else self._order.expected_tokens(line)
+        if expected is None:
+            expected = self._expected_tokens(answer_limit(line.body, self._limit))
         if expected is not None:
             self._expected[line.number] = expected
 
