@@ -133,6 +133,10 @@ _SYSTEM_TEMPLATE = "For tables: a system message with {column} in it, which make
 _MESSAGES_TEMPLATE = (
     'For tables: the whole chat as JSON, in Jinja: \'[{"role": "user", "content": {{ column | tojson }}}]\'.'
 )
+_REORDER = (
+    "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "
+    "share the most: what is shared is computed once. It changes the prompts."
+)
 _RETRY = "Try failed lines of earlier runs again: those whose error may pass; with 'all', all."
 _RETRY_INVALID = (
     "Ask a line again, so many times at most, whose answer was to be JSON and is none: with twice the tokens and the "
@@ -198,6 +202,7 @@ def run_command(
     prompt_template: Annotated[str | None, io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, io_option(help=_MESSAGES_TEMPLATE)] = None,
+    reorder_fields: Annotated[bool, io_option("--reorder-fields", help=_REORDER)] = False,
     chat: Annotated[bool, io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
     system: Annotated[str | None, io_option(help="With --chat: the system message before it.")] = None,
     limit: Annotated[int | None, io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
@@ -276,6 +281,7 @@ def run_command(
                     prompt_template=_template(prompt_template),
                     system_template=_template(system_template),
                     messages_template=_template(messages_template, escapes=False),
+                    reorder_fields=reorder_fields,
                     chat=chat,
                     system=system,
                     id_column=id_column,

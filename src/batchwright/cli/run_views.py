@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
     from batchwright.jobs.report import Percentiles, RunReport
     from batchwright.jobs.spending import PlannedCost, Spending
+    from batchwright.planning.field_order import FieldReuse
 
 _PHASES = {
     "reading": "reading the input",
@@ -322,6 +323,8 @@ def show_plan(console: Console, report: RunReport) -> None:
     )
     if report.planned_answers is not None:
         console.print(_work_planned(report.planned_answers), highlight=False)
+    if report.reordered_fields is not None:
+        console.print(f"{_reordered(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
         console.print(_time_planned(report.planned_time), highlight=False)
     if report.shared_prompts is not None and report.shared_prompts.beginnings:
@@ -372,6 +375,13 @@ def _time_planned(time: PlannedTime) -> str:
     )
 
 
+def _reordered(reuse: FieldReuse) -> str:
+    return (
+        f"{reuse.after:.0%} of the fields' text begins as in an earlier row, in the order of the template "
+        f"{reuse.before:.0%}"
+    )
+
+
 def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
     """The beginnings that prompts share, with what each saves."""
     share, by_input = (
@@ -414,6 +424,8 @@ def _token_rows(report: RunReport) -> list[tuple[str, str]]:
 def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
     """What a cache of prompts elsewhere and identical lines saved."""
     rows = []
+    if report.reordered_fields is not None:
+        rows.append(("fields", _reordered(report.reordered_fields)))
     is_priced = report.spending is not None and report.spending.cached_tokens > 0
     if report.cached_tokens and not report.steps and not is_priced:
         rows.append(("prompt cache", f"{report.cached_share:.1%} of the prompt tokens found in it"))

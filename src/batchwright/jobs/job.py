@@ -18,6 +18,7 @@ from batchwright.errors import InputError, InvalidRequest, ResumeRefused
 from batchwright.jobs.answer_tables import write_lines, write_table
 from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
+from batchwright.jobs.field_reordering import reordered
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, LineParser, check_body
 from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
@@ -44,6 +45,7 @@ from batchwright.jobs.spend_journal import journal_path
 from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
+from batchwright.planning.field_order import FieldReuse
 from batchwright.planning.identical import Place
 from batchwright.wire.requests import COMPLETION_URL
 
@@ -103,6 +105,7 @@ class Job:
         self._target = self._target_of(address)
         self._spool: Spool | None = None
         self._state_file: StateFile | None = None
+        self._reordered: tuple[Templates, FieldReuse] | None = None
         self._begun = False
         self._fresh = True
         try:
@@ -206,6 +209,15 @@ class Job:
             self.source = SelectedSource(
                 self.source, limit=self.spec.limit, sample=self.spec.sample, seed=self.spec.sample_seed
             )
+        if self.spec.reorder_fields:
+            if self._reordered is None:
+                self._reordered = reordered(self.parser.templates, self.source)
+            self.parser = replace(self.parser, templates=self._reordered[0])
+
+    @property
+    def field_reuse(self) -> FieldReuse | None:
+        """What rows share of their independent fields; None unless these are put in order."""
+        return None if self._reordered is None else self._reordered[1]
 
     def _resumes(self, identity: JobIdentity) -> bool:
         """Whether there are results of this job. Raises `ResumeRefused` for results of anything else."""

@@ -74,6 +74,7 @@ class JobPlan:
                 planned_cost=None if costs is None else costs.result(),
                 planned_answers=found.answers,
                 planned_time=None if time is None or tokenizer is None else time.result(self.spec, tokenizer.encode),
+                reordered_fields=job.field_reuse,
                 shared_prompts=found.shared,
             )
 

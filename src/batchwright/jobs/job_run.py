@@ -388,6 +388,7 @@ class JobRun:
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
             cut_off=0 if self._loop is None or self.choice.backend is None else self._loop.cut_off,
+            reordered_fields=job.field_reuse,
             batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
             **self._bound_figures(job, interrupted=interrupted),

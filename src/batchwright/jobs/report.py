@@ -20,6 +20,7 @@ from batchwright.jobs.planned_time import PlannedTime
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
+from batchwright.planning.field_order import FieldReuse
 from batchwright.version import __version__
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class RunReport:
     """Of a dry run: what the job would generate at most."""
     planned_time: PlannedTime | None = None
     """Of a dry run: the seconds that the job would take; None if nothing of the model was measured on this machine."""
+    reordered_fields: FieldReuse | None = None
+    """With `reorder_fields`: the share of the fields' text that rows have in common with earlier ones from the first
+    field on, in the order of the template (`before`) and in theirs (`after`)."""
     shared_prompts: SharedPrompts | None = None
     """Of a dry run: what the prompts have in common."""
     longest_answer: int = 0

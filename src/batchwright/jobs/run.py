@@ -74,6 +74,7 @@ def run(
     prompt_template: str | None = None,
     system_template: str | None = None,
     messages_template: str | None = None,
+    reorder_fields: bool = False,
     chat: bool = False,
     system: str | None = None,
     id_column: str | None = None,
@@ -158,6 +159,8 @@ def run(
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
       it; by default the prompt is the column `prompt`. `messages_template`: a Jinja template of the whole chat as JSON.
+    - `reorder_fields`: puts lines of the prompt template that name columns, where two or more follow one another, in
+      the order in which rows share the most, for each row: what is shared is computed once. It changes the prompts.
       A cell that is empty or null is empty text; a row with nothing in any column of the templates fails.
     - `id_column`: the column with the custom ids of rows.
     - `keep`: columns of the input that a table as output keeps, instead of all; `output_column`: that of the answers.
@@ -243,6 +246,7 @@ def run(
             prompt_template=prompt_template,
             system_template=system_template,
             messages_template=messages_template,
+            reorder_fields=reorder_fields,
             chat=chat,
             system=system,
             id_column=id_column,

@@ -57,6 +57,8 @@ class JobSpec:
     prompt_template: str | None = None
     system_template: str | None = None
     messages_template: str | None = None
+    reorder_fields: bool = False
+    """Whether independent fields of the prompt template come in the order in which rows share the most."""
     chat: bool = False
     system: str | None = None
     id_column: str | None = None
@@ -156,6 +158,7 @@ class JobSpec:
             "served_model_names": sorted(self.served_model_names) or None,
             "system_template": self.system_template,
             "messages_template": self.messages_template,
+            "reorder_fields": self.reorder_fields or None,
             "id_column": self.id_column,
             "sample": self.sample,
             "sample_seed": self.sample_seed if self.sample is not None else None,

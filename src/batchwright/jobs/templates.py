@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from batchwright.errors import InputError, InvalidRequest, MissingExtra, shown
+
+
+class TextTemplate(Protocol):
+    """What makes a text of a row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the template reads, each once."""
+
+    def render(self, row: Mapping[str, object]) -> str:
+        """The text for one row, in which a cell without a value is empty. Raises `InvalidRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +105,9 @@ class MessagesTemplate:
 class Templates:
     """The templates of a job, each None if it is not given."""
 
-    prompt: PromptTemplate | None = None
+    prompt: TextTemplate | None = None
     """Template of the prompt, or of the user message if there is a `system`."""
-    system: PromptTemplate | None = None
+    system: TextTemplate | None = None
     """Template of the system message before it."""
     messages: MessagesTemplate | None = None
     """Template of all messages, in place of the others."""

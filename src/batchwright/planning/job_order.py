@@ -117,7 +117,7 @@ class JobOrder(Generic[_Item]):
         return self._taken(self._late.pop(0)) if self._late else None
 
     def expected(self, number: int, limit: int) -> float | None:
-        """Tokens expected of the answer to a line that was taken and may have `limit`; None while nothing was learned."""
+        """Tokens expected of the answer to a line that was taken; None while nothing was learned."""
         cluster = self._under_way.get(number)
         return None if cluster is None or not self.lengths.observed else self.lengths.mean(cluster, limit)
 

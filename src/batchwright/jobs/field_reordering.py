@@ -1,0 +1,121 @@
+"""Prompts whose independent fields come in the order in which the rows of a table share the most.
+
+Fields are independent if each is on a line of its own: two or more lines in a row of the prompt template that name
+columns, such as `Product: {product}`. What comes before and after them stays where it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from batchwright.errors import InputError, InvalidRequest, shown
+from batchwright.jobs.sources import Source
+from batchwright.jobs.templates import PromptTemplate, Templates
+from batchwright.planning.field_order import FieldOrder, FieldReuse, reuse_of
+
+_SAMPLED = 32_768
+"""Rows among which groups are looked for."""
+_SAMPLED_BYTES = 2**26
+_LEAST_FIELDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedPrompt:
+    """A prompt template some of whose lines come in an order of their own for each row."""
+
+    before: PromptTemplate
+    fields: tuple[PromptTemplate, ...]
+    after: PromptTemplate
+    order: FieldOrder
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the template reads, each once."""
+        return tuple(dict.fromkeys(name for each in (self.before, *self.fields, self.after) for name in each.columns))
+
+    def render(self, row: Mapping[str, object]) -> str:
+        """The text for one row, in which a cell without a value is empty. Raises `InvalidRequest`."""
+        lines = [each.render(row) for each in self.fields]
+        ordered = "\n".join(lines[number] for number in self.order.of(lines))
+        return f"{self.before.render(row)}{ordered}{self.after.render(row)}"
+
+
+def reordered(templates: Templates | None, source: Source) -> tuple[Templates, FieldReuse]:
+    """`templates` with the fields of the prompt in the order that is the best for the rows of `source`, and its gain.
+
+    All rows are read, and a sample of them is compared. Raises `InputError` if the prompt has no independent fields.
+    """
+    if templates is None or not isinstance(templates.prompt, PromptTemplate):
+        raise InputError("--reorder-fields is for the fields of a prompt template: give --prompt-template")
+    before, fields, after = _parted(templates.prompt)
+    rows = _sample(source, fields)
+    order = FieldOrder(rows)
+    return replace(templates, prompt=ReorderedPrompt(before, fields, after, order)), reuse_of(rows, order)
+
+
+def _parted(template: PromptTemplate) -> tuple[PromptTemplate, tuple[PromptTemplate, ...], PromptTemplate]:
+    """The first independent fields of a template, and what is before and after them."""
+    lines = _lines(template)
+    start = 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and lines[end].columns:
+            end += 1
+        if end - start >= _LEAST_FIELDS:
+            before = _joined([*lines[:start], PromptTemplate(())] if start else [])
+            after = _joined([PromptTemplate(()), *lines[end:]] if end < len(lines) else [])
+            return before, tuple(lines[start:end]), after
+        start = end + 1
+    raise InputError(
+        f"--reorder-fields: the prompt template {shown(_text(template))} has no two lines in a row with columns; write "
+        "each field that may come anywhere among the others on a line of its own, such as 'Product: {product}'"
+    )
+
+
+def _lines(template: PromptTemplate) -> list[PromptTemplate]:
+    lines: list[list[tuple[str, str | None]]] = [[]]
+    for literal, column in template.parts:
+        first, *others = literal.split("\n")
+        lines[-1].append((first, None))
+        lines += [[(text, None)] for text in others]
+        if column is not None:
+            lines[-1].append(("", column))
+    return [PromptTemplate(tuple(parts)) for parts in lines]
+
+
+def _joined(lines: list[PromptTemplate]) -> PromptTemplate:
+    parts: list[tuple[str, str | None]] = []
+    for number, line in enumerate(lines):
+        parts += [("\n", None)] if number else []
+        parts += line.parts
+    return PromptTemplate(tuple(parts))
+
+
+def _text(template: PromptTemplate) -> str:
+    return "".join(literal + (f"{{{column}}}" if column is not None else "") for literal, column in template.parts)
+
+
+def _sample(source: Source, fields: tuple[PromptTemplate, ...]) -> list[tuple[str, ...]]:
+    """The fields of some rows, each with the same chance to be among them, in the order of the input."""
+    draw, found, size, seen = random.Random(0), dict[int, tuple[str, ...]](), 0, 0
+    places: list[int] = []
+    for record in source.records():
+        if not isinstance(record.content, Mapping):
+            continue
+        try:
+            row = tuple(each.render(record.content) for each in fields)
+        except InvalidRequest:
+            continue  # which fails the row
+        seen += 1
+        if len(places) < _SAMPLED and size < _SAMPLED_BYTES:
+            size += sum(map(len, row))
+            places.append(record.number)
+        elif (place := draw.randrange(seen)) < len(places):
+            del found[places[place]]
+            places[place] = record.number
+        else:
+            continue
+        found[record.number] = row
+    return [found[number] for number in sorted(found)]
