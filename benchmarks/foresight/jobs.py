@@ -42,11 +42,24 @@ def apart(seed: int, *, lines: int = 300) -> list[TokenLine]:
     return [TokenLine(_tokens(drawn, drawn.randint(16, 200)), drawn.randint(8, 64)) for _ in range(lines)]
 
 
-def with_copies(seed: int, *, lines: int = 300, copies: float = 0.3) -> list[TokenLine]:
-    """Lines of which the share `copies` asks the same as another line."""
+def answers_mostly(seed: int, *, lines: int = 600) -> list[TokenLine]:
+    """Lines whose answers are longer than their prompts, which share nothing."""
     drawn = random.Random(seed)
-    own = apart(seed, lines=lines - round(copies * lines))
-    mixed = own + [drawn.choice(own) for _ in range(lines - len(own))]
+    return [TokenLine(_tokens(drawn, drawn.randint(4, 15)), drawn.randint(16, 96)) for _ in range(lines)]
+
+
+def prompts_and_answers(seed: int, *, lines: int = 400) -> list[TokenLine]:
+    """Lines half of which are nearly all prompt, which come first, and half nearly all answer."""
+    drawn = random.Random(seed)
+    prompts = [TokenLine(_tokens(drawn, drawn.randint(250, 500)), drawn.randint(1, 4)) for _ in range(lines // 2)]
+    return prompts + [TokenLine(_tokens(drawn, drawn.randint(8, 16)), drawn.randint(60, 120)) for _ in prompts]
+
+
+def with_copies(seed: int, own: Sequence[TokenLine], *, copies: float = 0.3) -> list[TokenLine]:
+    """These lines among others, the share `copies` of all, each of which asks the same as one of them."""
+    drawn = random.Random(seed)
+    lines = round(len(own) / (1.0 - copies))
+    mixed = [*own, *(drawn.choice(own) for _ in range(lines - len(own)))]
     drawn.shuffle(mixed)
     return mixed
 
