@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
 
 import torch
@@ -22,6 +23,7 @@ from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projec
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderScreen, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import BLOCK_SIZE, LANES, NativeKernels, load_kernels
 from batchwright.engine.native.large_pages import Arena
+from batchwright.engine.native.shared_weights import arena_for
 from batchwright.engine.native.weight_panels import (
     PANEL,
     PackedLinear,
@@ -51,7 +53,7 @@ class CompiledStack:
         self._quantized = quantized
         products = (each for layer in weights.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
         size = sum(packed_bytes(each.weight, quantized=quantized) for each in chain(products, (weights.head,)))
-        self._arena = Arena(size + (packed_bytes(weights.head.weight, quantized=True) if weights.tied else 0))
+        self._arena = arena_for(size + (screen_bytes(weights.head) if weights.tied else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         screen = screen_for(weights.head, self._arena) if weights.tied else None
         self.screens = screen is not None
@@ -72,6 +74,7 @@ class CompiledStack:
             mix=weights.mix,
             quantized=quantized,
         )
+        self._arena.end()
         self._costs = _costs(model)
         self._decoder = NativeDecoder(kernels.library, model)
 
@@ -175,16 +178,31 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
     columns = head.weight
     if head.bias is not None or columns.dtype != torch.bfloat16 or not columns.is_contiguous():
         return None
-    pieces = [_rounded(piece) for piece in columns.split(_AT_A_TIME)]
-    whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
-    if not bool((lengths < _MOST_LENGTH).all()):  # NaN is not, either
-        return None
+
+    @cache
+    def rounded() -> tuple[Tensor, ...]:
+        pieces = [_rounded(piece) for piece in columns.split(_AT_A_TIME)]
+        return tuple(torch.cat(each) for each in zip(*pieces, strict=True))
+
     outputs = columns.shape[0]
     bias = padded(torch.zeros(outputs))
     bias[outputs:] = -torch.inf
-    rough = pack_rounded(whole, scales, bias if len(bias) > outputs else None, arena)
+    lengths, errors = (
+        arena.hold(bias.shape, torch.float32, lambda place=place: padded(rounded()[place]))  # type: ignore[misc]
+        for place in (2, 3)
+    )
+    if not bool((lengths < _MOST_LENGTH).all()):  # NaN is not, either
+        return None
+    whole_and_scales = lambda: (rounded()[0], rounded()[1])  # noqa: E731
+    rough = pack_rounded(columns.shape, whole_and_scales, bias if len(bias) > outputs else None, arena)
     mixed = min(mixed_channels(columns.shape[1]), _MOST_MIXED)
-    return DecoderScreen(rough, padded(lengths), padded(errors), columns, mixed)
+    return DecoderScreen(rough, lengths, errors, columns, mixed)
+
+
+def screen_bytes(head: Projection) -> int:
+    """Return the bytes that `screen_for` takes of the arena."""
+    lengths_and_errors = 2 * torch.float32.itemsize * (head.weight.shape[0] + PANEL)
+    return packed_bytes(head.weight, quantized=True) + lengths_and_errors
 
 
 def turned(x: Tensor) -> Tensor:

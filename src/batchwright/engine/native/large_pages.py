@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_MADV_HUGEPAGE = 14
-_HUGE = 2 * 2**20
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+HUGE = 2 * 2**20
+"""Bytes of a large page."""
 _ALIGNED = 64
 
 
 def prefer_huge_pages(tensor: Tensor) -> None:
     """Ask Linux to back the memory of a CPU tensor with large pages as it is written to. It may decline."""
-    start = -(-tensor.data_ptr() // _HUGE) * _HUGE
-    end = (tensor.data_ptr() + tensor.nbytes) // _HUGE * _HUGE
+    _advise(tensor, _MADV_HUGEPAGE)
+
+
+def collapse_into_huge_pages(tensor: Tensor) -> None:
+    """Ask Linux to put the memory of a CPU tensor, which was written, into large pages now. It may decline.
+
+    Shared memory gets them in no other way, unless the machine is set up for it. Before Linux 6.1 it gets none.
+    """
+    _advise(tensor, _MADV_COLLAPSE)
+
+
+def _advise(tensor: Tensor, advice: int) -> None:
+    start = -(-tensor.data_ptr() // HUGE) * HUGE
+    end = (tensor.data_ptr() + tensor.nbytes) // HUGE * HUGE
     if end > start:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        madvise(start, end - start, _MADV_HUGEPAGE)
+        madvise(start, end - start, advice)
 
 
 class Arena:
@@ -31,8 +45,14 @@ class Arena:
         self._space = self._more(capacity)
         self._used = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor."""
+    def hold(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor with the content that `make` returns, which has this shape and dtype."""
+        return self._place(shape, dtype).copy_(make())
+
+    def end(self) -> None:
+        """Note that nothing more will be held."""
+
+    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
         start = self._used + -(self._space.data_ptr() + self._used) % _ALIGNED
         if start + size > self._space.numel():
@@ -42,6 +62,6 @@ class Arena:
         return self._space[start : start + size].view(dtype).view(shape)
 
     def _more(self, size: int) -> Tensor:
-        space = torch.empty(size + _HUGE, dtype=torch.uint8)
+        space = torch.empty(size + HUGE, dtype=torch.uint8)
         prefer_huge_pages(space)
         return space

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from batchwright.engine.native.large_pages import Arena
 
 PANEL = 32
 _HALF = PANEL // 2
+_UNIT = 4
+"""Bytes of a unit."""
+_BYTES_OF_SCALES = 8
+"""Bytes of the scale and the sum of an output in int8."""
 LEVELS = 127
 """Greatest magnitude of an int8 value: the scale is symmetric, so -128 is not used."""
 
@@ -37,21 +43,40 @@ def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) 
     outputs, inputs = weight.shape
     wide_bias = None if bias is None else padded(bias.float())
     if not quantized:
-        return PackedLinear(_panels(weight, 2, arena), wide_bias, None, None, inputs, outputs)
-    return pack_rounded(*quantize_rows(weight), wide_bias, arena)
+        return PackedLinear(
+            _panels(weight.shape, weight.dtype, lambda: weight, arena), wide_bias, None, None, inputs, outputs
+        )
+    return pack_rounded(weight.shape, lambda: quantize_rows(weight), wide_bias, arena)
 
 
-def pack_rounded(whole: Tensor, scales: Tensor, bias: Tensor | None, arena: Arena) -> PackedLinear:
-    """Pack a weight that `quantize_rows` has rounded; `bias` is float32 [outputs, padded to panels]."""
-    outputs, inputs = whole.shape
-    sums = whole.sum(1, dtype=torch.int32) * 128
-    return PackedLinear(_panels(whole, 4, arena), bias, padded(scales), padded(sums), inputs, outputs)
+def pack_rounded(
+    shape: torch.Size, rounded: Callable[[], tuple[Tensor, Tensor]], bias: Tensor | None, arena: Arena
+) -> PackedLinear:
+    """Pack a weight of this shape, for which `rounded` returns what `quantize_rows` does.
+
+    It is called only if the arena does not hold the weight yet. `bias` is float32 [outputs, padded to panels].
+    """
+    once = cache(rounded)
+    outputs, inputs = shape
+    return PackedLinear(
+        _panels(shape, torch.int8, lambda: once()[0], arena),
+        bias,
+        arena.hold((_padded(outputs),), torch.float32, lambda: padded(once()[1])),
+        arena.hold((_padded(outputs),), torch.int32, lambda: padded(once()[0].sum(1, dtype=torch.int32) * 128)),
+        inputs,
+        outputs,
+    )
 
 
 def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
     """Return the bytes that `pack` takes of the arena."""
     outputs, inputs = weight.shape
-    return -(-outputs // PANEL) * PANEL * inputs * (1 if quantized else 2)
+    return _padded(outputs) * (inputs + _BYTES_OF_SCALES if quantized else 2 * inputs)
+
+
+def _padded(outputs: int) -> int:
+    """Return the number of outputs in whole panels."""
+    return -(-outputs // PANEL) * PANEL
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
@@ -77,9 +102,13 @@ def padded(x: Tensor) -> Tensor:
     return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
 
 
-def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
-    # Units are copied as whole numbers of 4 bytes, which is several times as fast.
-    units = padded(weight).view(torch.int32)
-    panels = units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
-    packed = arena.empty(tuple(panels.shape), torch.int32).copy_(panels)
-    return packed.view(weight.dtype).view(*panels.shape, per_unit)
+def _panels(shape: torch.Size, dtype: torch.dtype, weight: Callable[[], Tensor], arena: Arena) -> Tensor:
+    per_unit = _UNIT // dtype.itemsize
+    units = shape[1] // per_unit
+
+    def panels() -> Tensor:
+        # Units are copied as whole numbers of 4 bytes, which is several times as fast.
+        return padded(weight()).view(torch.int32).view(-1, PANEL, units).transpose(1, 2)
+
+    packed = arena.hold((_padded(shape[0]) // PANEL, units, PANEL), torch.int32, panels)
+    return packed.view(dtype).view(*packed.shape, per_unit)

@@ -29,6 +29,11 @@ class Place:
     """Its name in CUDA_VISIBLE_DEVICES, several with tensor parallelism; None: no GPU."""
 
     @property
+    def node(self) -> int | None:
+        """NUMA node of its cores, which are all on one; None: they may be on any."""
+        return self.cores[0].node if self.cores else None
+
+    @property
     def cpus(self) -> tuple[int, ...] | None:
         return logical_processors(self.cores) or None
 

@@ -36,6 +36,8 @@ class ReplicaSpec(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     threads: int | None = None
     count: int = 1
     """Number of replicas that share the memory of this machine."""
+    weights: int | None = None
+    """Descriptor of memory in which replicas hold packed weights once; None: each holds its own."""
     stepped: bool = False
     """Whether its engine computes on its event loop: that costs less, and streams nothing."""
     beat: float = 1.0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import InputError
-from batchwright.inference.replicas.cores import ReplicaCount, places_for
+from batchwright.inference.replicas.cores import Place, ReplicaCount, places_for
 from batchwright.inference.replicas.messages import ReplicaSpec
 from batchwright.inference.replicas.process_replica import ProcessReplica
 from batchwright.inference.replicas.replicated import ReplicatedInference
@@ -51,5 +55,19 @@ async def open_replicas(
         count=len(places),
         stepped=stepped,
     )
-    replicas = [ProcessReplica(spec, place) for place in places]
-    return await ReplicatedInference.opened(replicas, progress, most_deaths=most_deaths)
+    memory = _memory_for_weights(places) if model is not None and config.tensor_parallel == 1 else {}
+
+    async def closed() -> None:
+        for descriptor in memory.values():
+            os.close(descriptor)
+
+    replicas = [ProcessReplica(replace(spec, weights=memory.get(place.node)), place) for place in places]
+    return await ReplicatedInference.opened(replicas, progress, most_deaths=most_deaths, closed=closed)
+
+
+def _memory_for_weights(places: Sequence[Place]) -> dict[int | None, int]:
+    """Descriptors of memory for packed weights, one for each NUMA node on which several replicas compute."""
+    several = [node for node, number in Counter(place.node for place in places).items() if number > 1]
+    if any(place.gpu is not None for place in places) or not hasattr(os, "memfd_create"):
+        return {}
+    return {node: os.memfd_create("batchwright-weights", os.MFD_CLOEXEC) for node in several}

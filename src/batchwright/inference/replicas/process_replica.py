@@ -54,7 +54,7 @@ class ProcessReplica(MessagedReplica):
                 [sys.executable, "-m", _MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([] if self._spec.weights is None else [self._spec.weights])],
                 env=environment,
                 process_group=0,
             )

@@ -124,25 +124,27 @@ class ReplicatedInference(Route):
         *,
         most_deaths: int = MAX_CRASHES,
         clock: Clock | None = None,
+        closed: Callable[[], Awaitable[None]] | None = None,
     ) -> ReplicatedInference:
         """Start `replicas` and return the inference of them, which closes them.
 
-        `most_deaths`: deaths of replicas while they computed a call after which it fails. Raises what loading the model
-        raises, and `EngineClosed` if a replica dies of it.
+        `most_deaths`: deaths of replicas while they computed a call after which it fails. `closed` is called when all
+        are closed. Raises what loading the model raises, and `EngineClosed` if a replica dies of it.
         """
         try:
             # The first one compiles and converts what is not in the cache yet.
             facts = [await replicas[0].start(progress)]
             progress(f"starting {len(replicas)} replicas")
             facts += await asyncio.gather(*(each.start(lambda text: None) for each in replicas[1:]))
-        except ReplicaDied as error:
+        except BaseException as error:
             await asyncio.gather(*(each.close() for each in replicas))
-            raise EngineClosed(f"a replica died while it loaded the model: {error}") from None
-        except BaseException:
-            await asyncio.gather(*(each.close() for each in replicas))
+            if closed is not None:
+                await closed()
+            if isinstance(error, ReplicaDied):
+                raise EngineClosed(f"a replica died while it loaded the model: {error}") from None
             raise
         members = [_Member(number, each, told) for number, (each, told) in enumerate(zip(replicas, facts, strict=True))]
-        return cls(members, most_deaths, clock or MonotonicClock())
+        return cls(members, most_deaths, clock or MonotonicClock(), closed=closed)
 
     @classmethod
     async def opened_by_first(

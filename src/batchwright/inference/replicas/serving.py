@@ -61,6 +61,10 @@ def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | N
     if config.kv_memory is None and spec.threads is not None and spec.count > 1:
         sharing = spec.count * config.tensor_parallel
         config = config.with_options(kv_memory=int(min(_KV_MOST, free_memory() * _KV_SHARE / sharing)))
+    if spec.weights is not None:
+        from batchwright.engine.native.shared_weights import share_weights
+
+        share_weights(spec.weights)
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)
     classifiers = load_classifiers(spec.classifiers, config.device, progress)
     if engine is None:

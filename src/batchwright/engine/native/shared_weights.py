@@ -1,0 +1,117 @@
+"""Packed weights that the processes of several replicas hold once, in memory that they all map.
+
+Who opens replicas makes the memory, an empty `memfd`, and hands its descriptor to each of their processes, which calls
+`share_weights` before it loads the model. The first that comes to pack weights does so for all, under a lock that ends
+with its process; the others wait for it, and take what it has packed. Nobody writes after that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.native.large_pages import HUGE, Arena, collapse_into_huge_pages
+
+_HEADER = struct.Struct("<Q32s")
+"""At the end of the memory, once it is complete: the bytes of the weights, and a digest of how they are laid out."""
+_SLACK = 2**20
+"""Bytes for the alignment of tensors."""
+
+_descriptor: int | None = None
+
+
+def share_weights(descriptor: int) -> None:
+    """Let the next model whose layers are compiled hold its weights in the memory with this descriptor."""
+    global _descriptor
+    _descriptor = descriptor
+
+
+def arena_for(capacity: int) -> Arena:
+    """Return the arena for weights of `capacity` bytes: memory that is shared, if this process has been given some."""
+    global _descriptor
+    descriptor, _descriptor = _descriptor, None
+    return Arena(capacity) if descriptor is None else SharedArena(capacity, descriptor)
+
+
+class SharedArena(Arena):
+    """An arena in memory that several processes map, all of which hold the same tensors in the same order."""
+
+    def __init__(self, capacity: int, descriptor: int) -> None:
+        """Wait until no other process is writing. Raises OSError if there is not enough memory."""
+        self._descriptor = descriptor
+        size = -(-(capacity + _SLACK) // HUGE) * HUGE
+        # It is given up when this process ends, whatever it was doing.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        header = os.pread(descriptor, _HEADER.size, size)
+        self._packed = _HEADER.unpack(header) if len(header) == _HEADER.size else None
+        """What the header says, if another process has packed the weights."""
+        if self._packed is None:
+            os.ftruncate(descriptor, 0)
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+        self._space, self._used, self._size = _mapped(descriptor, size), 0, size
+        self._layout = hashlib.sha256()
+
+    def hold(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+        self._layout.update(f"{shape} {dtype};".encode())
+        place = self._place(shape, dtype)
+        return place.copy_(make()) if self._packed is None else place
+
+    def end(self) -> None:
+        """Let others take what is held, or check that it is what this process would hold.
+
+        Raises RuntimeError if another process has packed something else.
+        """
+        found = self._used, self._layout.digest()
+        if self._packed is None:
+            collapse_into_huge_pages(self._space)
+            os.pwrite(self._descriptor, _HEADER.pack(*found), self._size)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        elif self._packed != found:
+            raise RuntimeError("another replica has packed other weights than this one has")
+        else:
+            collapse_into_huge_pages(self._space)
+        _protect(self._space)
+
+    def _more(self, size: int) -> Tensor:
+        raise RuntimeError(f"{size} bytes of weights are more than the memory for them holds")
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    """Map shared memory where large pages can lie, for as long as this process lives."""
+    reserved = _map(None, size + HUGE, 0, _PRIVATE_NOTHING, -1)
+    start = -(-reserved // HUGE) * HUGE
+    _map(start, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(start), dtype=torch.uint8)
+
+
+_MAP_FIXED = 0x10
+_PRIVATE_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _map(address: int | None, size: int, access: int, flags: int, descriptor: int) -> int:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    found: int | None = call(address, size, access, flags, descriptor, 0)
+    if found is None or found == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"memory for weights cannot be mapped: {os.strerror(number)}")
+    return found
+
+
+def _protect(space: Tensor) -> None:
+    """Let nobody write to memory that others read."""
+    call = ctypes.CDLL(None).mprotect
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    call(space.data_ptr(), space.nbytes, mmap.PROT_READ)
