@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from batchwright import run
-from batchwright.cli.cost_probe import measured_costs
 from batchwright.engine_config import EngineConfig
+from batchwright.inference.loading import measure_costs
 from batchwright.jobs.planned_time import PlannedTime
 from batchwright.models.cache import CACHE_VARIABLE, cache_dir
 from benchmarks.planning.bounds import Drawn
@@ -73,7 +72,7 @@ def times(
     """Plan random jobs, then run them, and print how far the times are from what the plans told."""
     done = []
     with _as_new():
-        measured_costs(Console(stderr=True), _MODEL, EngineConfig())
+        measure_costs(_MODEL, EngineConfig())
         for number in range(before + jobs):
             measured = _measured(first + number, seconds)
             print(f"{first + number}: {'; '.join(_row(measured))}", flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,20 +39,26 @@ def write_shared(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Writers that end together must not write the same file that takes the place of it.
-    temporary = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
-        with replacing(temporary) as file:
+        with temporary.open("wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    sync(path.parent)
 
 
 def remove_oldest(folder: Path, pattern: str, keep: int) -> None:
     """Remove files in `folder` whose names match `pattern`, except the `keep` that were written last."""
-    files = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files[keep:]:
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # others remove files too
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, reverse=True)[keep:]:
         path.unlink(missing_ok=True)
 
 

@@ -35,8 +35,8 @@ _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
 _LEAST_SECONDS = 1.0
-"""Seconds of a run's steps from which on its pace is told from those before."""
-_MOST_PACES = 64
+"""Seconds of a run's steps from which on they are compared with what was told of them."""
+_MOST_RATIOS = 64
 _MOST_ERROR = 0.6
 """Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
@@ -78,7 +78,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
     """Steps measured, over all runs."""
     measurements: tuple[tuple[int, int, int, int, int, float], ...]
     """Quantities of a `StepShape`, and the seconds that it took."""
-    paces: tuple[float, ...] = ()
+    run_ratios: tuple[float, ...] = ()
     """For each of the latest runs, the seconds of its steps over those that the law told which was known before it."""
 
     @property
@@ -148,10 +148,10 @@ def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: Ste
             for each in merged.measurements
         )
         steps = record.added + (0 if before is None else before.steps)
-        paces = () if before is None else before.paces
+        ratios = () if before is None else before.run_ratios
         if before is not None and record.seconds >= _LEAST_SECONDS:
-            paces = (*paces, record.seconds / before.costs.total(record))[-_MOST_PACES:]
-        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, paces)
+            ratios = (*ratios, record.seconds / before.costs.total(record))[-_MOST_RATIOS:]
+        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, ratios)
         if len(measurements) < _LEAST_STEPS:
             return None
         write_costs(_path(identity), kept)

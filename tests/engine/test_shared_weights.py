@@ -13,6 +13,7 @@ import torch
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.shared_weights import SharedArena, arena_for, share_weights
 from batchwright.engine.native.weight_panels import PackedLinear, pack, packed_bytes
+from batchwright.errors import UnsupportedModel
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -42,12 +43,12 @@ def same(one: list[PackedLinear], other: list[PackedLinear]) -> bool:
 
 def test_what_one_has_packed_others_hold(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = packed(Arena(SIZE))
-    first = packed(SharedArena(SIZE, memory))
+    first = packed(SharedArena(SIZE, memory, "model"))
     monkeypatch.setattr("batchwright.engine.native.weight_panels.padded", None)  # nothing is packed again
     monkeypatch.setattr("batchwright.engine.native.weight_panels.quantize_rows", None)
     second = [
         pack(WEIGHT, None, arena, quantized=quantized)
-        for arena in [SharedArena(SIZE, memory)]
+        for arena in [SharedArena(SIZE, memory, "model")]
         for quantized in (False, True)
     ]
     assert same(first, plain)
@@ -60,22 +61,22 @@ def test_a_process_that_dies_meanwhile_leaves_the_work_to_others(memory: int) ->
     program = (
         "import os, torch\n"
         "from batchwright.engine.native.shared_weights import SharedArena\n"
-        f"arena = SharedArena({SIZE}, {memory})\n"
+        f"arena = SharedArena({SIZE}, {memory}, 'model')\n"
         "arena.hold((1000,), torch.uint8, lambda: torch.full((1000,), 7, dtype=torch.uint8))\n"
         "os._exit(9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], pass_fds=[memory], check=False)
     assert ended.returncode == 9
-    assert same(packed(SharedArena(SIZE, memory)), packed(Arena(SIZE)))
+    assert same(packed(SharedArena(SIZE, memory, "model")), packed(Arena(SIZE)))
 
 
 def test_one_waits_for_another_and_takes_what_it_has(memory: int) -> None:
-    arena = SharedArena(SIZE, memory)
+    arena = SharedArena(SIZE, memory, "model")
     program = (
         "import sys, torch\n"
         "from batchwright.engine.native.shared_weights import SharedArena\n"
         "print('waits', flush=True)\n"
-        f"arena = SharedArena({SIZE}, {memory})\n"
+        f"arena = SharedArena({SIZE}, {memory}, 'model')\n"
         "held = arena.hold((5,), torch.uint8, lambda: 1 / 0)\n"
         "arena.end()\n"
         "print(held.tolist())\n"
@@ -92,15 +93,18 @@ def test_one_waits_for_another_and_takes_what_it_has(memory: int) -> None:
 
 
 def test_other_weights_than_those_that_are_there_are_refused(memory: int) -> None:
-    packed(SharedArena(SIZE, memory))
-    arena = SharedArena(SIZE, memory)
+    packed(SharedArena(SIZE, memory, "model"))
+    for size, model in ((SIZE, "another"), (4 * SIZE + 2**22, "model")):
+        with pytest.raises(UnsupportedModel, match="files were changed"):
+            SharedArena(size, memory, model)
+    arena = SharedArena(SIZE, memory, "model")
     pack(WEIGHT, None, arena, quantized=True)
-    with pytest.raises(RuntimeError, match="other weights"):
+    with pytest.raises(RuntimeError, match="in another way"):
         arena.end()
 
 
 def test_the_memory_is_for_the_next_model_only(memory: int) -> None:
-    share_weights(memory)
+    share_weights(memory, "model")
     assert isinstance(arena_for(SIZE), SharedArena)
     assert not isinstance(arena_for(SIZE), SharedArena)
 
@@ -109,7 +113,7 @@ def test_nobody_writes_to_it_later(memory: int) -> None:
     program = (
         "import torch\n"
         "from batchwright.engine.native.shared_weights import SharedArena\n"
-        f"arena = SharedArena({SIZE}, {memory})\n"
+        f"arena = SharedArena({SIZE}, {memory}, 'model')\n"
         "held = arena.hold((5,), torch.uint8, lambda: torch.zeros(5, dtype=torch.uint8))\n"
         "arena.end()\n"
         "print(held.sum().item(), flush=True)\n"

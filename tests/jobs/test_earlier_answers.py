@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from batchwright.jobs.earlier_answers import RunAnswers, earlier_answers, keep_a
 from batchwright.jobs.spec import JobSpec
 from batchwright.lines.forecast import AnswerTally
 from batchwright.models import DEFAULT_MODEL
+from batchwright.request import SamplingParams
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +42,14 @@ def test_runs_of_the_same_job_count_alone() -> None:
     assert len(runs) == 2
     mine = likely_lengths(runs, job(), {100: 5})
     assert mine is not None
-    assert (mine.known_from, mine.runs) == ("same job", 1)
+    assert (mine.source, mine.runs) == ("same job", 1)
     assert mine.lengths.mean == pytest.approx(20.0, rel=0.05)
     assert {mine.drawn(100, luck) for luck in (0.1, 0.4, 0.6, 0.9)} == {10, 30}
     assert mine.drawn(15, 0.1) == 15
     assert mine.drawn(100, 0.9, 2.0) == 20
     other = likely_lengths(runs, job("third.jsonl"), {100: 5})
     assert other is not None
-    assert (other.known_from, other.runs) == ("earlier runs", 2)
+    assert (other.source, other.runs) == ("earlier runs", 2)
     assert other.lengths.mean == pytest.approx(55.0, rel=0.05)
     assert other.error > mine.error
 
@@ -57,8 +59,26 @@ def test_templates_tell_more_than_other_jobs() -> None:
     keep_answers(DEFAULT_MODEL, job("b.csv", "Is {text} good?"), answers({2: 20}))
     found = likely_lengths(earlier_answers(DEFAULT_MODEL), job("c.csv", "Is {text} good?"), {100: 5})
     assert found is not None
-    assert (found.known_from, found.runs) == ("same templates", 1)
+    assert (found.source, found.runs) == ("same templates", 1)
     assert found.lengths.mean == pytest.approx(2.0, rel=0.1)
+
+
+def test_jobs_of_streams_and_with_other_forms_are_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_answers(DEFAULT_MODEL, job("-"), answers({10: 40}))
+    keep_answers(DEFAULT_MODEL, job("in.jsonl"), answers({20: 40}))
+    runs = earlier_answers(DEFAULT_MODEL)
+
+    def source(spec: JobSpec) -> str | None:
+        found = likely_lengths(runs, spec, {100: 5})
+        return None if found is None else found.source
+
+    assert source(job("-")) == "earlier runs"
+    assert source(replace(job("in.jsonl"), defaults=SamplingParams(choices=("yes", "no")))) == "earlier runs"
+    assert source(replace(job("in.jsonl"), defaults=SamplingParams(schema=dict[str, int]))) == "earlier runs"
+    assert source(job("in.jsonl")) == "same job"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert source(job("in.jsonl")) == "earlier runs"
 
 
 def test_answers_that_were_cut_are_longer_than_they_look() -> None:

@@ -13,9 +13,11 @@ from tests.jobs.test_earlier_answers import answers
 from batchwright import run
 from batchwright.cli.run_views import show_plan
 from batchwright.engine_config import EngineConfig
+from batchwright.errors import InputError
+from batchwright.jobs import job_plan
 from batchwright.jobs.earlier_answers import keep_answers
 from batchwright.jobs.spec import JobSpec
-from batchwright.kept_costs import EngineFacts, keep_costs
+from batchwright.kept_costs import EngineFacts, find_costs, keep_costs
 from batchwright.models import DEFAULT_MODEL, resolve
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts, StepRecord
@@ -45,7 +47,7 @@ def measured(pace: float = 1.0) -> None:
 
 def source(tmp_path: Path, count: int = 300, **more: object) -> Path:
     path = tmp_path / "in.jsonl"
-    lines = [{"prompt": f"Tell me about the number {number}.", "max_tokens": 50, **more} for number in range(count)]
+    lines = [{"prompt": f"Tell me about the number {number}.", "max_tokens": 50} | more for number in range(count)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -104,3 +106,52 @@ def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:
     show_plan(Console(file=stream, width=300), run(tmp_path / "in.jsonl", None, dry_run=True))
     assert "It takes about " in stream.getvalue()
     assert "with answers as long as the lines say" in stream.getvalue()
+
+
+def test_lines_that_no_engine_takes_have_no_time(tmp_path: Path) -> None:
+    measured()
+    path = source(tmp_path, 40, max_tokens=5000)
+    assert run(path, None, dry_run=True).planned_time is None
+    path.write_text(path.read_text() + json.dumps({"prompt": "One more", "max_tokens": 5, "ignore_eos": True}) + "\n")
+    report = run(path, None, dry_run=True)
+    assert report.planned_time is not None
+    assert report.planned_time.seconds > 0.0
+
+
+def test_lines_of_other_kinds_and_no_lines_have_no_time(tmp_path: Path) -> None:
+    measured()
+    path = tmp_path / "in.jsonl"
+    path.write_text("")
+    assert run(path, None, dry_run=True).planned_time is None
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "text"}}
+    path.write_text(json.dumps(line) + "\n")
+    assert run(path, None, dry_run=True).planned_time is None
+
+
+def test_a_model_is_probed_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = source(tmp_path, ignore_eos=True), []
+
+    def probed(model: str, config: EngineConfig, progress: object) -> object:
+        asked.append(model)
+        measured()
+        return find_costs(model, config)
+
+    monkeypatch.setattr(job_plan, "measure_costs", probed)
+    assert run(path, None, dry_run=True).planned_time is None
+    assert run(path, None, dry_run=True, probe=True).planned_time is not None
+    assert run(path, None, dry_run=True, probe=True).planned_time is not None
+    assert asked == [DEFAULT_MODEL], "once"
+    with pytest.raises(InputError, match="dry run"):
+        run(path, tmp_path / "out.jsonl", probe=True)
+
+
+def test_a_model_that_cannot_be_probed_costs_the_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(job_plan, "measure_costs", fails)
+    report = run(source(tmp_path), None, dry_run=True, probe=True)
+    assert (report.total, report.planned_time) == (300, None)
+    assert "out of memory" in caplog.text

@@ -107,7 +107,7 @@ def test_what_was_sent_is_kept_for_some_minutes_only() -> None:
         drive(found, endpoint, 0.0, 30.0, 10.0)
         drive(found, endpoint, 60.01, 1800.0, 25.0 if is_sliding else 1.0)
         assert bool(found.limit) is is_sliding
-        assert len(found._sent) + len(found._past) <= 120
+        assert len(found._sent) + len(found._past) <= 220
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.01, 9.9)), max_size=60))

@@ -35,18 +35,39 @@ def lines(count: int, beginnings: int, *, answers: float = 20.0) -> list[Simulat
     ]
 
 
+def computed(job: list[SimulatedRequest], beginnings: int) -> int:
+    """Tokens of prompts that are computed if each beginning of 128 tokens is computed once."""
+    return sum(each.prompt_tokens for each in job) - 128 * (len(job) - beginnings)
+
+
 def test_a_small_job_is_simulated_whole() -> None:
     job = lines(60, 4)
-    assert job_seconds(fleet(), job, 60) == simulate(fleet(), [], job, planned=True).seconds
-    assert job_seconds(fleet(), job, 60, planned=False) == simulate(fleet(), [], job).seconds
+    assert job_seconds(fleet(), job, 60, 1e9) == simulate(fleet(), [], job, planned=True).seconds
+    assert job_seconds(fleet(), job, 60, 1e9, planned=False) == simulate(fleet(), [], job).seconds
 
 
 @pytest.mark.parametrize("beginnings", [1, 16, 1200])
 def test_a_sample_tells_the_time_of_all_lines(beginnings: int) -> None:
     job = lines(1200, beginnings)
+    whole, prompts = simulate(fleet(), [], job, planned=True).seconds, computed(job, beginnings)
+    assert job_seconds(fleet(), job[:300], 1200, prompts) == pytest.approx(whole, rel=0.06)
+    assert job_seconds(fleet(), job, 1200, prompts, most_stepped=5000) == pytest.approx(whole, rel=0.06)
+
+
+def test_beginnings_that_a_sample_hardly_has_are_counted_once_all_the_same() -> None:
+    # 400 beginnings of 3 lines each, of which a sample of every third line has one line each.
+    job = sorted(lines(1200, 400), key=lambda each: each.blocks)
     whole = simulate(fleet(), [], job, planned=True).seconds
-    assert job_seconds(fleet(), job[:300], 1200) == pytest.approx(whole, rel=0.06)
-    assert job_seconds(fleet(), job, 1200, most_stepped=5000) == pytest.approx(whole, rel=0.06)
+    assert job_seconds(fleet(), job[::3], 1200, computed(job, 400)) == pytest.approx(whole, rel=0.12)
+
+
+def test_the_work_alone_tells_the_time_of_answers_too_long_to_be_simulated() -> None:
+    job = [SimulatedRequest(prompt_tokens=20, output_tokens=800, max_tokens=900) for _ in range(64)]
+    whole = simulate(fleet(), [], job).seconds
+    assert job_seconds(fleet(), job, 64, 64 * 20, most_stepped=1000) == pytest.approx(whole, rel=0.1)
+    assert job_seconds(fleet(), job[:1], 1, 20, most_stepped=100) == pytest.approx(
+        simulate(fleet(), [], job[:1]).seconds, rel=0.1
+    )
 
 
 def test_lines_in_order_take_less_time_than_as_they_come() -> None:
@@ -60,4 +81,4 @@ def test_lines_in_order_take_less_time_than_as_they_come() -> None:
 def test_a_job_has_lines_and_a_sample_is_no_more_than_it() -> None:
     for job, total in ([], 0), (lines(3, 1), 2):
         with pytest.raises(ValueError, match="must be at least one"):
-            job_seconds(fleet(), job, total)
+            job_seconds(fleet(), job, total, 100)

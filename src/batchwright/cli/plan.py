@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any
 
-from batchwright.cli.cost_probe import measured_costs
 from batchwright.cli.flags import set_parameters
 from batchwright.cli.run import io_option, run_command
-from batchwright.engine_config import EngineConfig, engine_options
-from batchwright.errors import BatchwrightError
-from batchwright.models import DEFAULT_MODEL
 
 _PARAGRAPHS = (
     "Say what `run` would compute, before anything is computed or spent.",
@@ -34,7 +28,11 @@ _LEFT_OUT = frozenset({
 
 def _planning(command: Any) -> Any:
     """The command `run` with only those flags that a plan depends on, and with `--json`."""
-    kept = [each for each in inspect.signature(command).parameters.values() if each.name not in _LEFT_OUT]
+    kept = [
+        each.replace(default=True) if each.name == "probe" else each
+        for each in inspect.signature(command).parameters.values()
+        if each.name not in _LEFT_OUT
+    ]
     defaults = {
         each.name: each.default for each in inspect.signature(command).parameters.values() if each.name in _LEFT_OUT
     }
@@ -49,25 +47,11 @@ def _planning(command: Any) -> Any:
     def wrapped(*, as_json: bool, **given: Any) -> None:
         if as_json:
             given["report"] = "-"
-        _measure(given)
         command(**defaults | given | {"dry_run": True, "quiet": as_json})
 
     del wrapped.__wrapped__
     set_parameters(wrapped, [*kept, as_json])
     return wrapped
-
-
-def _measure(given: Mapping[str, Any]) -> None:
-    """Measure what steps of the model take on this machine, if nothing is known of them yet."""
-    if any(given[name] is not None for name in ("backend", "replicas", "ray")):
-        return
-    from rich.console import Console
-
-    names = [option.name for option in engine_options()]
-    # What is wrong with the model or its options does not keep anyone from a plan, which is then without a time.
-    with suppress(BatchwrightError, ValueError, OSError):
-        config = EngineConfig(**{name: given[name] for name in names if given[name] is not None})
-        measured_costs(Console(stderr=True), given["model"] or DEFAULT_MODEL, config)
 
 
 plan_command = _planning(run_command)

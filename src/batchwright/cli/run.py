@@ -133,6 +133,10 @@ _SYSTEM_TEMPLATE = "For tables: a system message with {column} in it, which make
 _MESSAGES_TEMPLATE = (
     'For tables: the whole chat as JSON, in Jinja: \'[{"role": "user", "content": {{ column | tojson }}}]\'.'
 )
+_PROBE = (
+    "Before anything is computed: load the model and measure its steps for some seconds, if none were measured on this "
+    "machine, to say how long the job takes."
+)
 _REORDER = (
     "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "
     "share the most: what is shared is computed once. It changes the prompts."
@@ -208,6 +212,7 @@ def run_command(
     limit: Annotated[int | None, io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
     sample: Annotated[int | None, io_option(min=1, help="Answer only so many, drawn by --seed.")] = None,
     dry_run: Annotated[bool, io_option("--dry-run", help="Show what would be computed, and compute nothing.")] = False,
+    probe: Annotated[bool, io_option("--probe/--no-probe", help=_PROBE)] = False,
     input_format: Annotated[str | None, io_option(help=_FORMAT)] = None,
     max_line_bytes: Annotated[int, io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
     id_column: Annotated[str | None, io_option(help="For tables: the column with the ids of rows.")] = None,
@@ -296,6 +301,7 @@ def run_command(
                     overwrite=overwrite,
                     max_line_bytes=max_line_bytes,
                     dry_run=dry_run,
+                    probe=probe,
                     report=report,
                     report_html=report_html,
                     progress=progress,

@@ -360,25 +360,29 @@ def _work_planned(answers: AnswersPlanned) -> str:
 
 
 def _time_planned(time: PlannedTime) -> str:
-    least, most = time.between
+    least, most = map(duration, time.between)
+    if time.lengths_from == "limits":
+        return (
+            f"It takes at most about {duration(time.seconds)} on this machine once the model is loaded, and about"
+            f" {least} at least: how long answers of this model are is not known yet."
+        )
     runs = counted(time.runs, "earlier run")
     lengths = {
         "lines": "with answers as long as the lines say",
-        "limits": "if all answers are as long as lines allow",
         "same job": f"with answers as in {runs} of this job",
         "same templates": f"with answers as in {runs} with these templates",
         "earlier runs": f"with answers as in {runs} of the model",
     }
     return (
-        f"It takes about {duration(time.seconds)} on this machine once the model is loaded ({duration(least)} to "
-        f"{duration(most)} in nine cases of ten), {lengths[time.lengths_from]}."
+        f"It takes about {duration(time.seconds)} on this machine once the model is loaded ({least} to {most} in nine "
+        f"cases of ten), {lengths[time.lengths_from]}."
     )
 
 
 def _reordered(reuse: FieldReuse) -> str:
     return (
-        f"{reuse.after:.0%} of the fields' text begins as in an earlier row, in the order of the template "
-        f"{reuse.before:.0%}"
+        f"{reuse.after:.0%} of the fields' text begins as in an earlier row, of {reuse.rows:,} compared; in the order"
+        f" of the template it would be {reuse.before:.0%}"
     )
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from batchwright.cli.cost_probe import measured_costs
 from batchwright.cli.flags import with_engine_flags
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
@@ -18,6 +17,8 @@ from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from batchwright.kept_costs import KeptCosts
     from batchwright.simulation.outcome import Outcome
     from batchwright.simulation.requests import SimulatedRequest
@@ -90,7 +91,7 @@ def simulate_command(
         raise InputError(f"--plot {plot}: must be a file named .svg or .html")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = measured_costs(console, model, engine) if costs is None else _told_costs(costs)
+    kept = _measured_costs(console, model, engine) if costs is None else _told_costs(costs)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
@@ -176,6 +177,19 @@ def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> l
         longest=longest,
         expected_tokens=expected_tokens,
     )
+
+
+def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptCosts:
+    """Return the step costs that are kept of the model, else those of a probe of it."""
+    from batchwright.inference.loading import measure_costs
+    from batchwright.kept_costs import find_costs
+
+    if (kept := find_costs(model, config)) is not None:
+        return kept
+    with console.status("") as status:
+        return measure_costs(
+            model, config, lambda text: status.update(f"no step costs of {model} are kept yet: {text}")
+        )
 
 
 def _told_costs(file: Path) -> KeptCosts:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from batchwright.inference.endpoint import EndpointInference
     from batchwright.inference.engine_inference import GeneratingEngine
     from batchwright.inference.metering import Meter
+    from batchwright.kept_costs import KeptCosts
 
 _OTHER_DESCRIPTORS = 64
 """File descriptors reserved for the database, files and listening sockets."""
@@ -71,6 +72,26 @@ def load_models(
         ) from error
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def measure_costs(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> KeptCosts:
+    """Load `model`, measure its steps for some seconds, and keep and return what they took.
+
+    Raises as `load_models`, `InputError` for a model that generates nothing, and `BatchwrightError` if too few steps
+    were measured, or could not be kept.
+    """
+    engine, _ = load_models(model, None, config, progress)
+    if engine is None:
+        raise InputError(f"{model} generates nothing")
+    from batchwright.engine.cost_probe import probe
+
+    progress("measuring what steps take, once")
+    with engine:
+        probe(engine)
+        measured = engine.keep_costs()
+    if measured is None:
+        raise BatchwrightError("the probe measured too few steps: give --costs FILE, or run a job first")
+    return measured
 
 
 def load_classifiers(

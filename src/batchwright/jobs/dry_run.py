@@ -12,7 +12,7 @@ from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
-from batchwright.jobs.planned_time import TimePlanner
+from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.forecast import answer_limit
@@ -89,16 +89,16 @@ def plan(
     *,
     limit: int,
     capacity: Capacity | None = None,
-    time: TimePlanner | None = None,
+    sample: LineSample | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
     `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those
-    that ask the same, by `repeats`, the first, and so is `time`. `limit`: the most tokens of an answer to a line that
-    does not say.
+    that ask the same, by `repeats`, the first. `sample` gets the same lines. `limit`: the most tokens of an answer to a
+    line that does not say.
     """
-    return _Planner(job, tokenizer, check, add_cost, repeats, limit, capacity, time).plan()
+    return _Planner(job, tokenizer, check, add_cost, repeats, limit, capacity, sample).plan()
 
 
 class _Planner:
@@ -113,10 +113,10 @@ class _Planner:
         repeats: Repeats | None,
         limit: int,
         capacity: Capacity | None,
-        time: TimePlanner | None,
+        sample: LineSample | None,
     ) -> None:
         self._job, self._check, self._add_cost, self._repeats = job, check, add_cost, repeats
-        self._limit, self._capacity, self._time = limit, capacity, time
+        self._limit, self._capacity, self._sample = limit, capacity, sample
         self._counter = _TokenCounter(tokenizer)
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
@@ -170,8 +170,8 @@ class _Planner:
             self._add_answers(line, counts)
             for text in texts:
                 self._survey.add(line.number, text)
-        if self._time is not None:
-            self._time.add(line, sum(map(len, texts)))
+        if self._sample is not None:
+            self._sample.add(line, sum(map(len, texts)))
         if self._add_cost is not None:
             self._add_cost(line.endpoint, line.body, sum(counts))
         if len(self._first) < _SHOWN:

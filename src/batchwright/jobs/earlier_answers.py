@@ -25,6 +25,7 @@ from batchwright.jobs.spec import JobSpec
 from batchwright.lines.forecast import AnswerLengths, AnswerTally
 from batchwright.models import cache_dir, fingerprint
 from batchwright.planning.intervals import covering_error
+from batchwright.request import FORM_FIELDS, SamplingParams
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ _EXACT = 128
 """Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
 _WEIGHT = 100.0
 """Answers as which those of each run count."""
-Likeness: TypeAlias = Literal["same job", "same templates", "earlier runs"]
-_FIRST_ERRORS: Mapping[Likeness, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
+LengthSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
+_FIRST_ERRORS: Mapping[LengthSource, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
 """Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
 
 
@@ -47,9 +48,9 @@ class RunAnswers(msgspec.Struct, frozen=True):
     """Answers of one run."""
 
     job: str
-    """Hash of what was asked: the names of the input, and the templates."""
+    """Hash of what was asked: the files of the input, and all of `template`; empty for a stream."""
     template: str
-    """Hash of the templates alone; empty if there was none."""
+    """Hash of how it was asked: the templates, and the form that answers were to have; empty without templates."""
     ended: dict[int, int]
     """Numbers of answers that ended by themselves, by their tokens."""
     cut: dict[int, int]
@@ -84,7 +85,7 @@ class LikelyLengths:
     lengths: AnswerLengths
     error: float
     """Logarithm of the factor within which their mean is true in nine cases of ten."""
-    known_from: Likeness
+    source: LengthSource
     """What the runs have in common with the job."""
     runs: int
 
@@ -102,12 +103,12 @@ def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[in
     Runs of the same job count alone where there are some, else those with the same templates, else all.
     """
     job, template = _hashes(spec)
-    likes: tuple[tuple[Likeness, list[RunAnswers]], ...] = (
-        ("same job", [each for each in runs if each.job == job]),
+    likes: tuple[tuple[LengthSource, list[RunAnswers]], ...] = (
+        ("same job", [each for each in runs if job and each.job == job]),
         ("same templates", [each for each in runs if template and each.template == template]),
         ("earlier runs", list(runs)),
     )
-    for likeness, like in likes:
+    for source, like in likes:
         if not like or not limits:
             continue
         means = [each.lengths(limits).mean for each in like]
@@ -116,9 +117,7 @@ def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[in
             for number, mean in enumerate(means)
             if len(means) > 1
         ]
-        return LikelyLengths(
-            _together(like, limits), covering_error(errors, _FIRST_ERRORS[likeness]), likeness, len(like)
-        )
+        return LikelyLengths(_together(like, limits), covering_error(errors, _FIRST_ERRORS[source]), source, len(like))
     return None
 
 
@@ -171,14 +170,17 @@ def _path(model: str) -> Path:
 
 
 def _hashes(spec: JobSpec) -> tuple[str, str]:
-    """Hashes of what a job asks, and of its templates."""
+    """Hashes of what a job asks, empty for a stream, and of how it asks, empty without templates."""
     templates = [spec.prompt_template, spec.system_template, spec.messages_template, spec.system]
-    named = any(each is not None for each in templates)
-    return _hash([*templates, spec.chat, *map(str, spec.inputs)]), _hash([*templates, spec.chat]) if named else ""
+    params = spec.defaults if isinstance(spec.defaults, SamplingParams) else SamplingParams()
+    how = [*templates, spec.chat, params.stop, *(getattr(params, name) for name in FORM_FIELDS)]
+    files = [str(path.absolute() if isinstance(path, Path) else path) for path in spec.paths]
+    job = "" if spec.from_stream else _hash([*how, *files])
+    return job, _hash(how) if any(each is not None for each in templates) else ""
 
 
 def _hash(values: Sequence[object]) -> str:
-    return hashlib.sha256(msgspec.json.encode(values)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(values, enc_hook=str)).hexdigest()[:16]
 
 
 def _histogram(counts: Sequence[int]) -> dict[int, int]:

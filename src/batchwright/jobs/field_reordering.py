@@ -6,11 +6,12 @@ columns, such as `Product: {product}`. What comes before and after them stays wh
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from batchwright.errors import InputError, InvalidRequest, shown
+from batchwright.jobs.block_sample import BlockSample
 from batchwright.jobs.sources import Source
 from batchwright.jobs.templates import PromptTemplate, Templates
 from batchwright.planning.field_order import FieldOrder, FieldReuse, reuse_of
@@ -42,17 +43,26 @@ class ReorderedPrompt:
         return f"{self.before.render(row)}{ordered}{self.after.render(row)}"
 
 
-def reordered(templates: Templates | None, source: Source) -> tuple[Templates, FieldReuse]:
+def check_fields(templates: Templates | None) -> None:
+    """Raise `InputError` unless the prompt template has independent fields."""
+    _parted(_prompt_of(templates))
+
+
+def reordered(templates: Templates, source: Source) -> tuple[Templates, FieldReuse]:
     """`templates` with the fields of the prompt in the order that is the best for the rows of `source`, and its gain.
 
-    All rows are read, and a sample of them is compared. Raises `InputError` if the prompt has no independent fields.
+    All rows are read, and a sample of them is compared. Raises `InputError` as `check_fields`.
     """
-    if templates is None or not isinstance(templates.prompt, PromptTemplate):
-        raise InputError("--reorder-fields is for the fields of a prompt template: give --prompt-template")
-    before, fields, after = _parted(templates.prompt)
+    before, fields, after = _parted(_prompt_of(templates))
     rows = _sample(source, fields)
     order = FieldOrder(rows)
     return replace(templates, prompt=ReorderedPrompt(before, fields, after, order)), reuse_of(rows, order)
+
+
+def _prompt_of(templates: Templates | None) -> PromptTemplate:
+    if templates is None or not isinstance(templates.prompt, PromptTemplate):
+        raise InputError("--reorder-fields is for the fields of a prompt template: give --prompt-template")
+    return templates.prompt
 
 
 def _parted(template: PromptTemplate) -> tuple[PromptTemplate, tuple[PromptTemplate, ...], PromptTemplate]:
@@ -98,24 +108,12 @@ def _text(template: PromptTemplate) -> str:
 
 
 def _sample(source: Source, fields: tuple[PromptTemplate, ...]) -> list[tuple[str, ...]]:
-    """The fields of some rows, each with the same chance to be among them, in the order of the input."""
-    draw, found, size, seen = random.Random(0), dict[int, tuple[str, ...]](), 0, 0
-    places: list[int] = []
+    """The fields of some rows, in the order of the input."""
+    sample = BlockSample[tuple[str, ...]](_SAMPLED, _SAMPLED_BYTES)
     for record in source.records():
-        if not isinstance(record.content, Mapping):
+        if not sample.wants_next() or not isinstance(record.content, Mapping):
             continue
-        try:
+        with suppress(InvalidRequest):  # which fails the row
             row = tuple(each.render(record.content) for each in fields)
-        except InvalidRequest:
-            continue  # which fails the row
-        seen += 1
-        if len(places) < _SAMPLED and size < _SAMPLED_BYTES:
-            size += sum(map(len, row))
-            places.append(record.number)
-        elif (place := draw.randrange(seen)) < len(places):
-            del found[places[place]]
-            places[place] = record.number
-        else:
-            continue
-        found[record.number] = row
-    return [found[number] for number in sorted(found)]
+            sample.add(row, sum(map(len, row)))
+    return sample.items

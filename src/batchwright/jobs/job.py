@@ -18,7 +18,7 @@ from batchwright.errors import InputError, InvalidRequest, ResumeRefused
 from batchwright.jobs.answer_tables import write_lines, write_table
 from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
-from batchwright.jobs.field_reordering import reordered
+from batchwright.jobs.field_reordering import check_fields, reordered
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, LineParser, check_body
 from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
@@ -142,6 +142,7 @@ class Job:
         self.finished = Finished() if nothing else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""
         self._require_costs()
+        self._reorder()
 
     def _require_costs(self) -> None:
         """Raise `ResumeRefused` if a column is to have costs that no result of a complete job says."""
@@ -210,8 +211,14 @@ class Job:
                 self.source, limit=self.spec.limit, sample=self.spec.sample, seed=self.spec.sample_seed
             )
         if self.spec.reorder_fields:
-            if self._reordered is None:
-                self._reordered = reordered(self.parser.templates, self.source)
+            check_fields(self.parser.templates)
+            if self._reordered is not None:
+                self.parser = replace(self.parser, templates=self._reordered[0])
+
+    def _reorder(self) -> None:
+        """Find the order of independent fields, if it is asked for and there are lines to compute."""
+        if self.spec.reorder_fields and self.parser.templates is not None and not self.complete:
+            self._reordered = reordered(self.parser.templates, self.source)
             self.parser = replace(self.parser, templates=self._reordered[0])
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +12,16 @@ from batchwright.clock import Clock
 from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Inference
+from batchwright.inference.loading import measure_costs
 from batchwright.jobs.answer_tables import TableColumns
-from batchwright.jobs.dry_run import Capacity, plan
+from batchwright.jobs.dry_run import Capacity, Plan, plan
 from batchwright.jobs.earlier_answers import earlier_answers
 from batchwright.jobs.identical_lines import find_repeats
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
+from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loading import ModelChoice
-from batchwright.jobs.planned_time import TimePlanner
+from batchwright.jobs.planned_time import LineSample, PlannedTime, TimeBasis
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
@@ -27,6 +31,8 @@ from batchwright.lines.forecast import LONGEST_COUNTED
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -39,8 +45,11 @@ class JobPlan:
     given_engine: Engine | None
     given_inference: Inference | None
     terms: SpendingTerms | None
+    progress: Callable[[RunProgress], None]
     dedupe: bool = True
     planned: bool = True
+    probes: bool = False
+    """Whether the model is loaded and its steps are measured, if nothing is known of them on this machine."""
 
     def report(self) -> RunReport:
         """The report of a run that computes nothing."""
@@ -48,9 +57,8 @@ class JobPlan:
         # A stream as output keeps no state.
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
-            costs, time = self._cost_planner(job), self._time_planner()
+            costs, sample, tokenizer = self._cost_planner(job), LineSample(), self._tokenizer()
             shares = self.dedupe and self.given_inference is None
-            tokenizer = self._tokenizer()
             found = plan(
                 job,
                 tokenizer,
@@ -59,7 +67,7 @@ class JobPlan:
                 find_repeats(job, self.spec.defaults, self.spec.model, None) if shares else None,
                 limit=getattr(self.spec.defaults, "max_tokens", LONGEST_COUNTED),
                 capacity=self._capacity(),
-                time=time,
+                sample=sample if tokenizer is not None and self._is_here else None,
             )
             return RunReport(
                 output=self.spec.output,
@@ -73,10 +81,38 @@ class JobPlan:
                 first_requests=found.first,
                 planned_cost=None if costs is None else costs.result(),
                 planned_answers=found.answers,
-                planned_time=None if time is None or tokenizer is None else time.result(self.spec, tokenizer.encode),
+                planned_time=self._time(sample, tokenizer, found),
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared,
             )
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether one engine in this process would compute the job, whose steps are those that are kept."""
+        is_local = self.choice.backend is None and self.choice.processes is None and self.choice.ray is None
+        return is_local and self.given_engine is None and self.given_inference is None
+
+    def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan) -> PlannedTime | None:
+        """The time of the job; None if nothing of the model was measured on this machine, or is now."""
+        model = self.choice.model
+        if model is None or tokenizer is None or not sample.is_usable:
+            return None
+        shared = found.shared.shared_tokens if self.planned else found.shared.shared_in_input_order
+        try:
+            kept = find_costs(model, self.choice.config)
+            if kept is None and self.probes:
+                kept = measure_costs(model, self.choice.config, self._loading)
+            if kept is None:
+                return None
+            basis = TimeBasis(kept, self.choice.config, earlier_answers(model), self.planned)
+            return sample.time(basis, self.spec, tokenizer.encode, max(0, found.prompt_tokens - shared))
+        except (BatchwrightError, OSError, ValueError, RuntimeError) as error:
+            # All else of a plan needs no model, which may be too large for the memory that is left, or wrong.
+            _log.warning("how long the job takes is not known: %s", error)
+            return None
+
+    def _loading(self, text: str) -> None:
+        self.progress(RunProgress("loading", text))
 
     def _capacity(self) -> Capacity | None:
         """What the engine holds at once, as far as that is known before it is loaded; None if there is none here."""
@@ -87,22 +123,6 @@ class JobPlan:
             return Capacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
         replicas = self.choice.replicas if isinstance(self.choice.replicas, int) else 1
         return Capacity((self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * replicas, None)
-
-    def _time_planner(self) -> TimePlanner | None:
-        """What tells the time of the job; None if nothing of the model was measured on this machine."""
-        model = self.choice.model
-        is_here = self.choice.backend is None and self.choice.processes is None and self.choice.ray is None
-        if model is None or not is_here or self.given_engine is not None or self.given_inference is not None:
-            return None
-        try:
-            kept = find_costs(model, self.choice.config)
-            return (
-                None
-                if kept is None
-                else TimePlanner(kept, self.choice.config, earlier_answers(model), planned=self.planned)
-            )
-        except (BatchwrightError, OSError, ValueError):
-            return None  # the plan needs no model, and a run says what is wrong with it
 
     def _cost_planner(self, job: Job) -> CostPlanner | None:
         """What adds up the cost of the lines; None if no price is known."""

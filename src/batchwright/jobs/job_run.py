@@ -258,7 +258,9 @@ class JobRun:
         finally:
             if self._engine is not None and self.given_engine is None:
                 self._engine.keep_costs()
-                keep_answers(self._engine.model_name, self.spec, self._tally.answers)
+                # Of a run that was stopped, or of the rest of one, the answers are not like those of the job.
+                if is_complete and not job.finished:
+                    keep_answers(self._engine.model_name, self.spec, self._tally.answers)
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)

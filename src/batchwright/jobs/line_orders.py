@@ -133,7 +133,9 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         return self._order.expected(line.number, limit) if told is None else float(min(told, limit))
 
     def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
-        self._order.ended(line.number, None if answer is None else token_count(answer, "completion_tokens"))
+        choices = 1 if answer is None else max(1, len(answer.get("choices") or ()))
+        tokens = None if answer is None else token_count(answer, "completion_tokens") // choices
+        self._order.ended(line.number, tokens)
 
     def shape_of(self, line: OrderedLine) -> LineShape:
         """What is known of a line; one that cannot be computed has no prompt, and fails when its turn comes."""

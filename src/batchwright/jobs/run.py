@@ -86,6 +86,7 @@ def run(
     retry_failed: RetryFailed | bool = False,
     retry_invalid: int = 0,
     dry_run: bool = False,
+    probe: bool = False,
     ordered: bool = False,
     overwrite: bool = False,
     max_line_bytes: int = 2**20,
@@ -159,9 +160,9 @@ def run(
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
       it; by default the prompt is the column `prompt`. `messages_template`: a Jinja template of the whole chat as JSON.
+      A cell that is empty or null is empty text; a row with nothing in any column of the templates fails.
     - `reorder_fields`: puts lines of the prompt template that name columns, where two or more follow one another, in
       the order in which rows share the most, for each row: what is shared is computed once. It changes the prompts.
-      A cell that is empty or null is empty text; a row with nothing in any column of the templates fails.
     - `id_column`: the column with the custom ids of rows.
     - `keep`: columns of the input that a table as output keeps, instead of all; `output_column`: that of the answers.
     - `limit`: computes only the first lines; `sample`: only so many, drawn with `sample_seed`.
@@ -170,7 +171,8 @@ def run(
       cut by `max_tokens`: with twice the tokens, and with the next seed if it has one. Where that does not help, the
       `finish_reason` of the last answer is `"invalid_json"`.
     - `dry_run`: computes and writes nothing. The report then has the lines that would fail, the tokens of all prompts
-      and the first requests as they would be sent; `output` may be left out.
+      and the first requests as they would be sent; `output` may be left out. With `probe`, a model whose steps were
+      never measured on this machine is loaded and measured for some seconds, to tell how long the job takes.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
@@ -228,8 +230,7 @@ def run(
         terms.require_price(choice.model)
     if retry_invalid and via != "live":
         raise InputError(f"retry_invalid={retry_invalid}: a provider's batch asks each line once; leave it out, or via")
-    if output is None and not dry_run:
-        raise InputError("no output: name a file, such as answers.csv")
+    _check_run_kind(output, dry_run=dry_run, probe=probe)
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
     with as_files(input) as names:
         spec = JobSpec(
@@ -272,7 +273,9 @@ def run(
         show = progress or (lambda _: None)
         clock = clock or MonotonicClock()
         if dry_run:
-            plan = JobPlan(spec, clock, choice, given, inference, terms, dedupe=dedupe, planned=planned).report()
+            plan = JobPlan(
+                spec, clock, choice, given, inference, terms, show, dedupe=dedupe, planned=planned, probes=probe
+            ).report()
             if report_path is not None:
                 plan.save(report_path)
             return plan
@@ -289,6 +292,13 @@ def run(
             planned=planned,
             page_path=page_path,
         ).carry_out()
+
+
+def _check_run_kind(output: object, *, dry_run: bool, probe: bool) -> None:
+    if probe and not dry_run:
+        raise InputError("probe is for a dry run, which tells how long a job takes: add dry_run, or leave it out")
+    if output is None and not dry_run:
+        raise InputError("no output: name a file, such as answers.csv")
 
 
 def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:

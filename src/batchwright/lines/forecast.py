@@ -71,7 +71,7 @@ class AnswerLengths:
         return float(self._sums[min(limit, len(self._sums) - 1)])
 
     def drawn(self, luck: float) -> int:
-        """Return the tokens of an answer without a limit, of which `luck`, 0 to 1, is the share of longer ones."""
+        """Return the tokens that a share `luck` of answers without a limit exceeds, and no larger share does."""
         return len(self._survival) - int(np.searchsorted(self._survival[::-1], luck, side="right"))
 
     @property

@@ -34,6 +34,8 @@ _MOST_QUIET = 16
 """Most minutes without a refusal until more is tried."""
 _LOST = 3
 """Times in a minute at which refusals came that the count did not foretell, after which it is not taken for known."""
+_ANSWERED_WITHIN = 5.0
+"""Seconds after which hardly any refusal comes of a request that was sent."""
 _AT_ONCE = 1.0
 """Seconds within which refusals have one cause, such as a moment in which this machine was busy with something else."""
 
@@ -107,7 +109,7 @@ class FoundSlidingWindow:
                 self._mistrust(sent_at)
             return
         longer = self._late if self.limit else _ON_THE_WAY
-        count = sum(sent_at - MINUTE - longer < each < sent_at for each in self._sent)
+        count = sum(sent_at - MINUTE - longer < each < sent_at for each in chain(self._past, self._sent))
         told = _Refused(sent_at, sent_at + retry_after, count)
         if self.limit:
             self._follow(told, sent_at)
@@ -174,5 +176,8 @@ class FoundSlidingWindow:
             self._past.append(self._sent.popleft())
         if self._told is not None and now > self._told.ends + MINUTE:
             self._told = None  # what was sent before it is kept no longer than it can tell anything
-        while self._past and (self._told is None or self._past[0] <= self._told.sent_at - MINUTE):
+        known_from = now - MINUTE - self._late - _ANSWERED_WITHIN
+        if self._told is not None:
+            known_from = min(known_from, self._told.sent_at - MINUTE)
+        while self._past and self._past[0] <= known_from:
             self._past.popleft()

@@ -465,9 +465,12 @@ class Pacer:
     def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
         """Return whether a window was known, or now is, that explains a refusal."""
         rates = [(each.rate, each.limit) for each in self._windows if each.rate]
+        known = self._known_window
         for found in self._windows:
             found.withdrawn(attempt.at)
-            found.refused(attempt.at, retry_after)
+            # What one of them explains is no evidence for another.
+            if known is None or found is known:
+                found.refused(attempt.at, retry_after)
         if self._known_window is None:
             for rate, limit in rates:
                 self._found.go_on_at(rate, float(limit), now)

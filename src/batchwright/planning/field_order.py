@@ -43,7 +43,7 @@ class FieldOrder:
         # What saves the most of each row finds groups within groups; what saves the most of all, large ones.
         for weight in (0.0, 1.0):
             self._root = _grouped(rows, range(len(rows)), tuple(range(count)), weight)
-            found.append((reuse_of(rows, self).after, -weight, self._root))
+            found.append((_shared(rows, [self.of(row) for row in rows]), -weight, self._root))
         self._root = max(found, key=lambda each: each[:2])[2]
 
     def of(self, row: Row) -> tuple[int, ...]:
@@ -56,7 +56,8 @@ class FieldOrder:
                 default=None,
             )
             if found is None:
-                return (*order, *(name for name in group.rest if name in left))
+                order += (name for name in group.rest if name in left)
+                return (*order, *sorted(left.difference(order)))
             _, group, name = found
             order.append(name)
             left.discard(name)
@@ -70,13 +71,15 @@ class FieldReuse:
     """In the order of the template."""
     after: float
     """In the order that was found."""
+    rows: int
+    """Number of rows that were compared."""
 
 
 def reuse_of(rows: Sequence[Row], order: FieldOrder) -> FieldReuse:
     """Return how much of `rows` is computed already when it is computed, if a cache holds all that was."""
     total = max(1, sum(len(value.encode()) for row in rows for value in row))
     before = _shared(rows, [tuple(range(len(row))) for row in rows])
-    return FieldReuse(before / total, _shared(rows, [order.of(row) for row in rows]) / total)
+    return FieldReuse(before / total, _shared(rows, [order.of(row) for row in rows]) / total, len(rows))
 
 
 def _shared(rows: Sequence[Row], orders: Sequence[tuple[int, ...]]) -> int:

@@ -182,7 +182,7 @@ class StepRecord:
 
     def __init__(self, measurements: Iterable[Measurement] = ()) -> None:
         self.added = 0
-        """Number of steps since it was made, without those that it was made of; like this are the next two."""
+        """Number of steps since it was made, without those that it was made of; the next two likewise."""
         self.seconds = 0.0
         """Seconds of all of them."""
         self.features = [0.0] * NUM_FEATURES

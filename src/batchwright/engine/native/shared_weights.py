@@ -19,67 +19,86 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.native.large_pages import HUGE, Arena, collapse_into_huge_pages
+from batchwright.errors import UnsupportedModel
 
-_HEADER = struct.Struct("<Q32s")
-"""At the end of the memory, once it is complete: the bytes of the weights, and a digest of how they are laid out."""
+_HEADER = struct.Struct("<QQ32s32s")
+"""At the beginning, once the memory is complete: its bytes, those of them that are used, and digests of the model and
+of how its weights are laid out."""
+_FIRST = mmap.PAGESIZE
+"""Where weights begin."""
 _SLACK = 2**20
 """Bytes for the alignment of tensors."""
 
-_descriptor: int | None = None
+_given: tuple[int, str] | None = None
+"""A descriptor, and the fingerprint of the model whose weights the memory is for."""
 
 
-def share_weights(descriptor: int) -> None:
-    """Let the next model whose layers are compiled hold its weights in the memory with this descriptor."""
-    global _descriptor
-    _descriptor = descriptor
+def share_weights(descriptor: int, fingerprint: str) -> None:
+    """Let the next model whose layers are compiled hold its weights in the memory with this descriptor.
+
+    `fingerprint`: a text that changes when the model does.
+    """
+    global _given
+    _given = descriptor, fingerprint
 
 
 def arena_for(capacity: int) -> Arena:
-    """Return the arena for weights of `capacity` bytes: memory that is shared, if this process has been given some."""
-    global _descriptor
-    descriptor, _descriptor = _descriptor, None
-    return Arena(capacity) if descriptor is None else SharedArena(capacity, descriptor)
+    """Return the arena for weights of `capacity` bytes: memory that is shared, if this process has been given some.
+
+    Raises as `SharedArena`.
+    """
+    global _given
+    given, _given = _given, None
+    return Arena(capacity) if given is None else SharedArena(capacity, *given)
 
 
 class SharedArena(Arena):
     """An arena in memory that several processes map, all of which hold the same tensors in the same order."""
 
-    def __init__(self, capacity: int, descriptor: int) -> None:
-        """Wait until no other process is writing. Raises OSError if there is not enough memory."""
+    def __init__(self, capacity: int, descriptor: int, fingerprint: str) -> None:
+        """Wait until no other process is writing.
+
+        Raises `UnsupportedModel` if the memory holds another model, OSError if there is not enough memory.
+        """
         self._descriptor = descriptor
-        size = -(-(capacity + _SLACK) // HUGE) * HUGE
+        self._size = -(-(_FIRST + capacity + _SLACK) // HUGE) * HUGE
+        self._model = hashlib.sha256(fingerprint.encode()).digest()
         # It is given up when this process ends, whatever it was doing.
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
-        header = os.pread(descriptor, _HEADER.size, size)
-        self._packed = _HEADER.unpack(header) if len(header) == _HEADER.size else None
-        """What the header says, if another process has packed the weights."""
-        if self._packed is None:
+        header = os.pread(descriptor, _HEADER.size, 0)
+        size, *self._packed = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, b"", b"")
+        self._is_packed = size > 0
+        """Whether another process has packed the weights."""
+        if not self._is_packed:
+            # Nobody has mapped it: who began to and died is gone.
             os.ftruncate(descriptor, 0)
-            os.posix_fallocate(descriptor, 0, size)
+            os.posix_fallocate(descriptor, 0, self._size)
         else:
             fcntl.lockf(descriptor, fcntl.LOCK_UN)
-        self._space, self._used, self._size = _mapped(descriptor, size), 0, size
+            if (size, self._packed[1]) != (self._size, self._model):
+                raise UnsupportedModel(
+                    "the model's files were changed while replicas of it run, which share its weights: start all again"
+                )
+        self._space, self._used = _mapped(descriptor, self._size), _FIRST
         self._layout = hashlib.sha256()
 
     def hold(self, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
         self._layout.update(f"{shape} {dtype};".encode())
         place = self._place(shape, dtype)
-        return place.copy_(make()) if self._packed is None else place
+        return place if self._is_packed else place.copy_(make())
 
     def end(self) -> None:
-        """Let others take what is held, or check that it is what this process would hold.
+        """Let others take what is held, or check that it is laid out as this process lays it out.
 
-        Raises RuntimeError if another process has packed something else.
+        Raises RuntimeError if it is not.
         """
-        found = self._used, self._layout.digest()
-        if self._packed is None:
-            collapse_into_huge_pages(self._space)
-            os.pwrite(self._descriptor, _HEADER.pack(*found), self._size)
+        found = [self._used, self._model, self._layout.digest()]
+        if self._is_packed and self._packed != found:
+            raise RuntimeError("another replica has laid out the weights in another way")
+        collapse_into_huge_pages(self._space)
+        if not self._is_packed:
+            os.pwrite(self._descriptor, _HEADER.pack(self._size, *found), 0)
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-        elif self._packed != found:
-            raise RuntimeError("another replica has packed other weights than this one has")
-        else:
-            collapse_into_huge_pages(self._space)
         _protect(self._space)
 
     def _more(self, size: int) -> Tensor:

@@ -58,8 +58,8 @@ async def open_replicas(
     memory = _memory_for_weights(places) if model is not None and config.tensor_parallel == 1 else {}
 
     async def closed() -> None:
-        for descriptor in memory.values():
-            os.close(descriptor)
+        while memory:
+            os.close(memory.popitem()[1])
 
     replicas = [ProcessReplica(replace(spec, weights=memory.get(place.node)), place) for place in places]
     return await ReplicatedInference.opened(replicas, progress, most_deaths=most_deaths, closed=closed)

@@ -63,8 +63,10 @@ def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | N
         config = config.with_options(kv_memory=int(min(_KV_MOST, free_memory() * _KV_SHARE / sharing)))
     if spec.weights is not None:
         from batchwright.engine.native.shared_weights import share_weights
+        from batchwright.models import fingerprint as fingerprint_of
 
-        share_weights(spec.weights)
+        assert spec.model is not None
+        share_weights(spec.weights, fingerprint_of(spec.model))
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)
     classifiers = load_classifiers(spec.classifiers, config.device, progress)
     if engine is None:
