@@ -57,6 +57,8 @@ _FADES = 0.8
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
 """Most times that the reserve may grow, and factor by which it grows at each refusal that was not foretold."""
+_NEWEST = 0.1
+"""Weight of the newest answer among those of a window that say what is left; others may use it up meanwhile."""
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
 _RATIO_KNOWN = 0.01
@@ -104,6 +106,8 @@ class StatedBudget:
         self._margin = 1.0
         """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
         self._surge = _SURGE
+        self._answers, self._mean_total = 0, 0.0
+        """Answers of the present window, and the mean of what each said was left and had been sent by then."""
         self._was_too_fast = False
         """Whether requests were refused in the present window while much of it was left."""
         self.ratio = 1.0
@@ -219,6 +223,8 @@ class StatedBudget:
         else:
             self._learn_ratio(sent, stated.remaining)
             since = (self._total - sent.total) * self.ratio
+            if (self.is_window or self._slides_known) and self.kind == "requests" and not refused:
+                since += stated.remaining - self._agreed(stated.remaining, sent)
         self._advance(now)
         refilled = self._refilled(sent, now)
         left = min(self._capacity, stated.remaining + refilled - since)
@@ -227,6 +233,17 @@ class StatedBudget:
         self._left = left
         self._at = now
         self._last = (sent.at, sent.total, float(stated.remaining))
+
+    def _agreed(self, remaining: float, sent: Sent) -> float:
+        """Return what was left when a request arrived, as the answers of the present window say together.
+
+        Requests do not arrive in the order in which they were sent: one that others have overtaken tells too little of
+        what is left, and one that has overtaken others too much.
+        """
+        counted = sent.total - (sent.left_window if self._slides_known else 0.0)
+        self._answers += 1
+        self._mean_total += (remaining + counted - self._mean_total) * max(1.0 / self._answers, _NEWEST)
+        return self._mean_total - counted
 
     def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
@@ -291,6 +308,7 @@ class StatedBudget:
                 self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
             self._was_too_fast = False
             self._left, self._rolled = self._capacity, self._total
+            self._answers, self._mean_total = 0, 0.0
             self._end.pass_by(math.ceil((now - self._end.value) / self.window), self.window)
         self._at = now
 
@@ -325,7 +343,8 @@ class StatedBudget:
         if self._rolled is not None and sent.total > self._rolled:
             # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
             since = (sent.total - self._rolled) * self.ratio
-            self.slides = self.slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
+            if self.window > _SHORT and missing > since + 0.5 * stated.limit:
+                self._slide()
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
             self._end.tell(sent.at, now, stated.reset, self.window)
@@ -333,7 +352,7 @@ class StatedBudget:
             if sent.at >= self._first_end:
                 self._first_end = self._end.value
             elif self.is_window and self.window > _SHORT and _MOVED < moved / self.window < _ENDED:
-                self.slides = True
+                self._slide()
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
         if missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
@@ -349,6 +368,11 @@ class StatedBudget:
         if stated.window is None and not self.slides and self._tellings:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
+
+    def _slide(self) -> None:
+        if not self.slides:
+            self.slides = True
+            self._answers, self._mean_total = 0, 0.0
 
     def _tell_filled(self, filled: float, weight: float) -> None:
         """Learn from an answer the time, as a logarithm, in which a bucket would be filled."""
