@@ -360,10 +360,10 @@ def _work_planned(answers: AnswersPlanned) -> str:
 
 
 def _time_planned(time: PlannedTime) -> str:
-    least, most = map(duration, time.between)
+    seconds, least, most = map(_rounded, (time.seconds, *time.between))
     if time.lengths_from == "limits":
         return (
-            f"It takes at most about {duration(time.seconds)} on this machine once the model is loaded, and about"
+            f"It takes at most about {seconds} on this machine once the model is loaded, and about"
             f" {least} at least: how long answers of this model are is not known yet."
         )
     runs = counted(time.runs, "earlier run")
@@ -374,9 +374,15 @@ def _time_planned(time: PlannedTime) -> str:
         "earlier runs": f"with answers as in {runs} of the model",
     }
     return (
-        f"It takes about {duration(time.seconds)} on this machine once the model is loaded ({least} to {most} in nine "
+        f"It takes about {seconds} on this machine once the model is loaded ({least} to {most} in nine "
         f"cases of ten), {lengths[time.lengths_from]}."
     )
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.1f} s" if seconds < 10.0 else f"{seconds:.0f} s"
+    return duration(seconds)
 
 
 def _reordered(reuse: FieldReuse) -> str:
