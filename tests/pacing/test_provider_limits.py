@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from batchwright.pacing.limits import ToldLimit
+
 from .kinds import KINDS
 from .simulation import Says, simulate, works
 
@@ -106,3 +108,14 @@ def test_requests_that_overtake_one_another_are_hardly_refused(kind: str, refuse
         measured = simulate(KINDS[kind].limits(), works(seed), seconds=600.0, says=says, round_trip=0.5, seed=seed)
         assert len(measured.admitted) >= 5980
         assert measured.refused_per_thousand <= refused
+
+
+def test_the_last_request_of_a_window_that_slides_is_used() -> None:
+    """A job of ten windows' requests takes nine minutes and what is sent in the last of them."""
+    says = Says(headers="openai", retry_after=True)
+    kind = KINDS["sliding window 600"]
+    for seed in range(3):
+        measured = simulate(
+            kind.limits(), works(seed), seconds=580.0, says=says, told=(ToldLimit("requests", 600, 60.0),), seed=seed
+        )
+        assert len(measured.admitted) >= 6000

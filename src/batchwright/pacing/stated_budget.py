@@ -243,7 +243,7 @@ class StatedBudget:
         counted = sent.total - (sent.left_window if self._slides_known else 0.0)
         self._answers += 1
         self._mean_total += (remaining + counted - self._mean_total) * max(1.0 / self._answers, _NEWEST)
-        return self._mean_total - counted
+        return round(self._mean_total) - counted
 
     def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
