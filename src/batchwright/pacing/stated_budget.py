@@ -59,6 +59,8 @@ _MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
 """Most times that the reserve may grow, and factor by which it grows at each refusal that was not foretold."""
 _NEWEST = 0.1
 """Weight of the newest answer among those of a window that say what is left; others may use it up meanwhile."""
+_CLEARLY = 0.5
+"""Share of the deviation by their own times that what they say by arrivals may have to be believed."""
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
 _RATIO_KNOWN = 0.01
@@ -85,6 +87,23 @@ class Sent:
     """Amounts that were older than a window by then."""
 
 
+@dataclass(slots=True)
+class _Mean:
+    """Mean of values of which the newest count the most."""
+
+    mean: float = 0.0
+    spread: float = 0.0
+    """Mean deviation."""
+    _count: int = 0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        weight = max(1.0 / self._count, _NEWEST)
+        if self._count > 1:
+            self.spread += (abs(value - self.mean) - self.spread) * weight
+        self.mean += (value - self.mean) * weight
+
+
 class StatedBudget:
     """One limit of an endpoint, as its answers state it."""
 
@@ -106,8 +125,9 @@ class StatedBudget:
         self._margin = 1.0
         """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
         self._surge = _SURGE
-        self._answers, self._mean_total = 0, 0.0
-        """Answers of the present window, and the mean of what each said was left and had been sent by then."""
+        self._by_arrival, self._by_answer = _Mean(), _Mean()
+        """What answers of the present window say is left, with all that was sent before their requests arrived, and
+        before they came themselves."""
         self._was_too_fast = False
         """Whether requests were refused in the present window while much of it was left."""
         self.ratio = 1.0
@@ -238,12 +258,16 @@ class StatedBudget:
         """Return what was left when a request arrived, as the answers of the present window say together.
 
         Requests do not arrive in the order in which they were sent: one that others have overtaken tells too little of
-        what is left, and one that has overtaken others too much.
+        what is left, and one that has overtaken others too much. Where answers seem to say what is left when they are
+        ready, each is taken by itself.
         """
-        counted = sent.total - (sent.left_window if self._slides_known else 0.0)
-        self._answers += 1
-        self._mean_total += (remaining + counted - self._mean_total) * max(1.0 / self._answers, _NEWEST)
-        return round(self._mean_total) - counted
+        slides = self._slides_known
+        at_arrival = sent.total - (sent.left_window if slides else 0.0)
+        self._by_arrival.add(remaining + at_arrival)
+        self._by_answer.add(remaining + self._total - (self._left_window if slides else 0.0))
+        if self._by_arrival.spread > _CLEARLY * self._by_answer.spread:
+            return remaining
+        return round(self._by_arrival.mean) - at_arrival
 
     def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
@@ -308,7 +332,7 @@ class StatedBudget:
                 self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
             self._was_too_fast = False
             self._left, self._rolled = self._capacity, self._total
-            self._answers, self._mean_total = 0, 0.0
+            self._by_arrival, self._by_answer = _Mean(), _Mean()
             self._end.pass_by(math.ceil((now - self._end.value) / self.window), self.window)
         self._at = now
 
@@ -372,7 +396,7 @@ class StatedBudget:
     def _slide(self) -> None:
         if not self.slides:
             self.slides = True
-            self._answers, self._mean_total = 0, 0.0
+            self._by_arrival, self._by_answer = _Mean(), _Mean()
 
     def _tell_filled(self, filled: float, weight: float) -> None:
         """Learn from an answer the time, as a logarithm, in which a bucket would be filled."""
