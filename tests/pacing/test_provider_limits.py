@@ -119,3 +119,12 @@ def test_the_last_request_of_a_window_that_slides_is_used() -> None:
             kind.limits(), works(seed), seconds=580.0, says=says, told=(ToldLimit("requests", 600, 60.0),), seed=seed
         )
         assert len(measured.admitted) >= 6000
+
+
+def test_windows_of_a_second_do_not_grow_by_requests_that_come_too_late_for_them() -> None:
+    """Requests arrive 0.05 to 0.15 s after they were sent, so that now and then a window seems to admit one more."""
+    kind = KINDS["10 in each second"]
+    for seed in range(2):
+        measured = simulate(kind.limits(), works(seed), seconds=300.0, says=Says(text=True), round_trip=0.2, seed=seed)
+        assert len(measured.admitted) >= 0.95 * 3000
+        assert measured.refused_per_thousand <= 10.0

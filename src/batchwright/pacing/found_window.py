@@ -70,6 +70,10 @@ class FoundWindow:
         self._rounds = _FIRST_ROUNDS
         self._quiet = 0
         """Windows in a row that were used up without a refusal."""
+        self._proven = 0
+        """Requests that windows admitted before more were tried."""
+        self._patience = _FIRST_ROUNDS
+        """Windows without a refusal after which those were tried."""
         self._early = 0.0
         """Refusals of late that were not foretold."""
 
@@ -146,6 +150,7 @@ class FoundWindow:
     def _know(self, length: float, limit: int, start: float) -> None:
         self.length, self.limit, self._start = length, limit, start
         self._window, self._used, self._step = -1, limit, 0
+        self._proven, self._patience = limit, _FIRST_ROUNDS
         self._next_step, self._rounds, self._quiet, self._early = 1, _FIRST_ROUNDS, 0, 0.0
 
     def _follow(self, refusal: _Refused) -> None:
@@ -157,12 +162,18 @@ class FoundWindow:
             return
         self._start += _CORRECTED * offset
         accepted = refusal.counts[_LENGTHS.index(self.length)]
-        if accepted < self.limit:
+        if accepted >= self.limit:
+            self._proven = self.limit
+            if self._step and self._next_step == 1:
+                self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
+        elif self._proven < self.limit:
+            # More fitted once: some came so late that the next window had them.
+            self.limit = max(1, self._proven)
+            self._rounds = self._patience = min(_MOST_ROUNDS, 2 * self._patience)
+        else:
             if self._early >= _EARLY_FADES:
                 self.limit = max(1, accepted)
             self._mistrust()
-        elif self._step and self._next_step == 1:
-            self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
         self._step, self._next_step, self._quiet = 0, 1, 0
         self._used = max(self._used, self.limit)
 
@@ -188,6 +199,8 @@ class FoundWindow:
             return
         self._early *= _EARLY_FADES
         self._quiet += 1
+        if self._quiet >= _FIRST_ROUNDS:
+            self._proven = max(self._proven, self.limit)
         if self._step:
             # More were accepted: the next step is larger.
             self.limit += self._step
