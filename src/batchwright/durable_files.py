@@ -39,17 +39,8 @@ def write_shared(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Writers that end together must not write the same file that takes the place of it.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    with _taking_place_of(path, path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")) as file:
+        file.write(content)
 
 
 def remove_oldest(folder: Path, pattern: str, keep: int) -> None:
@@ -75,7 +66,15 @@ def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) ->
             yield file
         return
     path = followed(path)
-    temporary = path.with_name(path.name + TEMPORARY)
+    with _taking_place_of(path, path.with_name(path.name + TEMPORARY), open_new) as file:
+        yield file
+
+
+@contextmanager
+def _taking_place_of(
+    path: Path, temporary: Path, open_new: Callable[[Path], BinaryIO] | None = None
+) -> Iterator[BinaryIO]:
+    """Write `temporary`, which takes the place of `path` when the block ends, and is removed after an error."""
     try:
         with temporary.open("wb") if open_new is None else open_new(temporary) as file:
             yield file

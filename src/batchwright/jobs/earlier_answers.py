@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +123,11 @@ def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[in
 
 def _together(runs: Sequence[RunAnswers], limits: Mapping[int, int]) -> AnswerLengths:
     """The lengths of the answers of all runs, each of which counts alike, however many it had."""
-    ended, cut = Counter[int](), Counter[int]()
+    ended, cut = defaultdict[int, float](float), defaultdict[int, float](float)
     for run in runs:
         for total, counts in ((ended, run.ended), (cut, run.cut)):
             for tokens, count in counts.items():
-                total[tokens] += count * _WEIGHT / len(run)  # type: ignore[assignment]  # shares of answers
+                total[tokens] += count * _WEIGHT / len(run)
     return AnswerLengths(_counts(ended), _counts(cut), (), limits)
 
 

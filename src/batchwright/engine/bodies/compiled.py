@@ -180,21 +180,19 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
         return None
 
     @cache
-    def rounded() -> tuple[Tensor, ...]:
+    def rounded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         pieces = [_rounded(piece) for piece in columns.split(_AT_A_TIME)]
-        return tuple(torch.cat(each) for each in zip(*pieces, strict=True))
+        whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
+        return whole, scales, lengths, errors
 
     outputs = columns.shape[0]
     bias = padded(torch.zeros(outputs))
     bias[outputs:] = -torch.inf
-    lengths, errors = (
-        arena.hold(bias.shape, torch.float32, lambda place=place: padded(rounded()[place]))  # type: ignore[misc]
-        for place in (2, 3)
-    )
+    lengths = arena.hold(bias.shape, torch.float32, lambda: padded(rounded()[2]))
+    errors = arena.hold(bias.shape, torch.float32, lambda: padded(rounded()[3]))
     if not bool((lengths < _MOST_LENGTH).all()):  # NaN is not, either
         return None
-    whole_and_scales = lambda: (rounded()[0], rounded()[1])  # noqa: E731
-    rough = pack_rounded(columns.shape, whole_and_scales, bias if len(bias) > outputs else None, arena)
+    rough = pack_rounded(columns.shape, lambda: rounded()[:2], bias if len(bias) > outputs else None, arena)
     mixed = min(mixed_channels(columns.shape[1]), _MOST_MIXED)
     return DecoderScreen(rough, lengths, errors, columns, mixed)
 
