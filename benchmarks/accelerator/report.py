@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from batchwright.engine_config import QuantizationName
 from benchmarks.accelerator.bounds import decode_bound, job_bound
 from benchmarks.accelerator.results import (
     Bandwidth,
@@ -75,6 +76,7 @@ def rows(findings: Findings) -> list[Row]:
         *_hardware(findings),
         *_decodes(findings),
         *_busy(findings),
+        *_fp8(findings),
         *_mixed(findings),
         _prefix(findings),
         _tests(findings),
@@ -130,7 +132,7 @@ def _hardware(findings: Findings) -> Iterator[Row]:
 
 def _decodes(findings: Findings) -> Iterator[Row]:
     bandwidth, cost = findings.one(Bandwidth), ModelCost.of(findings.shape.config)
-    measured = {each.sequences: each for each in findings.all(Decode)}
+    measured = _decoded(findings, None)
     for count in findings.shape.decodes:
         what, bar = f"decode, {count} of {findings.shape.context:,}", "≥ 85%"
         found = measured.get(count)
@@ -144,8 +146,26 @@ def _decodes(findings: Findings) -> Iterator[Row]:
             yield Row(what, f"{_ms(found.step)} a step", f"bound {_ms(bound)}", f"{share:.0%}", bar, share >= 0.85)
 
 
+def _decoded(findings: Findings, quantization: QuantizationName | None) -> dict[int, Decode]:
+    """Steady decoding with weights of one kind, by the number of sequences."""
+    return {each.sequences: each for each in findings.all(Decode) if each.quantization == quantization}
+
+
+def _fp8(findings: Findings) -> Iterator[Row]:
+    plain, rounded = _decoded(findings, None), _decoded(findings, "fp8")
+    for count in findings.shape.decodes:
+        what = f"decode in fp8, {count} of {findings.shape.context:,}"
+        if count not in rounded:
+            yield Row(what, reason=findings.missing("fp8", "decode in fp8"))
+        elif count not in plain:
+            yield Row(what, f"{_ms(rounded[count].step)} a step", reason=findings.missing("decode"))
+        else:
+            ours, without = rounded[count].step, plain[count].step
+            yield Row(what, f"{_ms(ours)} a step", f"bfloat16 {_ms(without)}", f"{without / ours:.2f}")
+
+
 def _busy(findings: Findings) -> Iterator[Row]:
-    steps = {each.sequences: each.step for each in findings.all(Decode)}
+    steps = {count: each.step for count, each in _decoded(findings, None).items()}
     measured = {each.sequences: each for each in findings.all(Busy)}
     for count in findings.shape.decodes:
         what, bar = f"GPU busy, {count}", "≥ 95%"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Section: TypeAlias = Literal["hardware", "decode", "prefix", "mixed", "generate_batch", "tests"]
+from batchwright.engine_config import QuantizationName
+
+Section: TypeAlias = Literal["hardware", "decode", "prefix", "mixed", "fp8", "generate_batch", "tests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Decode:
     """Mean tokens of a sequence, prompt and output so far, in the steps that counted."""
     step: float
     """From a token of a sequence to its next."""
+    quantization: QuantizationName | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from batchwright import Engine
+from batchwright.engine_config import QuantizationName
 from batchwright.scheduling.sizes import BLOCK_SIZE
 from benchmarks.accelerator.hardware import measure_hardware
 from benchmarks.accelerator.peer import measure_peer
@@ -65,12 +66,23 @@ class Bench:
         ended = _compute(engine, self.shape.lengths().job(0, self.shape.vocab_size), ends)
         yield Mixed("batchwright", engine.stats.implementation, time.perf_counter() - began, ended)
 
+    def fp8(self, ends: float) -> Iterator[Result]:
+        """The time of a step of steady decoding with weights in 8-bit floating point."""
+        if self.device.type != "cuda":
+            yield Unavailable("decode in fp8", "needs CUDA")
+            return
+        self._close()
+        shape = self.shape
+        for count in shape.decodes:
+            engine = self._opened("fp8")
+            with steady(engine, shape.decode(count).job(0, shape.vocab_size), shape.warm_up) as sequences:
+                step, context = sequences.timed(shape.steps)
+                yield Decode(count, context, step, "fp8")
+        self._close()
+
     def generate_batch(self, ends: float) -> Iterator[Result]:
-        """The same with transformers' continuous batching."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-            self._free()
+        """The same job with transformers' continuous batching."""
+        self._close()
         yield measure_peer(self.shape, self.device, ends)
 
     def _busy(self, sequences: Steady) -> Result:
@@ -82,7 +94,13 @@ class Bench:
         except Exception as error:  # the profiler may not be allowed to look; what follows can do without it
             return Unavailable(what, short(error))
 
-    def _opened(self) -> Engine:
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            self._free()
+
+    def _opened(self, quantization: QuantizationName | None = None) -> Engine:
         if self._engine is None:
             write_model(self.shape, self._folder)
             with random_weights():
@@ -92,6 +110,7 @@ class Bench:
                     device=str(self.device),
                     max_model_len=self.shape.max_model_len,
                     kv_memory=kv_memory(self.shape),
+                    quantization=quantization,
                     drafting=False,  # what random weights say repeats itself: it would be guessed too well
                 )
         return self._engine
@@ -131,5 +150,6 @@ _SECTIONS: Mapping[Section, Callable[[Bench, float], Iterator[Result]]] = {
     "decode": Bench.decode,
     "prefix": Bench.prefix,
     "mixed": Bench.mixed,
+    "fp8": Bench.fp8,
     "generate_batch": Bench.generate_batch,
 }

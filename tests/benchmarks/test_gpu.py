@@ -66,6 +66,7 @@ def findings() -> Findings:
     bound = decode_bound(ModelCost.of(TINY.config), 1e9, 1, 40.0)
     products = [Products(count, 1e-6, 1e-6) for count in TINY.product_rows]
     decodes = [Decode(count, 40.0, bound / 0.9) for count in TINY.decodes]
+    decodes += [Decode(count, 40.0, bound / 1.8, "fp8") for count in TINY.decodes]
     busy = [Busy(count, bound / 0.9 * 0.5) for count in TINY.decodes]
     mixed = [Mixed("batchwright", "fused body", 1e-9, True), Mixed("transformers", "sdpa", 3e-9, True)]
     prefix = [Prefix(0, 0.01), Prefix(TINY.prefix, 0.0119)]
@@ -73,7 +74,8 @@ def findings() -> Findings:
 
 
 def test_every_bar_is_judged(findings: Findings) -> None:
-    assert _met(rows(findings)) == [None] * 4 + [True] * 2 + [False] * 2 + [True] * 4
+    assert _met(rows(findings)) == [None] * 4 + [True] * 2 + [False] * 2 + [None] * 2 + [True] * 4
+    assert [row.ratio for row in rows(findings) if row.what.startswith("decode in fp8")] == ["2.00", "2.00"]
     assert "| decode, 4 of 40" in page(findings)
     findings.results[-2:] = [Prefix(TINY.prefix, 0.0121), Suite(9, ("tests/a.py::b",), 0, True)]
     assert _met(rows(findings))[-2:] == [False, False]
@@ -161,7 +163,13 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     written = saved.read_text(encoding="utf-8")
     told = {line.split("|")[1].strip(): line for line in written.splitlines() if line.startswith("| ")}
     missing = {what: line for what, line in told.items() if "?" in line}
-    assert set(missing) == {"GPU busy, 1", "GPU busy, 4", "tests/engine"}
+    assert set(missing) == {
+        "GPU busy, 1",
+        "GPU busy, 4",
+        "decode in fp8, 1 of 40",
+        "decode in fp8, 4 of 40",
+        "tests/engine",
+    }
     assert all("needs CUDA" in line for line in missing.values())
     assert "transformers" in written
     assert all(line in done.stdout for line in told.values())

@@ -14,10 +14,11 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from batchwright.engine.attention import AttentionShape, KVShape
+from batchwright.engine.attention import AttentionShape, KVShape, tiled
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.tiled import TritonAttention
 from batchwright.engine.attention.trial import trial_batch
+from batchwright.engine.bodies import triton_ops, triton_products
 from batchwright.engine.bodies.linear import FP8_CAPABILITY
 from batchwright.engine.bodies.ops import HeadShape, everything
 from batchwright.engine.bodies.triton_ops import FusedOps, round_rows
@@ -28,6 +29,9 @@ from batchwright.engine.triton_maxima import row_maxima
 CPU = torch.device("cpu")
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a program can have, by compute capability."""
+
+EARLY = 90
+"""First compute capability on which kernels are launched early."""
 
 
 class Absent:
@@ -47,7 +51,10 @@ class Absent:
 
 
 def main() -> None:
-    triton.runtime.driver.set_active(Absent(int(sys.argv[1])))
+    capability = int(sys.argv[1])
+    triton.runtime.driver.set_active(Absent(capability))
+    for module in (tiled, triton_ops):
+        module.launches_early = lambda device: capability >= EARLY
     run = JITFunction.run
 
     def compiled(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -63,8 +70,8 @@ def main() -> None:
     TritonAttention().attend(query, cache, AttentionShape(heads.heads, 0.1), batch)
     everything(FusedOps(), heads, 512, torch.bfloat16, CPU)
     for cut in BLOCKS:
-        stream(cut, int(sys.argv[1]))
-    if int(sys.argv[1]) >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
+        stream(cut, capability)
+    if capability >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
         round_rows(torch.empty(2, 14336, dtype=torch.bfloat16))
     row_maxima(torch.empty(2, 9000, dtype=torch.bfloat16))
 
@@ -72,7 +79,7 @@ def main() -> None:
 def stream(blocks: Blocks, capability: int) -> None:
     """Compute a layer whose products are cut in every way."""
     products = StreamedProducts(blocks, CPU, FusedOps(), processors=132)
-    products._early, products._shared = capability >= 90, SHARED[capability]
+    products._early, products._shared = capability >= EARLY, SHARED[capability] - triton_products.SHARED_LEFT
 
     def empty(*size: int) -> Tensor:
         return torch.empty(*size, dtype=torch.bfloat16)

@@ -70,7 +70,7 @@ def assert_near(ours: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("processors", "norms"), [(1, True), (64, False)])
-@pytest.mark.parametrize("rows", [1, 3, 32, 64])
+@pytest.mark.parametrize("rows", [1, 3, 32, 64, 100])
 def test_the_products_of_a_layer(rows: int, processors: int, norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # float16 is not normed within a product, since it may overflow: these values do not.
     monkeypatch.setattr(triton_products, "_UNBOUNDED", frozenset({HALF}) if norms else frozenset())
@@ -99,9 +99,9 @@ def test_the_blocks_of_weights() -> None:
         found = blocks_for([projection(*size) for size in sizes])
         return found if isinstance(found, str) else [(each.rows, each.inputs) for each in found]
 
-    assert inputs((256, 1024), (256, 2048)) == [(1, 1024), (16, 128), (32, 128), (64, 128)]
-    assert inputs((256, 512), (256, 1024)) == [(1, 512), (16, 128), (32, 128), (64, 128)]
-    assert inputs((256, 768)) == [(16, 128), (32, 128), (64, 128)]
+    assert inputs((256, 1024), (256, 2048)) == [(1, 1024), (16, 128), (32, 128), (64, 128), (128, 128)]
+    assert inputs((256, 512), (256, 1024)) == [(1, 512), (16, 128), (32, 128), (64, 128), (128, 128)]
+    assert inputs((256, 768)) == [(16, 128), (32, 128), (64, 128), (128, 128)]
     assert inputs((192, 512)) == [(1, 512)]
     assert inputs((200, 192)) == "blocks of 128 by 128 leave a part of a weight [200, 192] over"
     assert blocks_for([Projection(torch.zeros(256, HIDDEN))]) == "weights are torch.float32"
@@ -133,7 +133,7 @@ def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest
     sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256}
     tiny_model(tmp_path, "qwen2", **TINY | sizes)
     stack, ours = forward(tmp_path)
-    assert [each.rows for each in stack._streamed] == [1, 16, 32, 64] or DEVICE.type == "cuda"
+    assert [each.rows for each in stack._streamed] == [1, 16, 32, 64, 128] or DEVICE.type == "cuda"
     monkeypatch.setattr(triton_products, "blocks_for", lambda weights: "not here")
     stack, expected = forward(tmp_path)
     assert stack.products == "torch products"

@@ -1,7 +1,7 @@
 """Attention on CUDA through Triton: prompts and decodes of a step in the same launches, without copies of blocks.
 
 A step is cut into tiles on the host (tiles.py), once for all layers. A layer is at most three launches: tiles of few
-queries, tiles of many, and the merging of partial results.
+queries and tiles of many, side by side, and the merging of partial results.
 
 Exponentials have base 2 throughout, which is what the hardware computes: scores come multiplied by log2(e), and the
 log-sum-exp of partial results is a logarithm of base 2. Importing this needs Triton, which can interpret it on a CPU.
@@ -10,16 +10,20 @@ log-sum-exp of partial results is a logarithm of base 2. Importing this needs Tr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from batchwright.engine.attention.attention import AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.tiles import FIELDS, TiledPlan, tile_shape_of
+from batchwright.engine.early_launch import launches_early
 from batchwright.engine.step.batch import StepBatch
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -58,6 +62,8 @@ def attend_tiles(
     BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CLEAR: tl.constexpr,
+    HASTENS: tl.constexpr,
 ):
     """Attend in one tile for one KV head: all query heads that share it are rows of one product with its keys."""
     # Neighbouring programs read neighbouring heads, which lie side by side in a block.
@@ -71,6 +77,10 @@ def attend_tiles(
     begin = tl.load(tile + 3)
     end = tl.load(tile + 4)
     ordinal = tl.load(tile + 5)
+    seen_by_all = tl.load(tile + 6)
+
+    if HASTENS:
+        gdc_launch_dependents()
 
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PADDED_DIM)
@@ -91,33 +101,37 @@ def attend_tiles(
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-    for start in range(begin, end, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
+    blocks = tables + table.to(tl.int64) * table_stride
+    n = tl.arange(0, BLOCK_N)
+    # Blocks are looked up one round ahead: keys whose address has to be loaded first would not be fetched ahead.
+    coming = tl.load(blocks + (begin + n) // BLOCK_SIZE, mask=begin + n < end, other=0)
+    masked = begin
+    if CLEAR:
+        masked += tl.maximum(tl.minimum(end, seen_by_all) - begin, 0) // BLOCK_N * BLOCK_N
+        for start in range(begin, masked, BLOCK_N):
+            key = start + n
+            at = (coming.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+            coming = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
+            there = at[:, None] * HEAD_DIM + d[None, :]
+            k = tl.load(keys + there, mask=column[None, :], other=0.0)
+            v = tl.load(values + there, mask=column[None, :], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            best, total, acc = _attend(scores, v, best, total, acc, scale, softcap, CAPPED, False)
+    for start in range(masked, end, BLOCK_N):
+        key = start + n
         # Memory past the end may be uninitialized, and zero times NaN is NaN: it is not read at all.
         exists = key < end
-        block = tl.load(tables + table.to(tl.int64) * table_stride + key // BLOCK_SIZE, mask=exists, other=0)
-        at = (block.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        at = (coming.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        coming = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
         there = at[:, None] * HEAD_DIM + d[None, :]
         readable = exists[:, None] & column[None, :]
         k = tl.load(keys + there, mask=readable, other=0.0)
         v = tl.load(values + there, mask=readable, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if CAPPED:
-            # tanh(x) = 1 - 2 / (1 + exp(2x)), and `scores` is 2x · log2(e).
-            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         seen = exists[None, :] & (key[None, :] <= position[:, None])
         if WINDOWED:
             seen = seen & (key[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores, -float("inf"))
-        highest = tl.maximum(best, tl.max(scores, 1))
-        # Rows that have seen no key yet: -inf minus -inf would be NaN.
-        anchor = tl.where(highest == -float("inf"), 0.0, highest)
-        weights = tl.exp2(scores - anchor[:, None])
-        faded = tl.exp2(best - anchor)
-        total = total * faded + tl.sum(weights, 1)
-        acc = acc * faded[:, None]
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-        best = highest
+        best, total, acc = _attend(scores, v, best, total, acc, scale, softcap, CAPPED, True, seen)
 
     seen_none = total == 0.0
     total = tl.where(seen_none, 1.0, total)
@@ -133,6 +147,25 @@ def attend_tiles(
     tl.store(partial_sums + partial, sums, mask=in_part)
 
 
+@triton.jit
+def _attend(scores, v, best, total, acc, scale, softcap, CAPPED: tl.constexpr, MASKED: tl.constexpr, seen=None):
+    """Add a block of keys to what the rows have found: their greatest score, and sums relative to it."""
+    if CAPPED:
+        # tanh(x) = 1 - 2 / (1 + exp(2x)), and the scaled scores are 2x · log2(e).
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * scale)))
+        scale = 1.0
+    if MASKED:
+        scores = tl.where(seen, scores, -float("inf"))
+    highest = tl.maximum(best, tl.max(scores, 1) * scale)
+    # Rows that have seen no key yet: -inf minus -inf would be NaN.
+    anchor = tl.where(highest == -float("inf"), 0.0, highest) if MASKED else highest
+    weights = tl.exp2(scores * scale - anchor[:, None])
+    faded = tl.exp2(best - anchor)
+    total = total * faded + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * faded[:, None], input_precision="ieee")
+    return highest, total, acc
+
+
 @triton.jit(do_not_specialize_on_alignment=["partial_starts", "merged"])
 def merge_partials(
     out,  # [T, heads · HEAD_DIM]
@@ -144,6 +177,7 @@ def merge_partials(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Merge the partial results of one head of one row, each weighted by its share of the sum."""
     row = tl.load(merged + tl.program_id(0) // heads)
@@ -151,6 +185,9 @@ def merge_partials(
     exists = row >= 0
     begin = tl.load(partial_starts + row, mask=exists, other=0)
     end = tl.load(partial_starts + row + 1, mask=exists, other=0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     d = tl.arange(0, PADDED_DIM)
     column = d < HEAD_DIM
     best = tl.full([], -float("inf"), tl.float32)
@@ -184,7 +221,7 @@ _FEWEST_ROWS = 16
 _MOST_DIM = 256
 _SMALL_KEY = 256
 """Most bytes of one head's key that count as small; most models have no larger ones."""
-_PARTS = 8
+_PARTS = 32
 """Partial results that a merging program reads at once."""
 _LOG2_E = math.log2(math.e)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -194,6 +231,10 @@ class TritonAttention(PagedAttention):
     """Attention by tiles of queries over paged keys; keys that sequences share are read once for all of them."""
 
     name = "triton"
+
+    def __init__(self) -> None:
+        self._second: torch.cuda.Stream | None = None
+        """Stream of wide tiles, which leave room for narrow ones beside them."""
 
     def refusal(self, shape: KVShape) -> str | None:
         if shape.device.type != "cuda" and not INTERPRETED:
@@ -222,33 +263,45 @@ class TritonAttention(PagedAttention):
         out = query.new_empty(query.shape)
         partial_out = query.new_empty((tiling.num_partials, heads, head_dim), dtype=torch.float32)
         partial_sums = query.new_empty((tiling.num_partials, heads), dtype=torch.float32)
+
+        def attend(tiles: Tensor, queries: int, *, narrow: bool, hastens: bool) -> None:
+            programs = len(tiles) * kv_heads
+            attend_tiles[(programs,)](
+                out,
+                partial_out,
+                partial_sums,
+                query,
+                cache.keys,
+                cache.values,
+                batch.block_tables,
+                batch.positions,
+                tiles,
+                tiling.rows,
+                tiling.partial_starts,
+                query.stride(0),
+                batch.block_tables.stride(0),
+                **_scaling(shape),
+                kv_heads=kv_heads,
+                FIELDS=FIELDS,
+                GROUP=group,
+                HEAD_DIM=head_dim,
+                PADDED_DIM=_padded(head_dim),
+                BLOCK_SIZE=block_size,
+                CLEAR=not narrow and shape.window is None,
+                HASTENS=hastens,
+                **_launch_of(queries * group, cache.keys, narrow=narrow, few=programs <= _FEW * tile_shape.processors),
+            )
+
+        early = launches_early(query.device)
+        both = len(tiling.narrow) > 0 and len(tiling.wide) > 0
         with torch.cuda.device_of(query):
-            for tiles, queries in ((tiling.narrow, tile_shape.narrow), (tiling.wide, tile_shape.wide)):
-                if not len(tiles):
-                    continue
-                attend_tiles[(len(tiles) * kv_heads,)](
-                    out,
-                    partial_out,
-                    partial_sums,
-                    query,
-                    cache.keys,
-                    cache.values,
-                    batch.block_tables,
-                    batch.positions,
-                    tiles,
-                    tiling.rows,
-                    tiling.partial_starts,
-                    query.stride(0),
-                    batch.block_tables.stride(0),
-                    **_scaling(shape),
-                    kv_heads=kv_heads,
-                    FIELDS=FIELDS,
-                    GROUP=group,
-                    HEAD_DIM=head_dim,
-                    PADDED_DIM=_padded(head_dim),
-                    BLOCK_SIZE=block_size,
-                    **_launch_of(queries * group, cache.keys, narrow=tiles is tiling.narrow),
-                )
+            if len(tiling.wide):
+                with self._beside(query.device) if both else nullcontext():
+                    attend(tiling.wide, tile_shape.wide, narrow=False, hastens=early and not both)
+            if len(tiling.narrow):
+                attend(tiling.narrow, tile_shape.narrow, narrow=True, hastens=early and not both)
+            if both:
+                self._join(query.device)
             if len(tiling.merged):
                 merge_partials[(len(tiling.merged) * heads,)](
                     out,
@@ -260,8 +313,28 @@ class TritonAttention(PagedAttention):
                     HEAD_DIM=head_dim,
                     PADDED_DIM=_padded(head_dim),
                     PARTS=_PARTS,
+                    EARLY=early,
+                    num_warps=1,
+                    **({"launch_pdl": True} if early and not both else {}),
                 )
         return out
+
+    @contextmanager
+    def _beside(self, device: torch.device) -> Iterator[None]:
+        """Launch inside on a second stream, after all that was launched before."""
+        if device.type != "cuda":
+            yield
+            return
+        if self._second is None:
+            self._second = torch.cuda.Stream(device)
+        self._second.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._second):
+            yield
+
+    def _join(self, device: torch.device) -> None:
+        """Let what is launched next wait for what runs beside."""
+        if self._second is not None:
+            torch.cuda.current_stream().wait_stream(self._second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,18 +346,24 @@ class _Launch:
     warps: int
     stages: int
     """Products whose keys are read ahead; they lie in the shared memory of a multiprocessor."""
+    registers: int | None = None
+    """Most registers of a thread, so that other programs have room beside."""
 
 
-_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
-_WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3)
+_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=2)
+_FEW_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
+"""For so few programs that each has much room."""
+_FEW = 2
+"""Most programs for each multiprocessor that are few."""
+_WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3, registers=192)
 _LARGE_KEY_NARROW_LAUNCH = _Launch(keys=32, warps=4, stages=2)
 _LARGE_KEY_WIDE_LAUNCH = _Launch(keys=32, warps=8, stages=2)
 
 
-def _launch_of(rows: int, keys: Tensor, *, narrow: bool) -> dict[str, int]:
+def _launch_of(rows: int, keys: Tensor, *, narrow: bool, few: bool) -> dict[str, int]:
     """Return the launch options of tiles of up to `rows` rows over `keys` [blocks, kv_heads, block_size, head_dim]."""
     if _padded(keys.shape[-1]) * keys.dtype.itemsize <= _SMALL_KEY:
-        launch = _NARROW_LAUNCH if narrow else _WIDE_LAUNCH
+        launch = (_FEW_NARROW_LAUNCH if few else _NARROW_LAUNCH) if narrow else _WIDE_LAUNCH
     else:
         launch = _LARGE_KEY_NARROW_LAUNCH if narrow else _LARGE_KEY_WIDE_LAUNCH
     return {
@@ -292,6 +371,7 @@ def _launch_of(rows: int, keys: Tensor, *, narrow: bool) -> dict[str, int]:
         "BLOCK_N": launch.keys,
         "num_warps": launch.warps,
         "num_stages": launch.stages,
+        **({} if launch.registers is None else {"maxnreg": launch.registers}),
     }
 
 

@@ -67,10 +67,11 @@ def _common_end(tables: np.ndarray, begin: int, end: int) -> int:
     return end if same.all() else begin + int(same.argmin())
 
 
-TABLE, FIRST, COUNT, BEGIN, END, ORDINAL = range(6)
+TABLE, FIRST, COUNT, BEGIN, END, ORDINAL, SEEN = range(7)
 """Columns of a tile: the row of the block tables; the first of its queries among `rows`, and their number; its keys,
-from position `BEGIN` to before `END`; and the ordinal of its partial result among those of each query."""
-FIELDS = 6
+from position `BEGIN` to before `END`; the ordinal of its partial result among those of each query; and the position
+before which all of its queries see all keys."""
+FIELDS = 7
 
 _LEAST_SHARED = 128
 """Least shared keys that are worth another partial result."""
@@ -183,15 +184,15 @@ def tile(
         queries = np.concatenate([np.arange(starts[each], starts[each + 1]) for each in span.sequences])
         each_tile = _queries(np.array([first]), np.array([len(queries)]), shape)
         end = begins[span.sequences] = span.end * shape.block_size
-        shared_tiles.append(_tiles(each_tile, span.sequences[0], span.begin * shape.block_size, end))
+        shared_tiles.append(_tiles(each_tile, span.sequences[0], span.begin * shape.block_size, end, end))
         shared_members.append(span.sequences)
         rows.append(queries)
         first += len(queries)
     each_tile = _queries(starts[:-1], counts, shape)
     owner = each_tile[:, 2]
-    # The position of each tile's last query: no query of the tile sees a later key.
-    last = each_tile[:, :2].sum(axis=1) - starts[owner] + (contexts - counts)[owner]
-    own = _tiles(each_tile, owner, begins[owner], last)
+    before = each_tile[:, 0] - starts[owner] + (contexts - counts)[owner]
+    # No query of a tile sees a key after the last of them, and the first sees none after itself.
+    own = _tiles(each_tile, owner, begins[owner], before + each_tile[:, 1], before + 1)
     return _cut(shared_tiles, shared_members, own, np.concatenate(rows), int(starts[-1]), shape)
 
 
@@ -222,11 +223,17 @@ def capacity(sequences: int, shape: TileShape, *, wide: bool, merged: bool) -> T
     )
 
 
-def _tiles(queries: np.ndarray, table: np.ndarray | int, begin: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
+def _tiles(
+    queries: np.ndarray,
+    table: np.ndarray | int,
+    begin: np.ndarray | int,
+    end: np.ndarray | int,
+    seen: np.ndarray | int,
+) -> np.ndarray:
     """Return tiles of `queries` [tiles, 3], made by `_queries`; the others are [tiles] or one for all."""
     made = np.zeros((len(queries), FIELDS), np.int64)
     made[:, [FIRST, COUNT]] = queries[:, :2]
-    made[:, TABLE], made[:, BEGIN], made[:, END] = table, begin, end
+    made[:, TABLE], made[:, BEGIN], made[:, END], made[:, SEEN] = table, begin, end, seen
     return made
 
 

@@ -124,7 +124,7 @@ class ComposedStack:
         return layer.down(self._ops.silu_mul(layer.gate_up(hidden)))
 
     def _logits(self, streamed: StreamedProducts | None, delta: Tensor | None, residual: Tensor) -> Tensor:
-        if streamed is not None:
+        if streamed is not None and streamed.takes_head:
             return streamed.logits(self._head_weights, residual, self._norm, self._eps)
         return self._head(self._ops.add_rms_norm(delta, residual, self._norm, self._eps))
 

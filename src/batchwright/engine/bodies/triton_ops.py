@@ -13,12 +13,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from batchwright.engine.attention import LayerCache
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.early_launch import early_launch, launches_early
 from batchwright.engine.step.batch import StepBatch
 
 
 @triton.jit
-def add_rms_norm(out, delta, residual, weight, eps, DIM: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
+def add_rms_norm(
+    out,
+    delta,
+    residual,
+    weight,
+    eps,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    ADDS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Add and normalize one row; all tensors are contiguous."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     d = tl.arange(0, PADDED)
     column = d < DIM
     at = tl.program_id(0).to(tl.int64) * DIM + d
@@ -34,8 +48,13 @@ def add_rms_norm(out, delta, residual, weight, eps, DIM: tl.constexpr, PADDED: t
 
 
 @triton.jit
-def head_rms_norm(x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: tl.constexpr):
+def head_rms_norm(
+    x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
+):
     """Normalize one head of one row, in place."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     d = tl.arange(0, PADDED)
     column = d < DIM
     at = (tl.program_id(0) // heads).to(tl.int64) * row_stride + (tl.program_id(0) % heads) * DIM + d
@@ -46,8 +65,11 @@ def head_rms_norm(x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: 
 
 
 @triton.jit
-def silu_mul(out, gate_up, dim, spans, SPAN: tl.constexpr):
+def silu_mul(out, gate_up, dim, spans, SPAN: tl.constexpr, EARLY: tl.constexpr):
     """Compute a span of one row of `out` [T, dim] from `gate_up` [T, 2 · dim]."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = (tl.program_id(0) // spans).to(tl.int64)
     column = (tl.program_id(0) % spans) * SPAN + tl.arange(0, SPAN)
     inside = column < dim
@@ -58,8 +80,20 @@ def silu_mul(out, gate_up, dim, spans, SPAN: tl.constexpr):
 
 
 @triton.jit
-def round_row(out, scales, x, row_stride, DIM: tl.constexpr, PADDED: tl.constexpr, GREATEST: tl.constexpr):
+def round_row(
+    out,
+    scales,
+    x,
+    row_stride,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    GREATEST: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Round one row of `x` to 8-bit floating point, its greatest magnitude to GREATEST."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, PADDED)
     column = d < DIM
@@ -130,14 +164,6 @@ _SPAN = 1024
 """Values that one program of `silu_mul` computes."""
 _GROUP = 8
 """Heads that one program of `rope_and_store` turns."""
-_EARLY_CAPABILITY = (9, 0)
-
-
-def launches_early(device: torch.device) -> bool:
-    """Return whether kernels can be launched before the one ahead of them has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _EARLY_CAPABILITY
-
-
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `linear.round_rows`."""
     rows, dim = x.shape
@@ -154,6 +180,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
             PADDED=padded,
             GREATEST=torch.finfo(out.dtype).max,
             num_warps=max(1, min(16, padded // 512)),
+            **early_launch(launches_early(x.device)),
         )
     return out, scales
 
@@ -176,6 +203,7 @@ class FusedOps:
                 PADDED=padded,
                 ADDS=delta is not None,
                 num_warps=max(1, min(16, padded // 512)),
+                **early_launch(launches_early(residual.device)),
             )
         return out
 
@@ -183,7 +211,15 @@ class FusedOps:
         dim = weight.shape[0]
         with torch.cuda.device_of(x):
             head_rms_norm[(x.shape[0] * heads,)](
-                x, weight, x.stride(0), heads, eps, DIM=dim, PADDED=triton.next_power_of_2(dim), num_warps=1
+                x,
+                weight,
+                x.stride(0),
+                heads,
+                eps,
+                DIM=dim,
+                PADDED=triton.next_power_of_2(dim),
+                num_warps=1,
+                **early_launch(launches_early(x.device)),
             )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -191,7 +227,7 @@ class FusedOps:
         out = gate_up.new_empty((rows, both // 2))
         spans = triton.cdiv(both // 2, _SPAN)
         with torch.cuda.device_of(gate_up):
-            silu_mul[(rows * spans,)](out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4)
+            silu_mul[(rows * spans,)](out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4, **early_launch(launches_early(out.device)))
         return out
 
     def rope_and_store(
@@ -199,7 +235,6 @@ class FusedOps:
     ) -> None:
         half = shape.head_dim // 2
         groups = triton.cdiv(shape.heads + 2 * shape.kv_heads, _GROUP)
-        early = launches_early(qkv.device)
         with torch.cuda.device_of(qkv):
             rope_and_store[(qkv.shape[0] * groups,)](
                 qkv,
@@ -217,7 +252,6 @@ class FusedOps:
                 PADDED_HALF=triton.next_power_of_2(half),
                 GROUP=_GROUP,
                 GROUPS=groups,
-                EARLY=early,
                 num_warps=2,
-                **({"launch_pdl": True} if early else {}),
+                **early_launch(launches_early(qkv.device)),
             )

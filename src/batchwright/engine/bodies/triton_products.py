@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from batchwright.engine.bodies.ops import LayerOps
-from batchwright.engine.bodies.triton_ops import launches_early
 from batchwright.engine.bodies.weights import LayerWeights, Projection
+from batchwright.engine.early_launch import early_launch, launches_early
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -26,6 +27,8 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     out,  # [rows, outputs]; ADDS: what the product is added to
     x,  # [rows, inputs], rows `x_stride` apart
     weight,  # [outputs, inputs]; GATED: [2 · outputs, inputs], gates before ups
+    x_blocks,  # DESCRIBED: descriptors of x and weight in blocks of BLOCK_K inputs
+    weight_blocks,
     bias,  # [outputs]
     norm,  # [inputs]
     partial,  # [SPLIT, tiles, BLOCK_N, BLOCK_M] float32
@@ -44,9 +47,10 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
     BIASED: tl.constexpr,
-    EARLY: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     AHEAD: tl.constexpr,
     LINE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums. Nothing is left over of any block."""
     tile = tl.program_id(0)
@@ -76,8 +80,12 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     squares = tl.zeros([1 if ALONE else BLOCK_K, BLOCK_K if ALONE else BLOCK_M], tl.float32)
     for start in tl.range(begin, begin + span, BLOCK_K, num_stages=STAGES):
         at = there + start + k[None, :]
-        w = tl.load(at)
-        values = tl.load(x + m[None, :] * x_stride + start + across, mask=exists, other=0.0)
+        if DESCRIBED:
+            w = weight_blocks.load([tile * BLOCK_N, start])
+            values = tl.trans(x_blocks.load([0, start]))
+        else:
+            w = tl.load(at)
+            values = tl.load(x + m[None, :] * x_stride + start + across, mask=exists, other=0.0)
         if NORMS:
             # The factor of a row is the same for all its values, so it can be applied to the sums.
             wide = values.to(tl.float32)
@@ -85,7 +93,8 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
             values = (wide * tl.load(norm + start + across).to(tl.float32)).to(x.dtype.element_ty)
         total = _plus(total, w, values, ALONE)
         if GATED:
-            total_up = _plus(total_up, tl.load(at + to_up), values, ALONE)
+            up = weight_blocks.load([outputs + tile * BLOCK_N, start]) if DESCRIBED else tl.load(at + to_up)
+            total_up = _plus(total_up, up, values, ALONE)
     if ALONE:
         total = tl.sum(total, 1)[:, None]
         total_up = tl.sum(total_up, 1)[:, None]
@@ -153,6 +162,8 @@ class Blocks:
     warps: int
     norms: bool
     """Whether the norm of the input is computed within the product, rather than before it."""
+    described: bool = False
+    """Whether the device is told of whole blocks to fetch, rather than of addresses."""
 
 
 BLOCKS = (
@@ -161,15 +172,18 @@ BLOCKS = (
     Blocks(rows=16, outputs=64, inputs=128, stages=5, warps=4, norms=False),
     Blocks(rows=32, outputs=64, inputs=128, stages=4, warps=4, norms=False),
     Blocks(rows=64, outputs=64, inputs=128, stages=3, warps=4, norms=False),
+    Blocks(rows=128, outputs=64, inputs=128, stages=4, warps=4, norms=False, described=True),
 )
 """Blocks by numbers of rows, ascending; of those for the same number, the fastest first."""
 _AHEAD = 16 * 1024
 """Weights of a block that are fetched early."""
 _LINE_BYTES = 128
 _MOST_PARTS = 8
+_MOST_PROGRAMS = 4
+"""Most programs that share a multiprocessor."""
 _UNBOUNDED = frozenset({torch.bfloat16})
 """Types in which values that are not normed yet cannot overflow."""
-_SHARED_LEFT = 8 * 1024
+SHARED_LEFT = 8 * 1024
 """Bytes of shared memory that are left for what a kernel takes besides its blocks."""
 _INTERPRETED_SHARED = 1 << 20
 
@@ -206,10 +220,13 @@ class StreamedProducts:
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._processors = processors or int(properties.multi_processor_count)
-            self._shared = int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+            shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+            self._shared = int(shared) - SHARED_LEFT
         self._early = launches_early(device)
-        # Sums are cut where there are fewer tiles than processors.
-        self._arrived = torch.zeros(self._processors, dtype=torch.int32, device=device)
+        self.takes_head = True
+        """Whether the logits are computed here too."""
+        # Sums are cut where there are fewer tiles than programs that run at a time.
+        self._arrived = torch.zeros(self._processors * _MOST_PROGRAMS, dtype=torch.int32, device=device)
 
     def qkv(self, layer: LayerWeights, residual: Tensor, eps: float) -> Tensor:
         """Return q, k and v of the norm of `residual` [rows, hidden] -> [rows, outputs]."""
@@ -248,7 +265,7 @@ class StreamedProducts:
         rows, outputs = out.shape
         weight, bias, inputs, blocks = projection.weight, projection.bias, x.shape[1], self._blocks
         tiles = outputs // blocks.outputs
-        parts = 1 if gated or norm is not None else self._parts(tiles, inputs)
+        parts = 1 if gated or norm is not None else self._parts(tiles, weight)
         partial = self._arrived
         if parts > 1:
             partial = x.new_empty(parts * outputs * self.rows, dtype=torch.float32)
@@ -257,6 +274,8 @@ class StreamedProducts:
                 out,
                 x,
                 weight,
+                self._described(x, self.rows) if blocks.described else x,
+                self._described(weight, blocks.outputs) if blocks.described else weight,
                 weight if bias is None else bias,
                 weight if norm is None else norm,
                 partial,
@@ -275,17 +294,23 @@ class StreamedProducts:
                 GATED=gated,
                 ADDS=adds,
                 BIASED=bias is not None,
-                EARLY=self._early,
+                DESCRIBED=blocks.described,
                 AHEAD=self._ahead(inputs // parts, gated=gated),
                 LINE=_LINE_BYTES // weight.itemsize,
                 num_warps=blocks.warps,
-                **({"launch_pdl": True} if self._early else {}),
+                **early_launch(self._early),
             )
 
+    def _described(self, matrix: Tensor, rows: int) -> TensorDescriptor:
+        """Return a description of `matrix` in blocks of so many rows."""
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, self._blocks.inputs])
+
     def _stages(self, weight: Tensor, *, gated: bool) -> int:
+        return max(1, min(self._blocks.stages, self._shared // self._stage_bytes(weight, gated=gated)))
+
+    def _stage_bytes(self, weight: Tensor, *, gated: bool) -> int:
         rows_of_block = self.rows + self._blocks.outputs * (2 if gated else 1)
-        fit = (self._shared - _SHARED_LEFT) // (rows_of_block * self._blocks.inputs * weight.itemsize)
-        return max(1, min(self._blocks.stages, fit))
+        return rows_of_block * self._blocks.inputs * weight.itemsize
 
     def _ahead(self, inputs: int, *, gated: bool) -> int:
         """Return for how many inputs of each output the weights are fetched early: a power of two, at most `inputs`."""
@@ -294,11 +319,11 @@ class StreamedProducts:
             ahead //= 2
         return ahead
 
-    def _parts(self, tiles: int, inputs: int) -> int:
-        """Return into how many parts sums are cut: as few as occupy the device with `tiles` blocks of outputs."""
-        parts = 1
-        while (
-            parts < _MOST_PARTS and tiles * parts < self._processors and inputs % (2 * parts * self._blocks.inputs) == 0
-        ):
+    def _parts(self, tiles: int, weight: Tensor) -> int:
+        """Return into how many parts sums are cut: as many as run at a time with `tiles` blocks of outputs each."""
+        used = self._stages(weight, gated=False) * self._stage_bytes(weight, gated=False)
+        room = self._processors * min(_MOST_PROGRAMS, max(1, self._shared // used))
+        parts, inputs = 1, weight.shape[1]
+        while parts < _MOST_PARTS and 2 * parts * tiles <= room and inputs % (2 * parts * self._blocks.inputs) == 0:
             parts *= 2
         return parts
