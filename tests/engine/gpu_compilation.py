@@ -72,27 +72,33 @@ def main() -> None:
     for cut in BLOCKS:
         stream(cut, capability)
     if capability >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
+        for cut in BLOCKS:
+            stream(cut, capability, torch.float8_e4m3fn)
         round_rows(torch.empty(2, 14336, dtype=torch.bfloat16))
     row_maxima(torch.empty(2, 9000, dtype=torch.bfloat16))
 
 
-def stream(blocks: Blocks, capability: int) -> None:
-    """Compute a layer whose products are cut in every way."""
+def stream(blocks: Blocks, capability: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Compute a layer with weights of `dtype` whose products are cut in every way."""
     products = StreamedProducts(blocks, CPU, FusedOps(), processors=132)
     products._early, products._shared = capability >= EARLY, SHARED[capability] - triton_products.SHARED_LEFT
 
     def empty(*size: int) -> Tensor:
         return torch.empty(*size, dtype=torch.bfloat16)
 
+    def projection(outputs: int, inputs: int, bias: Tensor | None = None) -> Projection:
+        scales = torch.empty(outputs) if dtype is torch.float8_e4m3fn else None
+        return Projection(torch.empty(outputs, inputs, dtype=dtype), bias, scales)
+
     layer = LayerWeights(
         input_norm=empty(1024),
-        qkv=Projection(empty(18 * 1024, 1024), empty(18 * 1024)),
+        qkv=projection(18 * 1024, 1024, empty(18 * 1024)),
         query_norm=None,
         key_norm=None,
-        output=Projection(empty(1024, 1024)),
+        output=projection(1024, 1024),
         post_norm=empty(1024),
-        gate_up=Projection(empty(4096, 1024)),
-        down=Projection(empty(1024, 2048)),
+        gate_up=projection(4096, 1024),
+        down=projection(1024, 2048),
         window=None,
     )
     residual = empty(blocks.rows, 1024)

@@ -13,7 +13,7 @@ from batchwright.engine.attention import AttentionShape, KVShape, choose_attenti
 from batchwright.engine.attention.fa3 import FlashAttention3, load_flash
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.trial import disagreement
-from batchwright.engine.bodies.linear import FP8_CAPABILITY, make_fp8_linear
+from batchwright.engine.bodies.linear import FP8_CAPABILITY, make_fp8_linear, to_fp8
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.weights import Projection
 from batchwright.engine.sampling import maxima_are_torchs
@@ -190,13 +190,19 @@ def test_streamed_and_8_bit_products(rows: int) -> None:
     def error(ours: torch.Tensor) -> float:
         return float((ours.double() - expected).norm() / expected.norm())
 
-    for blocks in BLOCKS:
-        if rows <= blocks.rows:
-            out = torch.zeros(rows, 512, dtype=torch.bfloat16, device=CUDA)
-            StreamedProducts(blocks, CUDA, FusedOps())._launch(out, x, Projection(weight), adds=True)
-            assert error(out) < 5e-3
+    def streamed(projection: Projection) -> list[torch.Tensor]:
+        found = []
+        for blocks in BLOCKS:
+            if rows <= blocks.rows:
+                found.append(torch.zeros(rows, 512, dtype=torch.bfloat16, device=CUDA))
+                StreamedProducts(blocks, CUDA, FusedOps())._launch(found[-1], x, projection, adds=True)
+        return found
+
+    assert all(error(out) < 5e-3 for out in streamed(Projection(weight)))
     if _HAS_FP8:
         assert error(make_fp8_linear(weight)(x)) < 5e-2
+        rounded, scales = to_fp8(weight)
+        assert all(error(out) < 4e-2 for out in streamed(Projection(rounded, scales=scales)))
 
 
 @pytest.mark.skipif(not _HAS_FP8, reason="this device has no products in 8-bit floating point")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.composed import ComposedStack
+from batchwright.engine.bodies.linear import to_fp8
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.ops import TorchOps
 from batchwright.engine.bodies.weights import LayerWeights, Projection
@@ -42,6 +44,11 @@ def projection(outputs: int, inputs: int, *, biased: bool = False) -> Projection
     return Projection(random(outputs, inputs, scale=inputs**-0.5), random(outputs) if biased else None)
 
 
+def in_fp8(projection: Projection) -> Projection:
+    rounded, scales = to_fp8(projection.weight)
+    return Projection(rounded, projection.bias, scales)
+
+
 def layer() -> LayerWeights:
     return LayerWeights(
         input_norm=random(HIDDEN),
@@ -61,7 +68,8 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, by: Projection) -> Tensor:
-    return functional.linear(x, by.weight.double(), None if by.bias is None else by.bias.double())
+    scales = 1.0 if by.scales is None else by.scales.double()[:, None]
+    return functional.linear(x, by.weight.double() * scales, None if by.bias is None else by.bias.double())
 
 
 def assert_near(ours: Tensor, expected: Tensor) -> None:
@@ -69,12 +77,18 @@ def assert_near(ours: Tensor, expected: Tensor) -> None:
     assert float((ours.double() - expected).norm() / expected.norm()) < 2e-3
 
 
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize(("processors", "norms"), [(1, True), (64, False)])
 @pytest.mark.parametrize("rows", [1, 3, 32, 64, 100])
-def test_the_products_of_a_layer(rows: int, processors: int, norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_products_of_a_layer(
+    rows: int, processors: int, norms: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # float16 is not normed within a product, since it may overflow: these values do not.
     monkeypatch.setattr(triton_products, "_UNBOUNDED", frozenset({HALF}) if norms else frozenset())
     weights = layer()
+    if fp8:
+        each = {name: in_fp8(getattr(weights, name)) for name in ("qkv", "output", "gate_up", "down")}
+        weights = replace(weights, **each)
     found = blocks_for([weights.qkv, weights.output, weights.gate_up, weights.down])
     assert isinstance(found, list)
     blocks = next(each for each in found if rows <= each.rows)

@@ -264,8 +264,12 @@ class TritonAttention(PagedAttention):
         partial_out = query.new_empty((tiling.num_partials, heads, head_dim), dtype=torch.float32)
         partial_sums = query.new_empty((tiling.num_partials, heads), dtype=torch.float32)
 
-        def attend(tiles: Tensor, queries: int, *, narrow: bool, hastens: bool) -> None:
+        early = launches_early(query.device)
+        both = len(tiling.narrow) > 0 and len(tiling.wide) > 0
+
+        def attend(tiles: Tensor, queries: int, *, narrow: bool) -> None:
             programs = len(tiles) * kv_heads
+            few = both or programs <= _FEW * tile_shape.processors
             attend_tiles[(programs,)](
                 out,
                 partial_out,
@@ -288,18 +292,16 @@ class TritonAttention(PagedAttention):
                 PADDED_DIM=_padded(head_dim),
                 BLOCK_SIZE=block_size,
                 CLEAR=not narrow and shape.window is None,
-                HASTENS=hastens,
-                **_launch_of(queries * group, cache.keys, narrow=narrow, few=programs <= _FEW * tile_shape.processors),
+                HASTENS=early and not both,
+                **_launch_of(queries * group, cache.keys, narrow=narrow, few=few),
             )
 
-        early = launches_early(query.device)
-        both = len(tiling.narrow) > 0 and len(tiling.wide) > 0
         with torch.cuda.device_of(query):
             if len(tiling.wide):
                 with self._beside(query.device) if both else nullcontext():
-                    attend(tiling.wide, tile_shape.wide, narrow=False, hastens=early and not both)
+                    attend(tiling.wide, tile_shape.wide, narrow=False)
             if len(tiling.narrow):
-                attend(tiling.narrow, tile_shape.narrow, narrow=True, hastens=early and not both)
+                attend(tiling.narrow, tile_shape.narrow, narrow=True)
             if both:
                 self._join(query.device)
             if len(tiling.merged):
@@ -326,7 +328,8 @@ class TritonAttention(PagedAttention):
             yield
             return
         if self._second is None:
-            self._second = torch.cuda.Stream(device)
+            # Wide tiles take longer: they must not wait for room that narrow ones take.
+            self._second = torch.cuda.Stream(device, priority=-1)
         self._second.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._second):
             yield
@@ -352,10 +355,10 @@ class _Launch:
 
 _NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=2)
 _FEW_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
-"""For so few programs that each has much room."""
+"""For so few programs, or wide ones beside them, that more of these have no room."""
 _FEW = 2
 """Most programs for each multiprocessor that are few."""
-_WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3, registers=192)
+_WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3, registers=168)
 _LARGE_KEY_NARROW_LAUNCH = _Launch(keys=32, warps=4, stages=2)
 _LARGE_KEY_WIDE_LAUNCH = _Launch(keys=32, warps=8, stages=2)
 

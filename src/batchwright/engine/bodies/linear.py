@@ -84,11 +84,20 @@ def make_fp8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
     Sizes of `weight` must be divisible by `FP8_MULTIPLE`. Results are bfloat16.
     """
-    rounding = _rounding_on(weight.device, weight.dtype)
-    whole, scales = rounding(weight)
-    columns, column_scales = whole.t(), scales[None, :]
+    return fp8_linear(*to_fp8(weight), bias)
 
-    def fp8_linear(x: Tensor) -> Tensor:
+
+def to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of `weight` [out, in] in 8-bit floating point, and their scales [out] float32."""
+    return _rounding_on(weight.device, weight.dtype)(weight)
+
+
+def fp8_linear(weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Linear:
+    """Return `make_fp8_linear` of a weight and scales that `to_fp8` gave."""
+    rounding = _rounding_on(weight.device, torch.bfloat16)
+    columns, column_scales = weight.t(), scales[None, :]
+
+    def linear(x: Tensor) -> Tensor:
         rows, row_scales = rounding(x)
         out: Tensor = torch._scaled_mm(  # noqa: SLF001
             rows,
@@ -101,7 +110,7 @@ def make_fp8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         )
         return out
 
-    return fp8_linear
+    return linear
 
 
 @cache

@@ -30,6 +30,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     x_blocks,  # DESCRIBED: descriptors of x and weight in blocks of BLOCK_K inputs
     weight_blocks,
     bias,  # [outputs]
+    scales,  # SCALED: factors of the outputs, or of gates and ups [2 · outputs], float32
     norm,  # [inputs]
     partial,  # [SPLIT, tiles, BLOCK_N, BLOCK_M] float32
     arrived,  # [tiles] int32, zeros before and after
@@ -47,6 +48,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
     BIASED: tl.constexpr,
+    SCALED: tl.constexpr,
     DESCRIBED: tl.constexpr,
     AHEAD: tl.constexpr,
     LINE: tl.constexpr,
@@ -118,6 +120,10 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
             factor = tl.rsqrt(tl.sum(squares, 1 if ALONE else 0) / inputs + eps)[None, :]
             total *= factor
             total_up *= factor
+        if SCALED:
+            total *= tl.load(scales + n)[:, None]
+            if GATED:
+                total_up *= tl.load(scales + outputs + n)[:, None]
         if BIASED:
             total += tl.load(bias + n).to(tl.float32)[:, None]
         result = total.to(dtype)
@@ -138,7 +144,7 @@ def _plus(total, w, values, ALONE: tl.constexpr):
     if ALONE:
         total += w.to(tl.float32) * values.to(tl.float32)
     else:
-        total = tl.dot(w, values, total)
+        total = tl.dot(w.to(values.dtype), values, total)
     return total
 
 
@@ -178,6 +184,8 @@ BLOCKS = (
 _AHEAD = 16 * 1024
 """Weights of a block that are fetched early."""
 _LINE_BYTES = 128
+_INPUT_BYTES = 2
+_WEIGHTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 _MOST_PARTS = 8
 _MOST_PROGRAMS = 4
 """Most programs that share a multiprocessor."""
@@ -191,7 +199,7 @@ _INTERPRETED_SHARED = 1 << 20
 def blocks_for(weights: Iterable[Projection]) -> list[Blocks] | str:
     """Return the blocks of these weights, ascending by numbers of rows, or why they cannot be streamed."""
     tensors = [each.weight for each in weights]
-    if others := [weight.dtype for weight in tensors if weight.dtype not in (torch.bfloat16, torch.float16)]:
+    if others := [weight.dtype for weight in tensors if weight.dtype not in _WEIGHTS]:
         return f"weights are {others[0]}"
     chosen: dict[int, Blocks] = {}
     for blocks in BLOCKS:
@@ -277,6 +285,7 @@ class StreamedProducts:
                 self._described(x, self.rows) if blocks.described else x,
                 self._described(weight, blocks.outputs) if blocks.described else weight,
                 weight if bias is None else bias,
+                weight if projection.scales is None else projection.scales,
                 weight if norm is None else norm,
                 partial,
                 self._arrived,
@@ -294,6 +303,7 @@ class StreamedProducts:
                 GATED=gated,
                 ADDS=adds,
                 BIASED=bias is not None,
+                SCALED=projection.scales is not None,
                 DESCRIBED=blocks.described,
                 AHEAD=self._ahead(inputs // parts, gated=gated),
                 LINE=_LINE_BYTES // weight.itemsize,
@@ -309,8 +319,8 @@ class StreamedProducts:
         return max(1, min(self._blocks.stages, self._shared // self._stage_bytes(weight, gated=gated)))
 
     def _stage_bytes(self, weight: Tensor, *, gated: bool) -> int:
-        rows_of_block = self.rows + self._blocks.outputs * (2 if gated else 1)
-        return rows_of_block * self._blocks.inputs * weight.itemsize
+        outputs = self._blocks.outputs * (2 if gated else 1)
+        return (self.rows * _INPUT_BYTES + outputs * weight.itemsize) * self._blocks.inputs
 
     def _ahead(self, inputs: int, *, gated: bool) -> int:
         """Return for how many inputs of each output the weights are fetched early: a power of two, at most `inputs`."""

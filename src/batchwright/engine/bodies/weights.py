@@ -99,6 +99,8 @@ class Projection:
 
     weight: Tensor
     bias: Tensor | None = None
+    scales: Tensor | None = None
+    """Factors of the rows of a weight in 8-bit floating point: [out] float32."""
 
 
 @dataclass(frozen=True, slots=True)
