@@ -20,7 +20,14 @@ from benchmarks.accelerator.suite import NoTests, run_tests
 from benchmarks.accelerator.worker import GRACE_S, SectionFailed, Worker, serve
 
 _TOTAL_S = 520.0
-_LIMITS: dict[Section, float] = {"hardware": 90, "decode": 100, "prefix": 60, "mixed": 60, "fp8": 60, "generate_batch": 60}
+_LIMITS: dict[Section, float] = {
+    "hardware": 90,
+    "decode": 100,
+    "prefix": 60,
+    "mixed": 60,
+    "fp8": 60,
+    "generate_batch": 60,
+}
 """Seconds of each section, in their order; the first one also starts the process. The tests have what is left."""
 _CPU_PATIENCE = 20.0
 """How much more time the CPU has, where nothing but the script itself is tried."""

@@ -73,7 +73,7 @@ def alone(engine: Engine, requests: list[InferenceRequest]) -> list[tuple[Choice
 def promising(folder: Path, **options: Any) -> Engine:
     """An engine that promises it; the test is skipped where this processor's torch cannot keep the promise."""
     try:
-        return Engine(folder, **options, deterministic=True)
+        return Engine(folder, **options, device="cpu", deterministic=True)
     except UnsupportedModel as error:
         if "torch's products on this processor" not in str(error):
             raise
@@ -202,7 +202,7 @@ def test_cancelled_company_changes_nothing(small: Small) -> None:
 
 def refusal(folder: Path, config: Options = TINY, **options: Any) -> str:
     tiny_model(folder, "llama", **config)
-    settings: Options = {"dtype": "float32", "kv_memory": "1MB", "deterministic": True}
+    settings: Options = {"dtype": "float32", "device": "cpu", "kv_memory": "1MB", "deterministic": True}
     with pytest.raises(UnsupportedModel, match="deterministic=True is not possible: ") as caught:
         Engine(folder, **settings | options)
     return str(caught.value)

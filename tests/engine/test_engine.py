@@ -296,7 +296,8 @@ def test_stats(smollm2_path: Path) -> None:
         assert stats.ttft_ms.count == stats.tpot_ms.count == stats.latency_ms.count == 6
         assert stats.preemptions == 0
         engine.generate([[5]], replace(GREEDY, max_tokens=2, ignore_eos=True))
-        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens + 2, "a single row is computed twice"
+        twice = 2 if engine.core.body.device.type == "cpu" else 0
+        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens + twice, "of single rows"
         assert stats.padding_efficiency < 1.0
         assert 0 < stats.model_seconds <= stats.step_seconds
         assert stats.prefill_seconds + stats.decode_seconds == pytest.approx(stats.model_seconds)

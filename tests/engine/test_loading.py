@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from batchwright.engine.bodies.llama import unsuitable
 from batchwright.engine.bodies.load import plain_llama_config, read_config
@@ -110,6 +111,7 @@ def test_the_tokenizer_is_the_one_that_transformers_chooses(
     assert ours.encode("Grüße, 世界!\n  def f(x):") == theirs("Grüße, 世界!\n  def f(x):")["input_ids"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch for CUDA imports some of them itself")
 def test_the_default_model_starts_without_the_slow_modules(smollm2_path: Path) -> None:
     script = f"""
 import sys

@@ -48,9 +48,7 @@ def add_rms_norm(
 
 
 @triton.jit
-def head_rms_norm(
-    x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
-):
+def head_rms_norm(x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr):
     """Normalize one head of one row, in place."""
     if EARLY:
         gdc_launch_dependents()
@@ -164,6 +162,8 @@ _SPAN = 1024
 """Values that one program of `silu_mul` computes."""
 _GROUP = 8
 """Heads that one program of `rope_and_store` turns."""
+
+
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `linear.round_rows`."""
     rows, dim = x.shape
@@ -227,7 +227,9 @@ class FusedOps:
         out = gate_up.new_empty((rows, both // 2))
         spans = triton.cdiv(both // 2, _SPAN)
         with torch.cuda.device_of(gate_up):
-            silu_mul[(rows * spans,)](out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4, **early_launch(launches_early(out.device)))
+            silu_mul[(rows * spans,)](
+                out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4, **early_launch(launches_early(out.device))
+            )
         return out
 
     def rope_and_store(
