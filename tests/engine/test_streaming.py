@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_the_products_of_a_layer(
     monkeypatch.setattr(triton_products, "_UNBOUNDED", frozenset({HALF}) if norms else frozenset())
     weights = layer()
     if fp8:
-        each = {name: in_fp8(getattr(weights, name)) for name in ("qkv", "output", "gate_up", "down")}
+        each: dict[str, Any] = {name: in_fp8(getattr(weights, name)) for name in ("qkv", "output", "gate_up", "down")}
         weights = replace(weights, **each)
     found = blocks_for([weights.qkv, weights.output, weights.gate_up, weights.down])
     assert isinstance(found, list)
