@@ -21,6 +21,7 @@ from itertools import takewhile
 
 from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.short_window import ShortWindow
 from batchwright.pacing.window_end import WindowEnd
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
@@ -31,7 +32,8 @@ _STEADY_SURGE, _SOON = 3.0, 4.0
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
-"""Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
+"""Seconds of a window that is too short for what an answer says is left to be still true: requests go in step with it,
+or evenly until it is known where it begins."""
 _SURGE, _MOST_SURGE = 12.0, 24.0
 """Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
 _MORE_SURGE = 2.0
@@ -162,6 +164,15 @@ class StatedBudget:
         """When the request of the latest statement was sent, `Sent.total` then, and what was left."""
         self._counted = self._expected = 0.0
         self._pace = Pace()
+        self._steps: ShortWindow | None = None
+        """Windows of a few seconds, which requests are in step with."""
+
+    @property
+    def _known_steps(self) -> ShortWindow | None:
+        """What requests go in step with, if it is known where windows begin."""
+        steps = self._steps
+        is_known = steps is not None and steps.is_known and steps.length == self.window
+        return steps if is_known and self.is_window and not self._end.is_of_answer else None
 
     @property
     def is_window(self) -> bool:
@@ -180,6 +191,8 @@ class StatedBudget:
         self._advance(now)
         amount = use.at_most(self.kind) * self.ratio
         if self.window <= _SHORT:
+            if (steps := self._known_steps) is not None:
+                return steps.wait(max(1, int(self.limit)), now)
             return self._pace.wait(self._rate(amount, now), now)
         missing = min(amount, self._capacity) - self._left
         if missing > 1e-9 * self.limit:
@@ -196,6 +209,8 @@ class StatedBudget:
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
+            if self._steps is not None:
+                self._steps.begin(now)
             if self.window <= MINUTE:
                 self._young.append((now, amount))
         return Sent(now, amount, self._total, self._settled, self._left_window)
@@ -230,6 +245,7 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent, now)
+            self._tell_steps(sent.at + stated.reset)
         is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
@@ -392,6 +408,13 @@ class StatedBudget:
         if stated.window is None and not self.slides and self._tellings:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
+
+    def _tell_steps(self, ends: float) -> None:
+        """Learn when a short window ends, on the clock of requests that are sent."""
+        if self.window <= _SHORT and self.kind == "requests":
+            if self._steps is None or self._steps.length != self.window:
+                self._steps = ShortWindow(self.window)
+            self._steps.tell(ends)
 
     def _slide(self) -> None:
         if not self.slides:
