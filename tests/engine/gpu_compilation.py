@@ -67,7 +67,11 @@ def main() -> None:
     batch, blocks = trial_batch(16, CPU)
     cache = ReferenceAttention().allocate(KVShape(blocks, 16, heads.kv_heads, heads.head_dim, torch.bfloat16, CPU))
     query = torch.empty(batch.num_tokens, heads.heads * heads.head_dim, dtype=torch.bfloat16)
-    TritonAttention().attend(query, cache, AttentionShape(heads.heads, 0.1), batch)
+    for few in (True, False):
+        TritonAttention(few=few).attend(query, cache, AttentionShape(heads.heads, 0.1), batch)
+    decodes, blocks = trial_batch(16, CPU, decodes=True)
+    cache = ReferenceAttention().allocate(KVShape(blocks, 16, heads.kv_heads, heads.head_dim, torch.bfloat16, CPU))
+    TritonAttention().attend(query[: decodes.num_tokens], cache, AttentionShape(heads.heads, 0.1), decodes)
     everything(FusedOps(), heads, 512, torch.bfloat16, CPU)
     for cut in BLOCKS:
         stream(cut, capability)

@@ -13,14 +13,17 @@ from batchwright.engine.attention import AttentionShape, KVShape, choose_attenti
 from batchwright.engine.attention.fa3 import FlashAttention3, load_flash
 from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.trial import disagreement
+from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.linear import FP8_CAPABILITY, make_fp8_linear, to_fp8
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.weights import Projection
 from batchwright.engine.sampling import maxima_are_torchs
 from batchwright.engine.step.batch import batch_of
+from batchwright.engine_config import EngineConfig
 
 from .paged import Case, Paged, Problem, textbook
-from .support import NEW_TOKENS
+from .support import NEW_TOKENS, TINY, tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from batchwright.engine.bodies.triton_ops import FusedOps
@@ -219,6 +222,17 @@ def test_a_model_in_8_bit_floating_point(smollm2_path: Path) -> None:
         assert isinstance(body, LlamaBody)
         assert body._graphs is not None
         assert body._graphs.disabled is None
+
+
+@pytest.mark.skipif(not _HAS_FP8, reason="this device has no products in 8-bit floating point")
+def test_a_model_in_8_bit_floating_point_is_streamed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 1024}
+    tiny_model(tmp_path, "llama", **TINY | sizes)
+    body = load_body(tmp_path, EngineConfig(dtype="bfloat16", device="cuda", quantization="fp8"))
+    body.allocate(20, 16, "auto")
+    assert isinstance(body, LlamaBody)
+    assert isinstance(body.stack, ComposedStack)
+    assert body.stack._streamed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -297,7 +297,9 @@ def test_stats(smollm2_path: Path) -> None:
         assert stats.preemptions == 0
         engine.generate([[5]], replace(GREEDY, max_tokens=2, ignore_eos=True))
         twice = 2 if engine.core.body.device.type == "cpu" else 0
-        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens + twice, "of single rows"
+        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens + twice, (
+            "single rows are computed twice on a CPU"
+        )
         assert stats.padding_efficiency < 1.0
         assert 0 < stats.model_seconds <= stats.step_seconds
         assert stats.prefill_seconds + stats.decode_seconds == pytest.approx(stats.model_seconds)

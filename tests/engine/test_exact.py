@@ -110,8 +110,10 @@ def test_every_attention(
     body: str,
     native: NativeKernels | str,
 ) -> None:
-    if attention == "native" and (isinstance(native, str) or torch.cuda.is_available()):
-        pytest.skip(str(native))
+    if attention == "native" and isinstance(native, str):
+        pytest.skip(native)
+    if attention == "native" and torch.cuda.is_available():
+        pytest.skip("engines are on the GPU here")
     some = [*[index for index, prompt in enumerate(prompts) if len(prompt) < 100][::3], len(prompts) - 3]
     engine = make_engine(attention=attention, body=body, max_batch_tokens=200)
     assert engine.core.body.attention.name == attention

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies import load_body, streaming
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.linear import to_fp8
 from batchwright.engine.bodies.llama import LlamaBody
@@ -34,6 +34,7 @@ from batchwright.engine.triton_maxima import row_maxima
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.float16  # the interpreter does not multiply bfloat16
 HIDDEN, WIDE, EPS = 512, 512, 1e-5
+SIZES = {"hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256}
 
 
 def random(*size: int, scale: float = 1.0) -> Tensor:
@@ -145,8 +146,7 @@ def forward(folder: Path) -> tuple[ComposedStack, list[Tensor]]:
 
 @torch.inference_mode()
 def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256}
-    tiny_model(tmp_path, "qwen2", **TINY | sizes)
+    tiny_model(tmp_path, "qwen2", **TINY | SIZES)
     stack, ours = forward(tmp_path)
     assert [each.rows for each in stack._streamed] == [1, 16, 32, 64, 128] or DEVICE.type == "cuda"
     monkeypatch.setattr(triton_products, "blocks_for", lambda weights: "not here")
@@ -155,13 +155,34 @@ def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest
     torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
 
 
+@torch.inference_mode()
+def test_the_logits_may_be_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path, "qwen2", **TINY | SIZES)
+    _, ours = forward(tmp_path)
+    monkeypatch.setattr(streaming, "_is_faster", lambda *given: given[-1] != 0)
+    left, expected = forward(tmp_path)
+    assert [each.takes_head for each in left._streamed] == [False] * len(left._streamed)
+    assert left._streamed
+    torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
+
+
+@torch.inference_mode()
+def test_a_step_whose_logits_nobody_wants(tmp_path: Path) -> None:
+    tiny_model(tmp_path, "llama", **TINY | SIZES)
+    body = load_body(tmp_path, EngineConfig(body="fused", dtype="float16", device=str(DEVICE)))
+    body.allocate(20, 16, "triton")
+    sequence = Sequence(list(range(2, 102)), 100, 200)
+    sequence.table.blocks.extend(range(1, 13))
+    assert body.forward(build_batch([Chunk(sequence, 0, 90, False, False)], 16, DEVICE)).shape == (0, 256)
+
+
 @pytest.mark.parametrize("change", [float("nan"), 0.1])
 def test_what_differs_from_torch_is_not_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: float
 ) -> None:
     own = StreamedProducts.qkv
     monkeypatch.setattr(StreamedProducts, "qkv", lambda *given: own(*given) + change)
-    tiny_model(tmp_path, "llama", **TINY | {"hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256})
+    tiny_model(tmp_path, "llama", **TINY | SIZES)
     with caplog.at_level(logging.WARNING):
         body = load_body(tmp_path, EngineConfig(body="fused", dtype="float16", device=str(DEVICE)))
         body.allocate(20, 16, "triton")

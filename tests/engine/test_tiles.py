@@ -13,6 +13,7 @@ from batchwright.engine.attention.tiles import (
     END,
     FIRST,
     ORDINAL,
+    SEEN,
     TABLE,
     TileShape,
     Tiling,
@@ -98,6 +99,7 @@ def test_every_query_has_each_of_its_keys_once(tables: np.ndarray, shape: TileSh
             for row in tiling.rows[each[FIRST] : each[FIRST] + each[COUNT]]:
                 assert (tables[each[TABLE], used] == tables[owners[row], used]).all()
                 assert each[END] <= contexts[owners[row]]
+                assert min(each[SEEN], each[END]) <= positions[row] + 1
                 read[row, each[BEGIN] : each[END]] += 1
                 ordinals[row].append(int(each[ORDINAL]))
     for row, position in enumerate(positions):

@@ -164,15 +164,19 @@ class StatedBudget:
         """When the request of the latest statement was sent, `Sent.total` then, and what was left."""
         self._counted = self._expected = 0.0
         self._pace = Pace()
-        self._steps: ShortWindow | None = None
-        """Windows of a few seconds, which requests are in step with."""
+        self._short_window: ShortWindow | None = None
+        """What requests are in step with if the window is short."""
+        self._is_short_of_answer = False
+        """Whether its end was told by when answers were ready."""
+        self._round_trip = 0.0
+        """Seconds that the latest refusal took, which is what the way to the endpoint and back takes."""
 
     @property
-    def _known_steps(self) -> ShortWindow | None:
+    def _known_short_window(self) -> ShortWindow | None:
         """What requests go in step with, if it is known where windows begin."""
-        steps = self._steps
-        is_known = steps is not None and steps.is_known and steps.length == self.window
-        return steps if is_known and self.is_window and not self._end.is_of_answer else None
+        window = self._short_window
+        is_known = window is not None and window.is_known and window.length == self.window
+        return window if is_known and self.is_window else None
 
     @property
     def is_window(self) -> bool:
@@ -191,8 +195,8 @@ class StatedBudget:
         self._advance(now)
         amount = use.at_most(self.kind) * self.ratio
         if self.window <= _SHORT:
-            if (steps := self._known_steps) is not None:
-                return steps.wait(max(1, int(self.limit)), now)
+            if (window := self._known_short_window) is not None:
+                return window.wait(int(self.limit), now)
             return self._pace.wait(self._rate(amount, now), now)
         missing = min(amount, self._capacity) - self._left
         if missing > 1e-9 * self.limit:
@@ -209,8 +213,8 @@ class StatedBudget:
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
-            if self._steps is not None:
-                self._steps.begin(now)
+            if self._short_window is not None:
+                self._short_window.begin(int(self.limit), now)
             if self.window <= MINUTE:
                 self._young.append((now, amount))
         return Sent(now, amount, self._total, self._settled, self._left_window)
@@ -245,7 +249,7 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent, now)
-            self._tell_steps(sent.at + stated.reset)
+            self._tell_short_window(stated, sent, now)
         is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
@@ -289,6 +293,10 @@ class StatedBudget:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
         if not self.limit:
             self._doubted_at = self._refused_at = now
+        if refused:
+            self._round_trip = now - sent.at
+            if self._short_window is not None:
+                self._short_window.refused(sent.at, now)
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             if self._left >= _USED_UP * self._capacity:
@@ -409,12 +417,16 @@ class StatedBudget:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
-    def _tell_steps(self, ends: float) -> None:
+    def _tell_short_window(self, stated: StatedLimit, sent: Sent, now: float) -> None:
         """Learn when a short window ends, on the clock of requests that are sent."""
-        if self.window <= _SHORT and self.kind == "requests":
-            if self._steps is None or self._steps.length != self.window:
-                self._steps = ShortWindow(self.window)
-            self._steps.tell(ends)
+        if self.window > _SHORT or self.kind != "requests" or not stated.reset or stated.remaining == stated.limit:
+            return  # of a window that has not begun nothing is told
+        of_answer, window = self._end.is_of_answer, self._short_window
+        if window is None or window.length != self.window or self._is_short_of_answer != of_answer:
+            window = self._short_window = ShortWindow(self.window)
+            self._is_short_of_answer = of_answer
+        # A request that is sent when an answer comes arrives a round trip after that answer was ready.
+        window.tell(stated.reset + (now - self._round_trip if of_answer else sent.at))
 
     def _slide(self) -> None:
         if not self.slides:

@@ -10,8 +10,8 @@ log-sum-exp of partial results is a logarithm of base 2. Importing this needs Tr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,8 +62,8 @@ def attend_tiles(
     BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
-    CLEAR: tl.constexpr,
-    HASTENS: tl.constexpr,
+    MASK_FREE: tl.constexpr,  # whether keys that all queries see have a loop of their own, without masks
+    RELEASES_NEXT: tl.constexpr,  # whether the next kernel may be launched before this one has ended
 ):
     """Attend in one tile for one KV head: all query heads that share it are rows of one product with its keys."""
     # Neighbouring programs read neighbouring heads, which lie side by side in a block.
@@ -79,7 +79,7 @@ def attend_tiles(
     ordinal = tl.load(tile + 5)
     seen_by_all = tl.load(tile + 6)
 
-    if HASTENS:
+    if RELEASES_NEXT:
         gdc_launch_dependents()
 
     m = tl.arange(0, BLOCK_M)
@@ -104,25 +104,25 @@ def attend_tiles(
     blocks = tables + table.to(tl.int64) * table_stride
     n = tl.arange(0, BLOCK_N)
     # Blocks are looked up one round ahead: keys whose address has to be loaded first would not be fetched ahead.
-    coming = tl.load(blocks + (begin + n) // BLOCK_SIZE, mask=begin + n < end, other=0)
-    masked = begin
-    if CLEAR:
-        masked += tl.maximum(tl.minimum(end, seen_by_all) - begin, 0) // BLOCK_N * BLOCK_N
-        for start in range(begin, masked, BLOCK_N):
+    next_blocks = tl.load(blocks + (begin + n) // BLOCK_SIZE, mask=begin + n < end, other=0)
+    masked_from = begin
+    if MASK_FREE:
+        masked_from += tl.maximum(tl.minimum(end, seen_by_all) - begin, 0) // BLOCK_N * BLOCK_N
+        for start in range(begin, masked_from, BLOCK_N):
             key = start + n
-            at = (coming.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-            coming = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
+            at = (next_blocks.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+            next_blocks = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
             there = at[:, None] * HEAD_DIM + d[None, :]
             k = tl.load(keys + there, mask=column[None, :], other=0.0)
             v = tl.load(values + there, mask=column[None, :], other=0.0)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             best, total, acc = _attend(scores, v, best, total, acc, scale, softcap, CAPPED, False)
-    for start in range(masked, end, BLOCK_N):
+    for start in range(masked_from, end, BLOCK_N):
         key = start + n
         # Memory past the end may be uninitialized, and zero times NaN is NaN: it is not read at all.
         exists = key < end
-        at = (coming.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-        coming = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
+        at = (next_blocks.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        next_blocks = tl.load(blocks + (key + BLOCK_N) // BLOCK_SIZE, mask=key + BLOCK_N < end, other=0)
         there = at[:, None] * HEAD_DIM + d[None, :]
         readable = exists[:, None] & column[None, :]
         k = tl.load(keys + there, mask=readable, other=0.0)
@@ -177,7 +177,7 @@ def merge_partials(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    WAITS: tl.constexpr,  # whether it may have been launched early, and lets the next kernel be
 ):
     """Merge the partial results of one head of one row, each weighted by its share of the sum."""
     row = tl.load(merged + tl.program_id(0) // heads)
@@ -185,7 +185,7 @@ def merge_partials(
     exists = row >= 0
     begin = tl.load(partial_starts + row, mask=exists, other=0)
     end = tl.load(partial_starts + row + 1, mask=exists, other=0)
-    if EARLY:
+    if WAITS:
         gdc_launch_dependents()
         gdc_wait()
     d = tl.arange(0, PADDED_DIM)
@@ -221,8 +221,8 @@ _FEWEST_ROWS = 16
 _MOST_DIM = 256
 _SMALL_KEY = 256
 """Most bytes of one head's key that count as small; most models have no larger ones."""
-_PARTS = 32
-"""Partial results that a merging program reads at once."""
+_PARTS, _PART_VALUES = 32, 4096
+"""Most partial results, and most of their values, that a merging program reads at once."""
 _LOG2_E = math.log2(math.e)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -232,9 +232,14 @@ class TritonAttention(PagedAttention):
 
     name = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, *, few: bool | None = None) -> None:
+        """`few` says that programs count as few or many whatever their number is, by default it decides."""
+        self._few = few
         self._second: torch.cuda.Stream | None = None
         """Stream of wide tiles, which leave room for narrow ones beside them."""
+
+    def variants(self) -> list[PagedAttention]:
+        return [TritonAttention(few=few) for few in (True, False)]
 
     def refusal(self, shape: KVShape) -> str | None:
         if shape.device.type != "cuda" and not INTERPRETED:
@@ -269,7 +274,7 @@ class TritonAttention(PagedAttention):
 
         def attend(tiles: Tensor, queries: int, *, narrow: bool) -> None:
             programs = len(tiles) * kv_heads
-            few = both or programs <= _FEW * tile_shape.processors
+            few = both or programs <= _FEW * tile_shape.processors if self._few is None else self._few
             attend_tiles[(programs,)](
                 out,
                 partial_out,
@@ -291,19 +296,19 @@ class TritonAttention(PagedAttention):
                 HEAD_DIM=head_dim,
                 PADDED_DIM=_padded(head_dim),
                 BLOCK_SIZE=block_size,
-                CLEAR=not narrow and shape.window is None,
-                HASTENS=early and not both,
+                MASK_FREE=not narrow and shape.window is None,
+                RELEASES_NEXT=early and not both,
                 **_launch_of(queries * group, cache.keys, narrow=narrow, few=few),
             )
 
         with torch.cuda.device_of(query):
-            if len(tiling.wide):
-                with self._beside(query.device) if both else nullcontext():
-                    attend(tiling.wide, tile_shape.wide, narrow=False)
-            if len(tiling.narrow):
-                attend(tiling.narrow, tile_shape.narrow, narrow=True)
             if both:
-                self._join(query.device)
+                with self._beside(query.device, lambda: attend(tiling.wide, tile_shape.wide, narrow=False)):
+                    attend(tiling.narrow, tile_shape.narrow, narrow=True)
+            elif len(tiling.wide):
+                attend(tiling.wide, tile_shape.wide, narrow=False)
+            elif len(tiling.narrow):
+                attend(tiling.narrow, tile_shape.narrow, narrow=True)
             if len(tiling.merged):
                 merge_partials[(len(tiling.merged) * heads,)](
                     out,
@@ -314,30 +319,32 @@ class TritonAttention(PagedAttention):
                     heads,
                     HEAD_DIM=head_dim,
                     PADDED_DIM=_padded(head_dim),
-                    PARTS=_PARTS,
-                    EARLY=early,
+                    PARTS=min(_PARTS, _PART_VALUES // _padded(head_dim)),
+                    WAITS=early,
                     num_warps=1,
                     **({"launch_pdl": True} if early and not both else {}),
                 )
         return out
 
     @contextmanager
-    def _beside(self, device: torch.device) -> Iterator[None]:
-        """Launch inside on a second stream, after all that was launched before."""
+    def _beside(self, device: torch.device, launch: Callable[[], None]) -> Iterator[None]:
+        """Let what `launch` launches, after all before, run beside what is launched inside, and before all after."""
         if device.type != "cuda":
+            launch()
             yield
             return
         if self._second is None:
             # Wide tiles take longer: they must not wait for room that narrow ones take.
             self._second = torch.cuda.Stream(device, priority=-1)
-        self._second.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._second):
+        first = torch.cuda.current_stream()
+        self._second.wait_stream(first)
+        try:
+            with torch.cuda.stream(self._second):
+                launch()
             yield
-
-    def _join(self, device: torch.device) -> None:
-        """Let what is launched next wait for what runs beside."""
-        if self._second is not None:
-            torch.cuda.current_stream().wait_stream(self._second)
+        finally:
+            # Even if a launch failed: memory that is freed on the first stream may still be written on the second.
+            first.wait_stream(self._second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,12 +357,12 @@ class _Launch:
     stages: int
     """Products whose keys are read ahead; they lie in the shared memory of a multiprocessor."""
     registers: int | None = None
-    """Most registers of a thread, so that other programs have room beside."""
+    """Most registers of a thread, with keys of 16 bits, so that other programs have room beside."""
 
 
 _NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=2)
 _FEW_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
-"""For so few programs, or wide ones beside them, that more of these have no room."""
+"""Launch of narrow tiles where a multiprocessor has at most `_FEW` of them, or a wide one beside: there is room."""
 _FEW = 2
 """Most programs for each multiprocessor that are few."""
 _WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3, registers=168)
@@ -374,7 +381,7 @@ def _launch_of(rows: int, keys: Tensor, *, narrow: bool, few: bool) -> dict[str,
         "BLOCK_N": launch.keys,
         "num_warps": launch.warps,
         "num_stages": launch.stages,
-        **({} if launch.registers is None else {"maxnreg": launch.registers}),
+        **({"maxnreg": launch.registers} if launch.registers and keys.dtype.itemsize == 2 else {}),
     }
 
 

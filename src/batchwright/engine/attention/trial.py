@@ -116,7 +116,7 @@ def trial_batch(block_size: int, device: torch.device, *, decodes: bool = False)
     They are prompts and decodes, or only `decodes`, for which some kernels have a way of their own.
     """
     counts = np.array([1, 1, 1, 1, 1] if decodes else [1, 1, 1, 45, 3], np.int32)
-    contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, 60, 9], np.int32)
+    contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, _OWN, 9], np.int32)
     shared = _SHARED // block_size
     needed = -(-contexts // block_size)
     order = 1 + np.random.default_rng(0).permutation(int(needed.sum()))

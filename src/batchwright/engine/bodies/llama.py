@@ -39,8 +39,8 @@ class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
     With `quantization`, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a
-    scale; with fp8 the output layer stays as it is. A `shard` that is not the whole is not quantized; its ranks compute
-    each step together, and rank 0 gets the logits.
+    scale. With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. A
+    `shard` that is not the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
     """
 
     name = "fused"

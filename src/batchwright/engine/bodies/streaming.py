@@ -74,7 +74,7 @@ def _difference(plain: Sequence[Tensor], ours: Sequence[Tensor]) -> float:
 def _is_faster(
     products: Products, streamed: StreamedProducts, residual: Tensor, attended: Tensor, layers: int | None
 ) -> bool:
-    """Return whether so many layers, or all, and the logits take less time streamed."""
+    """Return whether the first `layers` layers (None: all) and the logits are faster streamed."""
     if residual.device.type != "cuda":
         return True  # interpreted, whose time says nothing
     with torch.cuda.device(residual.device):

@@ -169,7 +169,7 @@ class Blocks:
     norms: bool
     """Whether the norm of the input is computed within the product, rather than before it."""
     described: bool = False
-    """Whether the device is told of whole blocks to fetch, rather than of addresses."""
+    """Whether blocks are fetched through tensor descriptors, rather than by the addresses of their values."""
 
 
 BLOCKS = (
@@ -271,6 +271,8 @@ class StreamedProducts:
         adds: bool = False,
     ) -> None:
         rows, outputs = out.shape
+        if not rows:
+            return
         weight, bias, inputs, blocks = projection.weight, projection.bias, x.shape[1], self._blocks
         tiles = outputs // blocks.outputs
         parts = 1 if gated or norm is not None else self._parts(tiles, weight)
@@ -312,7 +314,7 @@ class StreamedProducts:
             )
 
     def _described(self, matrix: Tensor, rows: int) -> TensorDescriptor:
-        """Return a description of `matrix` in blocks of so many rows."""
+        """Return a tensor descriptor of `matrix` with blocks of `rows` rows."""
         return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, self._blocks.inputs])
 
     def _stages(self, weight: Tensor, *, gated: bool) -> int:
