@@ -94,8 +94,8 @@ class _Cutting:
 
 _NARROW = _Cutting(least=128, programs=4, slack=2.5)
 _WIDE = _Cutting(least=256, programs=1, slack=1.0)
-"""One program for each multiprocessor leaves room for narrow ones beside it, and the partial results of its many queries
-cost as much traffic as its keys."""
+"""One program for each multiprocessor leaves room for narrow ones beside it, and the partial results of its many
+queries cost as much traffic as its keys."""
 
 _NARROW_ROWS = 16
 """Rows of a narrow tile's product (queries times heads per KV head): the fewest that matrix units take."""
