@@ -41,6 +41,8 @@ class Says:
     retry_after: bool = False
     text: bool = False
     """Whether refusals have OpenAI's text."""
+    when_ready: bool = False
+    """Whether headers hold for the time when an answer is ready, not for that when its request arrived."""
 
 
 @dataclass(slots=True)
@@ -221,6 +223,8 @@ class Client:
     def computed(self, number: int, attempt: Attempt, stated: Sequence[StatedLimit]) -> None:
         each = self.work(number)
         self.limits.settle(self.now, each.estimate, each.actual)
+        if self.says.when_ready:
+            stated = self.stated(None)
         self.at(self.half_trip(), lambda: self.answered(number, attempt, stated))
 
     def answered(self, number: int, attempt: Attempt, stated: Sequence[StatedLimit]) -> None:

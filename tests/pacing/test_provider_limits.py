@@ -120,10 +120,12 @@ def test_the_last_request_of_a_window_that_slides_is_used() -> None:
         assert len(measured.admitted) >= 6000
 
 
-@pytest.mark.parametrize("round_trip", [0.1, 0.3, 0.5])
-def test_stated_windows_of_a_second_are_used_though_requests_take_unlike_times_to_arrive(round_trip: float) -> None:
+@pytest.mark.parametrize(("round_trip", "when_ready"), [(0.1, False), (0.3, False), (0.5, False), (0.1, True)])
+def test_stated_windows_of_a_second_are_used_though_requests_take_unlike_times_to_arrive(
+    round_trip: float, when_ready: bool
+) -> None:
     """They arrive after a quarter to three quarters of a round trip."""
-    says = Says(headers="openai", retry_after=True)
+    says = Says(headers="openai", retry_after=True, when_ready=when_ready)
     kind, told = KINDS["10 in each second"], (ToldLimit("requests", 600, 60.0),)
     for seed in range(2):
         measured = simulate(
