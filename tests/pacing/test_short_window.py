@@ -8,7 +8,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.pacing.limits import Use
 from batchwright.pacing.short_window import ShortWindow
+from batchwright.pacing.stated_budget import StatedBudget
+from batchwright.wire.rate_limits import StatedLimit
 
 EIGHTHS = st.integers(0, 40).map(lambda each: each / 8)
 
@@ -91,3 +94,21 @@ def test_places_that_others_take_are_left_to_them_and_tried_again_ever_less_ofte
     assert len(refused) < 25
     assert len([each for each in refused if each > 500.0]) < 12
     assert sum(used.values()) - len(refused) > 0.97 * 9 * 1000
+
+
+def test_what_another_limit_refuses_takes_no_place() -> None:
+    use, now = Use(10, 10), 0.0
+    budget = StatedBudget("requests")
+    for number in range(40):
+        now = number * 0.1
+        sent = budget.begin(use, now)
+        left = 9 - number % 10
+        budget.observe(sent, StatedLimit("requests", 10, left, 1.0 - now % 1.0, None), now + 0.01)
+    window = budget._short_window
+    assert window is not None
+    assert window.is_known
+    for left, taken in ((4, 0), (0, 1)):
+        sent = budget.begin(use, now + 0.02)
+        now += 0.05
+        budget.observe(sent, StatedLimit("requests", 10, left, 0.5, None), now, refused=True)
+        assert window._taken == taken

@@ -249,7 +249,7 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent, now)
-            self._tell_short_window(stated, sent, now)
+            self._tell_short_window(stated, sent, now, refused=refused)
         is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
@@ -293,10 +293,6 @@ class StatedBudget:
         """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
         if not self.limit:
             self._doubted_at = self._refused_at = now
-        if refused:
-            self._round_trip = now - sent.at
-            if self._short_window is not None:
-                self._short_window.refused(sent.at, now)
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             if self._left >= _USED_UP * self._capacity:
@@ -417,7 +413,7 @@ class StatedBudget:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
-    def _tell_short_window(self, stated: StatedLimit, sent: Sent, now: float) -> None:
+    def _tell_short_window(self, stated: StatedLimit, sent: Sent, now: float, *, refused: bool) -> None:
         """Learn when a short window ends, on the clock of requests that are sent."""
         if self.window > _SHORT or self.kind != "requests" or not stated.reset or stated.remaining == stated.limit:
             return  # of a window that has not begun nothing is told
@@ -425,6 +421,10 @@ class StatedBudget:
         if window is None or window.length != self.window or self._is_short_of_answer != of_answer:
             window = self._short_window = ShortWindow(self.window)
             self._is_short_of_answer = of_answer
+        if refused:
+            self._round_trip = now - sent.at
+            if not stated.remaining:  # else it was refused for another limit
+                window.refused(sent.at, now)
         # A request that is sent when an answer comes arrives a round trip after that answer was ready.
         window.tell(stated.reset + (now - self._round_trip if of_answer else sent.at))
 

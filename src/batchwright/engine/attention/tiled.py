@@ -272,7 +272,7 @@ class TritonAttention(PagedAttention):
         early = launches_early(query.device)
         both = len(tiling.narrow) > 0 and len(tiling.wide) > 0
 
-        def attend(tiles: Tensor, queries: int, *, narrow: bool) -> None:
+        def launch(tiles: Tensor, queries: int, *, narrow: bool) -> None:
             programs = len(tiles) * kv_heads
             few = both or programs <= _FEW * tile_shape.processors if self._few is None else self._few
             attend_tiles[(programs,)](
@@ -303,12 +303,12 @@ class TritonAttention(PagedAttention):
 
         with torch.cuda.device_of(query):
             if both:
-                with self._beside(query.device, lambda: attend(tiling.wide, tile_shape.wide, narrow=False)):
-                    attend(tiling.narrow, tile_shape.narrow, narrow=True)
+                with self._beside(query.device, lambda: launch(tiling.wide, tile_shape.wide, narrow=False)):
+                    launch(tiling.narrow, tile_shape.narrow, narrow=True)
             elif len(tiling.wide):
-                attend(tiling.wide, tile_shape.wide, narrow=False)
+                launch(tiling.wide, tile_shape.wide, narrow=False)
             elif len(tiling.narrow):
-                attend(tiling.narrow, tile_shape.narrow, narrow=True)
+                launch(tiling.narrow, tile_shape.narrow, narrow=True)
             if len(tiling.merged):
                 merge_partials[(len(tiling.merged) * heads,)](
                     out,
