@@ -15,8 +15,11 @@ from itertools import pairwise
 
 _LENGTHS = (10.0, 1.0)
 """Seconds of the windows that are looked for, longest first."""
-_EVIDENCE = ((2, 0.03), (3, 0.1))
+_EVIDENCE = ((2, 0.03), (3, 0.1), (6, 0.1))
 """Refusals in a row that must tell of the same beginning, and the share of the window by which it may differ."""
+_SUFFICIENT = 6
+"""Refusals in a row that are evidence even if their pauses are short: those of a limit that is refilled continuously
+tell of any beginning."""
 _SPREAD = 0.1
 """Share of the window by which the beginning may be told differently once it is known."""
 _LONG_PAUSE = 1.25
@@ -142,8 +145,8 @@ class FoundWindow:
                     continue
                 offsets = [_offset(each.ends, told[-1].ends, length) for each in told]
                 pause = sum(each.pause for each in told) / fewest
-                is_long = pause >= _LONG_PAUSE * length / counts[-1]
-                if is_long and max(offsets) - min(offsets) <= spread * length:
+                is_evidence = fewest >= _SUFFICIENT or pause >= _LONG_PAUSE * length / counts[-1]
+                if is_evidence and max(offsets) - min(offsets) <= spread * length:
                     self._know(length, counts[fewest // 2], told[-1].ends + sum(offsets) / fewest)
                     return
 
