@@ -113,6 +113,7 @@ def test_failed_lines_are_explained_and_tried_again(page: Page, service: Service
     page.until(status("Completed with errors"))
     page.click(button("details"))
     page.until("document.querySelector('#details .groups').innerText.includes('line 2, request-2')")
+    assert page.text("#details [data-part=plan]").split("\n")[:2] == ["Shared with earlier prompts", "0%"]
     assert "the stub was asked to fail" in page.text("#details .groups")
     page.press("Escape")
     errors = page.download(tmp_path, lambda: page.click(button("errors")))

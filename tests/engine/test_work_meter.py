@@ -14,6 +14,7 @@ from batchwright.engine.engine import Engine
 from batchwright.engine.machine_rates import keep_rates, machine_rates
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.planning.bound import MachineRates, Work, bound_of
+from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest
 
 from .support import run
@@ -159,6 +160,19 @@ def test_rates_that_are_kept_only_rise(quick: Engine) -> None:
     assert again is not None
     assert (again.products, again.attention) == (1e18, 1e18)
     assert again.bandwidth > 1.0
+
+
+def test_the_least_time_of_what_was_answered_is_known_once_rates_are(quick: Engine) -> None:
+    answered = Answered(lines=10, prompt_tokens=500, cached_tokens=100, generated_tokens=60)
+    assert quick.least_seconds(answered) is None
+    keep_rates(replace(SLOW, settled=False), quick.core.body)
+    assert quick.least_seconds(answered) is None
+    keep_rates(replace(SLOW, products=1e6), quick.core.body)
+    model = quick.core.body.costs
+    assert model is not None
+    work = Work(rows=450, likeliest_rows=10)
+    assert quick.least_seconds(answered) == pytest.approx(work.product_operations(model) / 1e6)
+    assert quick.least_seconds(replace(answered, generated_tokens=0)) is None
 
 
 def test_rates_of_a_busy_machine_are_measured_again_before_long(quick: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from batchwright.planning.bound import (
     bound_of,
     shares_of,
 )
-from batchwright.planning.needed_work import NeededWork
+from batchwright.planning.needed_work import Answered, NeededWork, least_seconds
 
 MODEL = ModelCosts(
     layer_operations=10.0,
@@ -244,3 +244,18 @@ def test_what_was_computed_twice_is_told() -> None:
     assert shares.spent["recomputation"] == pytest.approx(0.35)
     assert shares.spent["host"] == pytest.approx(0.2)
     assert shares.spent["other"] == pytest.approx(0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 8), st.integers(0, 19)), min_size=1, max_size=8))
+def test_of_sums_alone_the_time_is_no_more_than_the_bound(lines: list[tuple[int, int, int]]) -> None:
+    """Each line has a prompt of so many tokens, an answer of so many, and so many of its prompt are cached."""
+    done, prompts, generated, cached = Work(), 0, 0, 0
+    for prompt, answer, found in lines:
+        known = min(found, prompt - 1)
+        end = prompt + answer - 1
+        done.add(Work(rows=end - known, likeliest_rows=answer, pairs=MODEL.pairs(known, end)))
+        prompts, generated, cached = prompts + prompt, generated + answer, cached + known
+    least = least_seconds(MODEL, RATES, Answered(len(lines), prompts, cached, generated))
+    assert least is not None
+    assert 0.0 < least <= seconds(done, NeededSteps(), shares=True)
+    assert least_seconds(MODEL, RATES, Answered(len(lines), prompts, cached, 0)) is None

@@ -167,10 +167,11 @@ def test_old_batches_are_forgotten() -> None:
 @in_house
 async def test_a_worker_foresees_the_end_of_its_batch(house: House) -> None:
     model = Model(slots=10)
-    bad = [f"bad{number}" for number in range(300)]
+    # Of one size, so that they are computed in the order of the file.
+    bad = [f"bad_{number:03}" for number in range(300)]
     model.faults, model.delays = refuse(*bad), dict.fromkeys(bad, 0.0)
     async with house.worker(model) as worker:
-        batch = await house.submit([name for number, each in enumerate(bad) for name in (each, f"good{number}")])
+        batch = await house.submit([name for number, each in enumerate(bad) for name in (each, f"good{number:03}")])
         await house.until(lambda: worker.stats.succeeded >= 100)
         eta, now = house.jobs.progress(await house.batch(batch)).eta_seconds, house.clock.now()
         await house.ended(batch)

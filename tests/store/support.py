@@ -77,14 +77,21 @@ class World:
         return await self.store.register_worker("test", lease)
 
     async def running(
-        self, worker: str, lines: int = 3, tenant: str = "t", *, window: float = 3600, callback_url: str | None = None
+        self,
+        worker: str,
+        lines: int = 3,
+        tenant: str = "t",
+        *,
+        window: float = 3600,
+        callback_url: str | None = None,
+        position: Callable[[int], int] = lambda number: 0,
     ) -> BatchRecord:
-        """A batch in progress; no other one may wait for its validation."""
+        """A batch in progress; no other one may wait for its validation. `position`: that of each line."""
         batch = await self.create(tenant, window=window, callback_url=callback_url)
         taken = await self.store.take_validation(worker)
         assert taken is not None
         assert taken.id == batch.id
-        assert await self.store.add_lines(worker, batch.id, new_lines(range(1, lines + 1)))
+        assert await self.store.add_lines(worker, batch.id, new_lines(range(1, lines + 1), position))
         assert await self.store.begin(worker, batch.id, total=lines, model="m")
         return await self.batch(batch)
 
@@ -104,8 +111,8 @@ class World:
         return await self.batch(batch)
 
 
-def new_lines(numbers: Iterable[int]) -> list[NewLine]:
-    return [NewLine(number, f"c{number}", number * 100, 99) for number in numbers]
+def new_lines(numbers: Iterable[int], position: Callable[[int], int] = lambda number: 0) -> list[NewLine]:
+    return [NewLine(number, f"c{number}", number * 100, 99, position(number)) for number in numbers]
 
 
 def result(line: ClaimedLine, succeeded: bool = True) -> LineResult:

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.store.life_model import Batch, Line, Model, give_back
+from tests.store.life_model import Batch, Line, Model, give_back, position
 from tests.store.support import START, World, result
 
 from batchwright.errors import Conflict, LeaseLost, NotFound
@@ -85,7 +85,9 @@ class Life(RuleBasedStateMachine):
     def submitted(self, lines: int, window: float, tenant: str = "t") -> str:
         async def made() -> BatchRecord:
             maker = await self.world.worker()
-            batch = await self.world.running(maker, lines, tenant, window=window, callback_url="https://example.com")
+            batch = await self.world.running(
+                maker, lines, tenant, window=window, callback_url="https://example.com", position=position
+            )
             await self.store.retire_worker(maker)
             return batch
 

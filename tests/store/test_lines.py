@@ -34,6 +34,18 @@ async def test_lines_of_the_batch_that_expires_first_are_claimed_first(world: Wo
 
 
 @played
+async def test_lines_of_a_batch_are_claimed_by_position(world: World) -> None:
+    store, worker, other = world.store, await world.worker(), await world.worker()
+    positions = {1: 7, 2: 0, 3: 4, 4: 0, 5: 7}
+    await world.running(worker, 5, position=positions.__getitem__)
+    claimed = await store.claim(worker, 3)
+    assert numbers(claimed) == [2, 4, 3]
+    assert [line.custom_id for line in claimed] == ["c2", "c4", "c3"]
+    await store.release(worker, claimed[1:])
+    assert numbers(await store.claim(other, 9)) == [4, 3, 1, 5]
+
+
+@played
 async def test_many_small_batches(world: World) -> None:
     worker = await world.worker()
     for _ in range(7):

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _PARAGRAPHS = (
     "Answer questions of capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
-    "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service; only the "
-    "time of a step is a law, which every run measures on this machine and keeps. Without one, the model is loaded and "
-    "probed for some seconds. Drafts of greedy answers are not simulated.",
+    "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service, and a job's "
+    "lines have the order of `run`; only the time of a step is a law, which every run measures on this machine and "
+    "keeps. Without one, the model is loaded and probed for some seconds. Drafts of greedy answers are not simulated.",
     "Example: batchwright simulate --trace azure_llm_2023_conv.csv --rate 2 --replicas 1,2,4 --ttft-ms 500 "
     "--tpot-ms 50 --job prompts.jsonl",
     "Exit status: 0; 2 bad usage; 1 anything else.",
@@ -47,7 +47,7 @@ _PROMPTS = "Without a trace: mean tokens of drawn prompts."
 _OUTPUTS = "Without a trace: mean tokens of drawn answers."
 _JOB = (
     "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its "
-    "lines are there from the start, as a batch."
+    "lines are there from the start, as a batch, in the order of `run`."
 )
 _EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
 _MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
@@ -105,7 +105,7 @@ def simulate_command(
         fleet = Fleet(number, sizes, engine, law, seed=seed)
         outcome = outcome_of(
             fleet,
-            simulate(fleet, online, lines),
+            simulate(fleet, online, lines, planned=True),
             ttft_ms=engine.ttft_ms,
             tpot_ms=engine.tpot_ms,
             price_per_hour=price_per_hour,

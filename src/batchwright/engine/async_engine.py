@@ -23,6 +23,7 @@ from batchwright.engine.scoring import PromptScores
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
+from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 
 _Item = StreamEvent | BatchwrightError
@@ -162,6 +163,10 @@ class AsyncEngine:
 
         self._command(look)
         return await found
+
+    def least_seconds(self, answered: Answered) -> float | None:
+        """Return the least time in which this machine computes what was answered, as `Engine.least_seconds` does."""
+        return self._engine.least_seconds(answered)
 
     async def close(self) -> None:
         """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""

@@ -12,6 +12,7 @@ from batchwright.engine.bodies import ModelBody, load_body
 from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.machine_rates import kept_rates
 from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.scoring import PromptScores, most_scored
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
@@ -20,6 +21,8 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kept_costs import EngineFacts, KeptCosts, keep_costs
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve, served_name
+from batchwright.planning.bound import MachineRates
+from batchwright.planning.needed_work import Answered, least_seconds
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 from batchwright.scheduling.sizes import BLOCK_SIZE
 
@@ -56,6 +59,8 @@ class Engine:
             raise
         self._stats = self._core.stats
         self._config, self._record = config, self._core.scheduler.record
+        self._rates: MachineRates | None = None
+        """Rates of this machine with its body, once they are known."""
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
 
@@ -199,6 +204,18 @@ class Engine:
         kept = keep_costs(self.model_name, self._config, self.facts, self._record)
         self._record.clear()
         return kept
+
+    def least_seconds(self, answered: Answered) -> float | None:
+        """Return the least time in which this machine computes what was answered. Any thread may call it.
+
+        None if nothing was generated, no run has measured the rates of this machine with this model so far, or the
+        engine is closed.
+        """
+        if (core := self._core) is None or not answered.generated_tokens or (model := core.body.costs) is None:
+            return None
+        if self._rates is None and (kept := kept_rates(core.body)) is not None and kept.settled:
+            self._rates = kept
+        return None if self._rates is None else least_seconds(model, self._rates, answered)
 
     def close(self) -> None:
         """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""

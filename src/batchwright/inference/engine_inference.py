@@ -14,6 +14,7 @@ from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, closing, merged, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
+from batchwright.planning.needed_work import Answered
 from batchwright.request import (
     InferenceRequest,
     InferenceResponse,
@@ -50,6 +51,8 @@ class GeneratingEngine(Protocol):
     async def generate(self, request: InferenceRequest, /) -> InferenceResponse: ...
 
     async def unfinished_work(self, prefix: str) -> UnfinishedWork: ...
+
+    def least_seconds(self, answered: Answered, /) -> float | None: ...
 
     def stream(self, request: InferenceRequest, /) -> AsyncGenerator[StreamEvent]: ...
 
@@ -157,6 +160,9 @@ class EngineInference(Route):
             places=max(1, self._slots - self._held["online"]),
             longest=self._context,
         )
+
+    def least_seconds(self, endpoint: str, model: str | None, answered: Answered) -> float | None:
+        return self.engine.least_seconds(answered)
 
     async def close(self) -> None:
         if self._threads is not None:

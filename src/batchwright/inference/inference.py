@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from batchwright.pacing.figures import PacerFigures
+from batchwright.planning.needed_work import Answered
 from batchwright.request import Flow, SamplingParams, Traffic
 
 if TYPE_CHECKING:
@@ -198,6 +199,19 @@ class KnowsWork(Protocol):
 
         Raises `EngineClosed` if the engine is closed.
         """
+
+
+@runtime_checkable
+class KnowsRates(Protocol):
+    """An `Inference` that may know how fast its machine can be."""
+
+    def least_seconds(self, endpoint: str, model: str | None, answered: Answered) -> float | None:
+        """Return the least time in which the machine computes what `model` answered; None if that is not known."""
+
+
+def least_seconds_of(inference: Inference, endpoint: str, model: str | None, answered: Answered) -> float | None:
+    """Return the least time in which the machine behind `inference` computes what `model` answered; None: unknown."""
+    return inference.least_seconds(endpoint, model, answered) if isinstance(inference, KnowsRates) else None
 
 
 async def work_of(inference: Inference, prefix: str) -> WorkUnderWay | None:

@@ -15,6 +15,7 @@ from batchwright.inference.inference import (
     WorkUnderWay,
     engine_stats_of,
     learn_use,
+    least_seconds_of,
     pacing_of,
     send_no_more,
     shared_use,
@@ -24,6 +25,7 @@ from batchwright.inference.inference import (
 )
 from batchwright.models import served_name
 from batchwright.pacing.figures import PacerFigures
+from batchwright.planning.needed_work import Answered
 from batchwright.wire.requests import (
     CLASSIFIER_URLS,
     CLASSIFY_URL,
@@ -125,6 +127,11 @@ class RoutedInference(_Renaming):
         found = [work for route in self.routes if (work := await work_of(route, prefix)) is not None]
         return next((work for work in found if work.running), None)
 
+    def least_seconds(self, endpoint: str, model: str | None, answered: Answered) -> float | None:
+        """Return the least time in which the route of such calls computes what `model` answered."""
+        route = self._meant(endpoint, model)
+        return None if route is None else least_seconds_of(route, endpoint, model, answered)
+
     async def close(self) -> None:
         for route in self.routes:
             await route.close()
@@ -146,14 +153,21 @@ class RoutedInference(_Renaming):
                 f"no model here serves {call.endpoint}: one is loaded with {_flag_for(call.endpoint)}",
                 code="unsupported_url",
             )
-        meant = None if model is None else self._aliases.get(model, model)
-        for route in serving:
-            if meant is None or not route.models or meant in route.models or served_name(meant) in route.models:
-                return route
+        if (route := self._meant(call.endpoint, model)) is not None:
+            return route
         served = [name for route in serving for name in route.models]
         names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
         problem = f"does not serve {call.endpoint}" if model in self.models else "is not served here"
         raise ModelNotFound(f"model={shown(model)} {problem}: choose from {names}")
+
+    def _meant(self, endpoint: str, model: str | None) -> Route | None:
+        """The route to which requests for `model` go, None if there is none."""
+        meant = None if model is None else self._aliases.get(model, model)
+        for route in self.routes:
+            serves = meant is None or not route.models or meant in route.models or served_name(meant) in route.models
+            if serves and endpoint in route.endpoints:
+                return route
+        return None
 
 
 def _flag_for(endpoint: str) -> str:
@@ -212,16 +226,25 @@ class StandIn(_Renaming):
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self._inner, prefix)
 
+    def least_seconds(self, endpoint: str, model: str | None, answered: Answered) -> float | None:
+        """Return the least time in which `inner` computes what was answered."""
+        return least_seconds_of(self._inner, endpoint, None if self._stands_in_for(model) else model, answered)
+
     async def close(self) -> None:
         await self._inner.close()
 
     def _resolved(self, call: Call) -> tuple[Inference, str | None, Call]:
         asked = read_model(call.body)
-        stands_in = asked in self._names or ANY_MODEL in self._names
-        if asked is None or not stands_in or {asked, served_name(asked)} & {*self._inner.models}:
+        if not self._stands_in_for(asked):
             return self._inner, None, call
         body = {name: value for name, value in call.body.items() if name != "model"}
         return self._inner, asked, replace(call, body=body)
+
+    def _stands_in_for(self, model: str | None) -> bool:
+        """Whether `inner` answers for `model` without having it."""
+        if model is None or {model, served_name(model)} & {*self._inner.models}:
+            return False
+        return model in self._names or ANY_MODEL in self._names
 
 
 async def _renamed(name: str, bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

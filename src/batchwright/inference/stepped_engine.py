@@ -11,6 +11,7 @@ from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.form_compiler import FormCompiler
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import EngineClosed
+from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
 
 
@@ -73,6 +74,10 @@ class SteppedEngine:
     async def unfinished_work(self, prefix: str) -> UnfinishedWork:
         """Return what is left of the requests whose ids begin with `prefix`."""
         return self._engine.core.unfinished_work(prefix)
+
+    def least_seconds(self, answered: Answered) -> float | None:
+        """Return the least time in which this machine computes what was answered, as `Engine.least_seconds` does."""
+        return self._engine.least_seconds(answered)
 
     async def close(self) -> None:
         """Cancel all unfinished requests, and close the engine if it is owned."""

@@ -55,6 +55,8 @@ class Arrangement(NamedTuple):
     """Those that are kept for the end of the job."""
     clusters: list[Cluster]
     """For each line, the cluster whose answers its own is expected to be like."""
+    shared_blocks: int
+    """Blocks with which lines before them begin as well."""
 
 
 def arranged(
@@ -97,7 +99,7 @@ def arranged(
     if number > 1 and not fits:
         work = means + [each.prompt_tokens for each in shapes]
         first = first[_side_by_side(units[first], work[first], number)]
-    return Arrangement(first, order[kept], clusters)
+    return Arrangement(first, order[kept], clusters, tree.shared_blocks)
 
 
 def _fits(

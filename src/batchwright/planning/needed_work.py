@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
-from batchwright.planning.bound import ModelCosts, NeededSteps, Work
+from batchwright.planning.bound import MachineRates, ModelCosts, NeededSteps, Work
 
 _MOST_KNOWN = 2**18
 """Blocks that are remembered; of more, a sample is."""
@@ -134,3 +135,36 @@ class NeededWork:
 def _falling(most: int) -> int:
     """Return `most` + (`most` - 1) + … + 1."""
     return most * (most + 1) // 2 if most > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Sums over the lines of a job that were answered."""
+
+    lines: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens of prompts that were found in a cache."""
+    generated_tokens: int
+
+
+def least_work(answered: Answered) -> Work:
+    """Return the matrix products that lines took at least, of which only the sums are known.
+
+    All tokens went through the layers but the last of each line, and at least one token of each line was chosen. How
+    many more were, and what attention took, depends on what is not known: forced tokens, and lengths. Of a line with
+    several answers, the last tokens of all but one are too many.
+    """
+    computed = answered.prompt_tokens - answered.cached_tokens + answered.generated_tokens
+    rows = max(0, computed - answered.lines)
+    return Work(rows=rows, likeliest_rows=min(rows, answered.lines))
+
+
+def least_seconds(model: ModelCosts, rates: MachineRates, answered: Answered) -> float | None:
+    """Return the least time of the matrix products of what was answered; None if nothing was generated.
+
+    It is less than the bound of a run, since only sums are known: see `least_work`.
+    """
+    if not answered.generated_tokens:
+        return None
+    return least_work(answered).product_operations(model) / rates.products

@@ -5,8 +5,9 @@ connection is lost in COMMIT, the outcome is unknown. Each transaction therefore
 connection, which shows the outcome as soon as the database answers again: the operation then is either done or run
 again, never both. (The id of a transaction would not do: a server that crashed may give out ids a second time.)
 
-Operations lock rows in one order: worker, batches by key, lines by number. The one exception takes lines from a dead
-worker before it frees its batches: if that meets a late commit, one of the two is run again.
+Operations lock rows in one order: worker, batches by key, lines by number. Claims take lines by position, and wait for
+none: they skip what is locked. The one exception takes lines from a dead worker before it frees its batches: if that
+meets a late commit, one of the two is run again.
 """
 
 from __future__ import annotations

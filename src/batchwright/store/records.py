@@ -132,6 +132,9 @@ class BatchRecord:
     """Estimated number of lines, for quotas: known when the batch is made, before its lines are read."""
     enqueued_tokens: int = 0
     """Estimated number of tokens in the prompts of those lines."""
+    shared: float | None = None
+    """Share of the text of its prompts with which lines that are claimed earlier begin too, in blocks of 128 bytes.
+    None: it is not known (yet), as of a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ class NewLine:
     custom_id: str
     offset: int
     length: int
+    position: int = 0
+    """Lines with lower positions are claimed first; of those with equal ones, the one with the lowest number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from batchwright.cgroups import threads_for
@@ -109,6 +110,7 @@ def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
+@cache
 def processor() -> str:
     """Return the features that `-march=native` depends on: different machines may share a cache folder."""
     try:

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from batchwright.histograms import Recent
+from batchwright.inference.inference import least_seconds_of
 from batchwright.limiting.rates import KINDS
+from batchwright.planning.needed_work import Answered
 from batchwright.request import Traffic
 from batchwright.service.composition import Services
 from batchwright.service.observability.activity import Point, TokenRates
@@ -161,6 +163,16 @@ class JobState(_Part):
     lines_per_second: float | None
     input_tokens: int
     output_tokens: int
+    shared: float | None
+    """Share of the text of its prompts with which lines that are computed earlier begin too; null if that is not known
+    (yet)."""
+    cached: float | None
+    """Share of its input tokens that were found in a cache; null: none were read yet."""
+    least_seconds: float | None
+    """Least time in which this machine computes what was answered so far; null if its rates are not known, or if less
+    time has passed: others compute it."""
+    share_of_time: float | None
+    """That time as a share of the time for which the job has been in progress, paused or not."""
     created_at: float
     expires_at: float
     ended_at: float | None
@@ -390,14 +402,37 @@ def _job(services: Services, batch: BatchRecord) -> JobState:
     progress = services.jobs.progress(batch)
     problem = batch.errors[0] if batch.errors else None
     line = "" if problem is None or problem.line is None else f"Line {problem.line}: "
+    usage, least, taken = (
+        batch.usage,
+        _least_seconds(services, batch),
+        _seconds_in_progress(batch, services.unix_time()),
+    )
+    if least is not None and (taken is None or taken < least):
+        least = None
     return JobState(
         **_common(JobState, batch),
         **_common(JobState, progress),
         kind="simple" if batch.simple else "batch",
         name=batch.metadata.get("name"),
         progress=progress.fraction,
-        input_tokens=batch.usage.input_tokens,
-        output_tokens=batch.usage.output_tokens,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cached=usage.cached_tokens / usage.input_tokens if usage.input_tokens else None,
+        least_seconds=least,
+        share_of_time=least / taken if least is not None and taken else None,
         ended_at=batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at,
         problem=None if problem is None else line + problem.message,
     )
+
+
+def _least_seconds(services: Services, batch: BatchRecord) -> float | None:
+    usage = batch.usage
+    answered = Answered(batch.counts.completed, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
+    return least_seconds_of(services.inference.inner, batch.endpoint, batch.model, answered)
+
+
+def _seconds_in_progress(batch: BatchRecord, now: float) -> float | None:
+    if batch.in_progress_at is None:
+        return None
+    until = batch.finalizing_at or batch.cancelling_at or batch.expired_at or now
+    return max(0.0, until - batch.in_progress_at)

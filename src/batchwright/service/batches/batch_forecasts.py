@@ -32,8 +32,6 @@ class _Work:
     failed: int = 0
     bytes: int = 0
     """Size of the lines that ended."""
-    end: int = 0
-    """Byte of the input after the furthest line that ended."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     in_engine: bool = False
@@ -66,7 +64,6 @@ class BatchForecasts:
         """Count a line that the worker of this process computed, given its text; without an answer it failed."""
         work = self._of(line.batch_id)
         work.bytes += line.length
-        work.end = max(work.end, line.offset + line.length)
         if answer is None:
             work.failed += 1
             return
@@ -152,9 +149,10 @@ def _so_far(
     read = work.ended + len(running)
     bytes_read = work.bytes + sum(line.length for line in running)
     if batch.parent_id is None and batch.enqueued_tokens:
-        # Lines are claimed in order.
-        end = max([work.end, *(line.offset + line.length for line in running)])
-        bytes_unread = float(max(0, bytes_of_tokens(batch.enqueued_tokens) - end)) if unread else 0.0
+        # Lines are not claimed in the order of the file: those that are left, and those of other workers, are taken to
+        # have the same mean size.
+        others = max(0, bytes_of_tokens(batch.enqueued_tokens) - bytes_read)
+        bytes_unread = others * unread / max(1, unread, batch.counts.total - read)
     else:
         bytes_unread = unread * bytes_read / max(1, read)
     return WorkSoFar(

@@ -1,7 +1,8 @@
 """Validation of a batch's input: all lines are checked and added to the store, or the batch is rejected with reasons.
 
 The file is read twice as a stream, to count its lines and to check them, in threads and piece by piece, so that memory
-stays constant and the event loop is not blocked.
+is bounded and the event loop is not blocked. Lines are put in order within windows, each of which is added when it
+is complete.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from batchwright.lines.custom_ids import IdTable, duplicate_id
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
+from batchwright.service.worker.line_positions import LinePositions
 from batchwright.store.records import BatchProblem, BatchRecord, NewLine
 from batchwright.store.store import Store
 
@@ -27,8 +29,12 @@ _PIECE_BYTES = 2**20
 _READ_BYTES = 2**20
 
 
-async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits) -> bool:
+async def validate(
+    store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits, *, places: int
+) -> bool:
     """Move `batch` from validating to in progress or failed. Returns False if it is not this worker's any more.
+
+    `places`: about how many of its lines are going to be computed at once.
 
     Raises what the store raises; the batch is then validated again from the start.
     """
@@ -37,29 +43,32 @@ async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, 
     except NotFound as error:
         return await store.reject(worker, batch.id, [BatchProblem("file_not_found", str(error), "input_file_id")])
     with file:
-        check = LineCheck(file, batch.endpoint, limits)
+        positions = LinePositions(places)
+        check = LineCheck(file, batch.endpoint, limits, positions)
         await off_loop(check.count)
-        ready: list[NewLine] = []
-        while (piece := await off_loop(check.next_piece)) is not None or ready:
-            ready += piece or ()
-            if piece is not None and len(ready) < _ADDED_LINES:
-                continue
+        is_going = True
+        while is_going:
+            is_going = await off_loop(check.check_piece)
             # The lines of a batch that will be rejected are not needed.
-            if not check.problems and not await store.add_lines(worker, batch.id, ready):
-                return False
-            ready.clear()
+            if check.problems or (is_going and not positions.full):
+                continue
+            window = await off_loop(positions.window)
+            for start in range(0, len(window), _ADDED_LINES):
+                if not await store.add_lines(worker, batch.id, window[start : start + _ADDED_LINES]):
+                    return False
     if check.problems:
         return await store.reject(worker, batch.id, check.problems)
-    return await store.begin(worker, batch.id, total=check.total, model=check.model)
+    return await store.begin(worker, batch.id, total=check.total, model=check.model, shared=positions.shared)
 
 
 class LineCheck:
-    """Check of one input file. Its methods block."""
+    """Check of one input file, whose valid lines are given to `positions`. Its methods block."""
 
-    def __init__(self, file: BinaryIO, endpoint: str, limits: ServiceLimits) -> None:
+    def __init__(self, file: BinaryIO, endpoint: str, limits: ServiceLimits, positions: LinePositions) -> None:
         self._file = file
         self._endpoint = endpoint
         self._limits = limits
+        self._positions = positions
         self._ids = IdTable(0)
         self._lines: Iterator[tuple[int, int, bytes | None]] = iter(())
         self._ended = False
@@ -78,26 +87,25 @@ class LineCheck:
         self._ids = IdTable(min(newlines + 1, self._limits.max_lines))
         self._lines = split_lines(self._file, self._limits.max_line_bytes)
 
-    def next_piece(self) -> list[NewLine] | None:
-        """Return the next valid lines, perhaps none; None at the end of the file, or after too many problems."""
-        if self._ended:
-            return None
-        found: list[NewLine] = []
-        size = 0
+    def check_piece(self) -> bool:
+        """Check some more lines. Returns False at the end of the file, or after too many problems."""
+        count = size = 0
         for number, offset, content in self._lines:
             if content is None:
                 self._blame(line_too_long(self._limits.max_line_bytes), number)
             elif content and not content.isspace():
-                size += len(content)
-                self._take(number, offset, content, found)
-            if self._ended or len(found) >= _PIECE_LINES or size >= _PIECE_BYTES:
-                return found
+                count, size = count + 1, size + len(content)
+                self._take(number, offset, content)
+            if self._ended:
+                return False
+            if count >= _PIECE_LINES or size >= _PIECE_BYTES or (self._positions.full and not self.problems):
+                return True
         self._ended = True
         if not self.total and not self.problems:
             self.problems.append(BatchProblem("empty_file", "The input file has no lines.", "input_file_id"))
-        return found
+        return False
 
-    def _take(self, number: int, offset: int, content: bytes, found: list[NewLine]) -> None:
+    def _take(self, number: int, offset: int, content: bytes) -> None:
         self.total += 1
         if self.total > self._limits.max_lines:
             told = f"The input file has more than {self._limits.max_lines:,} lines: split it."
@@ -114,7 +122,8 @@ class LineCheck:
             self._blame(error, number)
             return
         self.model = self.model or line.model
-        found.append(NewLine(number, line.custom_id, offset, len(content)))
+        if not self.problems:
+            self._positions.add(NewLine(number, line.custom_id, offset, len(content)), line.endpoint, line.body)
 
     def _check_batch(self, line: BatchLine) -> None:
         """Raise `InvalidRequest` for a valid line that does not fit its batch."""

@@ -30,7 +30,7 @@ from typing import Self
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import EngineClosed, LeaseLost, StoreUnavailable
-from batchwright.inference.inference import Inference, work_of
+from batchwright.inference.inference import Inference, engine_stats_of, work_of
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy
@@ -61,6 +61,8 @@ _FORESEEN = 16
 """Batches whose end is foreseen, those with the most lines being computed."""
 _REST = 1.0
 """Seconds without claims after the inference has said that it cannot compute."""
+_USUAL_PLACES = 64
+"""Lines that are taken to be computed at once where the inference does not say how many it has places for."""
 _LAST_COMMITS = 5.0
 """Least seconds that a stopping worker has for committing its results."""
 
@@ -369,7 +371,7 @@ class Worker:
             if batch is None:
                 return False
             try:
-                await validate(self._store, self._blobs, worker, batch, self._options.limits)
+                await validate(self._store, self._blobs, worker, batch, self._options.limits, places=self._places)
             except (LeaseLost, StoreUnavailable):
                 raise
             except Exception as error:
@@ -422,6 +424,12 @@ class Worker:
         """Number of further lines that can be started."""
         room, most = self._executor.room, self._options.concurrency
         return max(0, room if most is None else min(room, most - self.in_flight))
+
+    @property
+    def _places(self) -> int:
+        """Number of lines that are computed at once, about."""
+        stats = engine_stats_of(self._inference)
+        return self._options.concurrency or (stats.max_num_seqs if stats is not None else 0) or _USUAL_PLACES
 
     def _fill(self) -> None:
         for _ in range(self._room):

@@ -276,6 +276,7 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
             "custom_id": line.custom_id,
             "first_byte": line.offset,
             "bytes": line.length,
+            "position": line.position,
         }
         for line in lines
     ]
@@ -283,15 +284,15 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
     return True
 
 
-def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
+def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None, shared: float | None = None) -> bool:
     """Move a batch of `total` lines from validating to in_progress, or to finalizing if `total` is 0.
 
-    False as in `add_lines`.
+    `shared`: as in its record. False as in `add_lines`.
     """
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
-    tx.run("begin_batch", key=key, total=total, model=model, now=tx.now)
+    tx.run("begin_batch", key=key, total=total, model=model, shared=shared, now=tx.now)
     if total == 0:
         tx.run("finalize_batch", key=key, now=tx.now)
     return True

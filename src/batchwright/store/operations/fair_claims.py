@@ -101,7 +101,7 @@ def _claim_in_turn(tx: Tx, worker: str, claimants: Sequence[Claimant], limit: in
 
 
 def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[ClaimedLine]:
-    """Claim lines of the batches that expire first, by number within a batch."""
+    """Claim lines of the batches that expire first, by position within a batch."""
     claimed: list[ClaimedLine] = []
     after = (-math.inf, 0)
     while len(claimed) < limit:
@@ -120,12 +120,13 @@ def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[Claim
 
 
 def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) -> list[ClaimedLine]:
-    """The lines, by number, that a row of `claimable_batches` and the rows of `claim_lines` describe.
+    """The lines, by position and number, that a row of `claimable_batches` and the rows of `claim_lines` describe.
 
-    The fields of `ClaimedLine` are in the order of these columns; the last column, `crashes`, may be missing.
+    The first column of a line is its position. The fields of `ClaimedLine` are in the order of the others; the last
+    one, `crashes`, may be missing.
     """
     _, batch_id, *of_batch = batch
-    fields = ((batch_id, *row[:5], *of_batch, row[5] if len(row) > 5 else 0, given_up) for row in sorted(rows))
+    fields = ((batch_id, *row[1:6], *of_batch, row[6] if len(row) > 6 else 0, given_up) for row in sorted(rows))
     return [ClaimedLine(*line) for line in fields]
 
 

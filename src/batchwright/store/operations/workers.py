@@ -111,7 +111,7 @@ def check(tx: Tx) -> None:
 
 def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
     """Claim at most `limit` lines, in the turns of the tenants that have any (`limiting/shares.py`). Lines of one
-    tenant come from the batches that expire first, by number within a batch.
+    tenant come from the batches that expire first, by position within a batch.
 
     Suspects go to a worker that holds nothing else, as many at once as `policies/suspects.py` says, and it gets no
     other lines until they are done. A worker may get nothing although there are lines, so that it can take suspects

@@ -3,7 +3,7 @@ id, tenant, endpoint, input_file_id, completion_window, created_at, expires_at, 
 idempotency_key, callback_url, simple, parent_id, status, ending, paused, errors, output_file_id, error_file_id,
 total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
 in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at, cancelled_at, lines_removed_at,
-key_id, best_priority, enqueued_lines, enqueued_tokens
+key_id, best_priority, enqueued_lines, enqueued_tokens, shared
 
 -- name: add_batch
 INSERT INTO batches ({batch_columns})
@@ -12,7 +12,7 @@ VALUES (
     :output_expires_after, :idempotency_key, :callback_url, :simple, :parent_id, :status, :ending, :paused, :errors,
     :output_file_id, :error_file_id, :total, :completed, :failed, :input_tokens, :cached_tokens, :output_tokens,
     :reasoning_tokens, :in_progress_at, :finalizing_at, :completed_at, :failed_at, :expired_at, :cancelling_at,
-    :cancelled_at, :lines_removed_at, :key_id, :best_priority, :enqueued_lines, :enqueued_tokens
+    :cancelled_at, :lines_removed_at, :key_id, :best_priority, :enqueued_lines, :enqueued_tokens, :shared
 )
 ON CONFLICT DO NOTHING
 RETURNING key;
@@ -71,7 +71,8 @@ WHERE key = (
 RETURNING key, id;
 
 -- name: begin_batch
-UPDATE batches SET status = 'in_progress', in_progress_at = :now, total = :total, model = :model, worker = NULL
+UPDATE batches SET status = 'in_progress', in_progress_at = :now, total = :total, model = :model,
+    shared = :shared, worker = NULL
 WHERE key = :key;
 
 -- name: reject_batch

@@ -1,15 +1,15 @@
 -- Statements that are run for many rows at a time have a form of their own in postgresql.sql.
 
 -- name: add_lines
-INSERT INTO lines (batch, number, custom_id, first_byte, bytes, state, attempt)
-VALUES (:batch, :number, :custom_id, :first_byte, :bytes, 'pending', 0);
+INSERT INTO lines (batch, number, custom_id, first_byte, bytes, position, state, attempt)
+VALUES (:batch, :number, :custom_id, :first_byte, :bytes, :position, 'pending', 0);
 
 -- name: remove_lines
 DELETE FROM lines WHERE batch = :batch;
 
 -- name: copy_unsuccessful_lines
-INSERT INTO lines (batch, number, custom_id, first_byte, bytes, state, attempt)
-SELECT CAST(:batch AS BIGINT), number, custom_id, first_byte, bytes, 'pending', 0 FROM lines
+INSERT INTO lines (batch, number, custom_id, first_byte, bytes, position, state, attempt)
+SELECT CAST(:batch AS BIGINT), number, custom_id, first_byte, bytes, position, 'pending', 0 FROM lines
 WHERE batch = :parent AND state <> 'succeeded';
 
 -- name: count_unsuccessful_lines
@@ -25,9 +25,9 @@ ORDER BY expires_at, key LIMIT :limit;
 -- name: claim_lines
 UPDATE lines SET state = 'claimed', attempt = attempt + 1, worker = :worker
 WHERE batch = :batch AND number IN (
-    SELECT number FROM lines WHERE batch = :batch AND state = 'pending' ORDER BY number LIMIT :limit
+    SELECT number FROM lines WHERE batch = :batch AND state = 'pending' ORDER BY position, number LIMIT :limit
 )
-RETURNING number, attempt, custom_id, first_byte, bytes;
+RETURNING position, number, attempt, custom_id, first_byte, bytes;
 
 -- name: release_lines
 UPDATE lines SET state = CASE WHEN crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL

@@ -69,20 +69,20 @@ WHERE key = (
 RETURNING id;
 
 -- name: add_lines
-INSERT INTO lines (batch, number, custom_id, first_byte, bytes, state, attempt)
+INSERT INTO lines (batch, number, custom_id, first_byte, bytes, position, state, attempt)
 SELECT *, 'pending', 0 FROM unnest(
     CAST(:batch AS BIGINT[]), CAST(:number AS BIGINT[]), CAST(:custom_id AS TEXT[]), CAST(:first_byte AS BIGINT[]),
-    CAST(:bytes AS BIGINT[])
+    CAST(:bytes AS BIGINT[]), CAST(:position AS BIGINT[])
 );
 
 -- name: claim_lines
 WITH free AS MATERIALIZED (
     SELECT batch, number FROM lines WHERE batch = :batch AND state = 'pending'
-    ORDER BY number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY position, number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE lines AS l SET state = 'claimed', attempt = attempt + 1, worker = :worker
 FROM free WHERE l.batch = free.batch AND l.number = free.number
-RETURNING l.number, l.attempt, l.custom_id, l.first_byte, l.bytes;
+RETURNING l.position, l.number, l.attempt, l.custom_id, l.first_byte, l.bytes;
 
 -- name: release_lines
 UPDATE lines AS l SET state = CASE WHEN l.crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
@@ -185,11 +185,11 @@ SELECT time FROM virtual_time FOR NO KEY UPDATE;
 -- name: claim_suspects
 WITH free AS MATERIALIZED (
     SELECT batch, number FROM lines WHERE crash = :crash AND batch = :batch AND state = 'suspect'
-    ORDER BY number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY position, number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE lines AS l SET state = 'claimed', attempt = attempt + 1, worker = :worker
 FROM free WHERE l.batch = free.batch AND l.number = free.number
-RETURNING l.number, l.attempt, l.custom_id, l.first_byte, l.bytes, l.crashes;
+RETURNING l.position, l.number, l.attempt, l.custom_id, l.first_byte, l.bytes, l.crashes;
 
 -- name: suspect_lines
 WITH held AS MATERIALIZED (

@@ -22,9 +22,10 @@ ORDER BY expires_at, key;
 -- name: claim_suspects
 UPDATE lines SET state = 'claimed', attempt = attempt + 1, worker = :worker
 WHERE batch = :batch AND number IN (
-    SELECT number FROM lines WHERE crash = :crash AND batch = :batch AND state = 'suspect' ORDER BY number LIMIT :limit
+    SELECT number FROM lines WHERE crash = :crash AND batch = :batch AND state = 'suspect'
+    ORDER BY position, number LIMIT :limit
 )
-RETURNING number, attempt, custom_id, first_byte, bytes, crashes;
+RETURNING position, number, attempt, custom_id, first_byte, bytes, crashes;
 
 -- Those that are to fail are not computed, and so not in work.
 -- name: lines_in_work

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { action, byId, fill, fromTemplate, make, part, show } from "./dom.js";
-import { exact, moment, plural, share } from "./format.js";
+import { duration, exact, moment, plural, share } from "./format.js";
 import { fillStatus } from "./jobs.js";
 import { Lines } from "./lines.js";
 import { nameOf } from "./statuses.js";
@@ -71,6 +71,12 @@ export class Details {
       ["Succeeded", exact(job.completed)],
       ["Failed", exact(job.failed)],
       ["Finished", share(job.progress)],
+    ]);
+    pairs(part(this.#dialog, "plan"), [
+      ["Shared with earlier prompts", share(job.shared)],
+      ["Found in the cache", share(job.cached)],
+      ["Least time on this machine", duration(job.least_seconds)],
+      ["Share of the time so far", share(job.share_of_time)],
     ]);
     const status = `${job.status} ${job.paused}`;
     if (this.#seen === status) return;
