@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from batchwright import Engine
+from batchwright import AsyncEngine, Engine
 from batchwright.models import resolve
 from benchmarks.foresight import traces
+from benchmarks.foresight.batches import batches_in_turns
 from benchmarks.foresight.jobs import (
     TokenLine,
     answers_mostly,
@@ -42,7 +43,7 @@ app = typer.Typer(add_completion=False)
 def planning(
     section: Annotated[
         list[str] | None,
-        typer.Option(help="traces, few-shot, copies, mixing, cost; may be repeated (default: all)."),
+        typer.Option(help="traces, few-shot, batches, copies, mixing, cost; may be repeated (default: all)."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace of Mooncake's form (default: one is drawn).")] = None,
     model: Annotated[str, typer.Option(help="A built-in name, a folder or a hub id.")] = "smollm2-135m",
@@ -55,6 +56,7 @@ def planning(
     makers: dict[str, Callable[[], str]] = {
         "traces": lambda: _traces(trace),
         "few-shot": lambda: _few_shot(model, rounds, lines, vllm),
+        "batches": lambda: _batches(model, rounds, lines),
         "copies": lambda: _copies(model, rounds),
         "mixing": lambda: _mixing(model, rounds),
         "cost": lambda: _cost(model, rounds),
@@ -125,6 +127,21 @@ def _few_shot(model: str, rounds: int, lines: int, vllm: Path) -> str:
         f" tokens, about {_PREFIXES_HELD} of them; medians of {rounds} rounds in turns (of vLLM the best).",
         table(["order", "seconds", "prompt tokens found in the cache"], rows),
         f"{bars}.",
+    ])  # fmt: skip
+
+
+def _batches(model: str, rounds: int, lines: int) -> str:
+    jobs = [few_shot(seed, lines=lines) for seed in range(rounds)]
+    blocks = max(blocks_needed(job, _PREFIXES_HELD) for job in jobs)
+    engine = AsyncEngine(model, kv_memory=blocks * _block_bytes(model))
+    timed = batches_in_turns(engine, jobs, _PLANNED, _ARRIVAL)
+    gain = timed[_ARRIVAL].median / timed[_PLANNED].median
+    return "\n\n".join([
+        "## Few-shot prompts as a batch of the service",
+        "The same lines, from the file in the service's store to the output file; medians of"
+        f" {rounds} rounds in turns.",
+        table(["order", "seconds", "prompt tokens found in the cache"], [_row(*each) for each in timed.items()]),
+        f"The planned order is {gain:.2f} times as fast.",
     ])  # fmt: skip
 
 

@@ -64,6 +64,11 @@ def with_copies(seed: int, own: Sequence[TokenLine], *, copies: float = 0.3) -> 
     return mixed
 
 
+def renamed(lines: Sequence[TokenLine], turn: int) -> list[TokenLine]:
+    """The lines with every token id moved by the same number."""
+    return [TokenLine([token + turn for token in line.prompt], line.answer) for line in lines]
+
+
 def blocks_needed(lines: Sequence[TokenLine], prefixes: int, block: int = 16) -> int:
     """KV blocks for so many of the longest lines."""
     longest = sorted((len(line.prompt) + line.answer for line in lines), reverse=True)[:prefixes]

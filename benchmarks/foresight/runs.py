@@ -12,7 +12,7 @@ from typing import Any
 
 from batchwright import Engine, run
 from batchwright.jobs.report import RunReport
-from benchmarks.foresight.jobs import TokenLine
+from benchmarks.foresight.jobs import TokenLine, renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,10 @@ def in_turns(engine: Engine, rounds: Sequence[Sequence[TokenLine]], ways: Sequen
     with tempfile.TemporaryDirectory(prefix="batchwright-foresight-") as folder:
         for number, lines in enumerate(rounds):
             for index, way in enumerate(ways if number % 2 == 0 else ways[::-1]):
-                report = _run(engine, _renamed(lines, number * len(ways) + index), Path(folder), way)
+                report = _run(engine, renamed(lines, number * len(ways) + index), Path(folder), way)
                 timed[way.name].seconds.append(report.loop_seconds)
                 timed[way.name].hit_rates.append(report.cached_share)
     return timed
-
-
-def _renamed(lines: Sequence[TokenLine], turn: int) -> list[TokenLine]:
-    """The lines with every token id moved by the same number."""
-    return [TokenLine([token + turn for token in line.prompt], line.answer) for line in lines]
 
 
 def _run(engine: Engine, lines: Sequence[TokenLine], folder: Path, way: Way) -> RunReport:
