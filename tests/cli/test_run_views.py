@@ -22,7 +22,7 @@ from batchwright.cli.run_views import (
 )
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
-from batchwright.jobs.failures import Failure
+from batchwright.jobs.failures import Failure, Failures
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
@@ -97,8 +97,22 @@ def test_failures_are_shown_by_code() -> None:
     written = io.StringIO()
     Console(file=written, width=100).print(failures_table(RunReport(output="o", model="m", total=1, failures=failures)))
     assert "1,200  b      line 7  mmm" in written.getvalue()
+    assert "lines 7, " not in written.getvalue()
     assert "[red]no[/]" in written.getvalue()
     assert [counted(number, "line") for number in (0, 1, 1200)] == ["0 lines", "1 line", "1,200 lines"]
+
+
+def test_the_numbers_of_failed_lines_are_shown() -> None:
+    failures = Failures()
+    for line in range(1, 131):
+        failures.add(line, f"c{line}", {"code": "bad" if line % 10 else "worse", "message": "no"})
+    found = [*failures]
+    assert [(each.code, each.count, len(each.lines)) for each in found] == [("bad", 117, 100), ("worse", 13, 13)]
+    written = io.StringIO()
+    report = RunReport(output="o", model="m", total=130, failures=found)
+    Console(file=written, width=100).print(failures_table(report))
+    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, and 107 more" in written.getvalue()
+    assert "lines 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, and 3 more" in written.getvalue()
 
 
 @pytest.mark.parametrize(("terminal", "quiet", "kind"), [
@@ -206,8 +220,9 @@ def test_the_price_before_anything_is_paid() -> None:
     show_plan(Console(file=stream, width=300), report)
     assert stream.getvalue().splitlines()[1:] == [
         "Price live for the 8 lines whose price is known: about $0.50 for the prompts, and $0.25 for the "
-        "answers if each has 100 tokens; at most $3.00.",
-        "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; at most $1.50.",
+        "answers if each has 100 tokens or its limit; a budget reserves $3.00.",
+        "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; a budget reserves "
+        "$1.50.",
     ]
     endless = PlannedPrice(None, 0.5, 0.25, None)
     report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(endless, endless, 9, "it is endless"))

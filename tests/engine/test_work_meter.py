@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,13 +166,12 @@ def test_rates_that_are_kept_only_rise(quick: Engine) -> None:
 def test_the_least_time_of_what_was_answered_is_known_once_rates_are(quick: Engine) -> None:
     answered = Answered(lines=10, prompt_tokens=500, cached_tokens=100, generated_tokens=60)
     assert quick.least_seconds(answered) is None
-    keep_rates(replace(SLOW, settled=False), quick.core.body)
-    assert quick.least_seconds(answered) is None
-    keep_rates(replace(SLOW, products=1e6), quick.core.body)
     model = quick.core.body.costs
     assert model is not None
-    work = Work(rows=450, likeliest_rows=10)
-    assert quick.least_seconds(answered) == pytest.approx(work.product_operations(model) / 1e6)
+    operations = Work(rows=450, likeliest_rows=10).product_operations(model)
+    for rates in (replace(SLOW, products=1e5, settled=False), replace(SLOW, products=1e6)):
+        keep_rates(rates, quick.core.body)
+        assert quick.least_seconds(answered) == pytest.approx(operations / rates.products)
     assert quick.least_seconds(replace(answered, generated_tokens=0)) is None
 
 
@@ -183,3 +183,15 @@ def test_rates_of_a_busy_machine_are_measured_again_before_long(quick: Engine, m
     measured = machine_rates(body, blocks.block_size, blocks.num_blocks)
     assert measured is not None
     assert measured.products > SLOW.products
+
+
+def test_a_run_does_not_put_off_the_next_measurement(quick: Engine) -> None:
+    body = quick.core.body
+    assert body.costs is not None
+    keep_rates(replace(SLOW, settled=False), body)
+    path = rates_module._path(body.costs, body)
+    os.utime(path, (1e9, 1e9))
+    keep_rates(replace(SLOW, products=7.0, settled=False), body)
+    assert path.stat().st_mtime == 1e9
+    keep_rates(replace(SLOW, products=8.0, settled=False), body, measured=True)
+    assert path.stat().st_mtime > 1e9

@@ -331,7 +331,7 @@ def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
         planned = run(source, output, dry_run=True, **options).planned_cost
         assert planned is not None
         assert planned.live.at_most is not None
-        assert planned.live.answers_per_100_tokens == 10 * 100 * 1000 / 10**6
+        assert planned.live.answers_per_100_tokens == 10 * 50 * 1000 / 10**6  # no more than max_tokens
         assert planned.batch.at_most == pytest.approx(planned.live.at_most / 2)
         assert planned.live.expected is None
         assert not endpoint.charged

@@ -155,3 +155,18 @@ def test_a_model_that_cannot_be_probed_costs_the_time_only(
     report = run(source(tmp_path), None, dry_run=True, probe=True)
     assert (report.total, report.planned_time) == (300, None)
     assert "out of memory" in caplog.text
+
+
+def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}},
+        {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [failure] = run(path, None, dry_run=True).failures
+    assert (failure.code, failure.lines) == ("unsupported_url", [1])
+    assert "--embedding-model" in failure.message
+    assert not run(path, None, embedding_model="minilm", dry_run=True).failures
+    [failure] = run(path, None, model="minilm", dry_run=True).failures
+    assert failure.lines == [2]

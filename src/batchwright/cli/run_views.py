@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchwright.jobs.dry_run import AnswersPlanned
+    from batchwright.jobs.failures import Failure
     from batchwright.jobs.job_run import RunProgress
     from batchwright.jobs.planned_time import PlannedTime
     from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
@@ -47,6 +48,7 @@ _SHOWN_OF_BEGINNING = 60
 _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
 _MESSAGE_SHOWN = 200
+_NUMBERS_SHOWN = 10
 """Characters of an error's message that are shown."""
 _LEAST_LATE = 1.0
 """Seconds after the deadline that are shown."""
@@ -309,7 +311,16 @@ def failures_table(report: RunReport) -> Table:
         message = " ".join(failure.message.split())
         shown = message if len(message) <= _MESSAGE_SHOWN else message[:_MESSAGE_SHOWN] + "…"
         table.add_row(f"{failure.count:,}", Text(failure.code), f"line {failure.line:,}", Text(shown))
+        if len(failure.lines) > 1:
+            table.add_row("", "", "", Text(_lines_of(failure), style="dim"))
     return table
+
+
+def _lines_of(failure: Failure) -> str:
+    """The numbers of the first lines that failed with a code."""
+    numbers = failure.lines[:_NUMBERS_SHOWN]
+    more = failure.count - len(numbers)
+    return f"lines {', '.join(map(str, numbers))}" + (f", and {more:,} more" if more else "")
 
 
 def show_plan(console: Console, report: RunReport) -> None:
@@ -363,8 +374,8 @@ def _time_planned(time: PlannedTime) -> str:
     seconds, least, most = map(_rounded, (time.seconds, *time.between))
     if time.lengths_from == "limits":
         return (
-            f"It takes at most about {seconds} on this machine once the model is loaded, and about"
-            f" {least} at least: how long answers of this model are is not known yet."
+            f"It takes between about {least} and {most} on this machine once the model is loaded: how long answers of"
+            " this model are is not known yet."
         )
     runs = counted(time.runs, "earlier run")
     lengths = {
@@ -514,8 +525,10 @@ def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
         else:
             text += f"about {_money(price.prompts)} for the prompts"
             if price.answers_per_100_tokens:
-                text += f", and {_money(price.answers_per_100_tokens)} for the answers if each has 100 tokens"
-        rows.append(text + ("" if price.at_most is None else f"; at most {_money(price.at_most)}") + ".")
+                answers = _money(price.answers_per_100_tokens)
+                text += f", and {answers} for the answers if each has 100 tokens or its limit"
+        reserved = "" if price.at_most is None else f"; a budget reserves {_money(price.at_most)}"
+        rows.append(f"{text}{reserved}.")
     if planned.no_bound is not None:
         rows.append(f"It has no upper bound: {planned.no_bound}.")
     return rows

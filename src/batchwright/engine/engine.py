@@ -209,12 +209,12 @@ class Engine:
         """Return the least time in which this machine computes what was answered. Any thread may call it.
 
         None if nothing was generated, no run has measured the rates of this machine with this model so far, or the
-        engine is closed.
+        engine is closed. Rates that have not settled were measured beside other work: it could be faster by itself.
         """
         if (core := self._core) is None or not answered.generated_tokens or (model := core.body.costs) is None:
             return None
-        if self._rates is None and (kept := kept_rates(core.body)) is not None and kept.settled:
-            self._rates = kept
+        if self._rates is None or not self._rates.settled:
+            self._rates = kept_rates(core.body)
         return None if self._rates is None else least_seconds(model, self._rates, answered)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -74,7 +75,7 @@ def machine_rates(
     rates = probe.rates()
     if rates is None:
         return None
-    keep_rates(rates, body)
+    keep_rates(rates, body, measured=True)
     return rates if kept is None else kept.with_best(rates)
 
 
@@ -83,8 +84,12 @@ def kept_rates(body: ModelBody) -> MachineRates | None:
     return None if body.costs is None else _read(_path(body.costs, body))
 
 
-def keep_rates(rates: MachineRates, body: ModelBody) -> None:
-    """Keep `rates` where they are better than those that are kept."""
+def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) -> None:
+    """Keep `rates` where they are better than those that are kept.
+
+    `measured`: whether they are those of a measurement. Where they are of a run, rates that have not settled are
+    measured again as soon as without it.
+    """
     model = body.costs
     if model is None:
         return
@@ -95,8 +100,11 @@ def keep_rates(rates: MachineRates, body: ModelBody) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        measured_at = path.stat().st_mtime if kept is not None and not measured else None
         with replacing(path) as file:
             file.write(msgspec.json.encode(asdict(best)))
+        if measured_at is not None:
+            os.utime(path, (measured_at, measured_at))
     except OSError as error:
         _log.info("the rates of this machine are not kept: %s", error)
 

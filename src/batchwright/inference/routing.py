@@ -149,10 +149,7 @@ class RoutedInference(_Renaming):
         model = read_model(call.body)
         serving = [route for route in self.routes if call.endpoint in route.endpoints]
         if not serving:
-            raise InvalidRequest(
-                f"no model here serves {call.endpoint}: one is loaded with {_flag_for(call.endpoint)}",
-                code="unsupported_url",
-            )
+            raise not_served(call.endpoint)
         if (route := self._meant(call.endpoint, model)) is not None:
             return route
         served = [name for route in serving for name in route.models]
@@ -168,6 +165,13 @@ class RoutedInference(_Renaming):
             if serves and endpoint in route.endpoints:
                 return route
         return None
+
+
+def not_served(endpoint: str) -> InvalidRequest:
+    """Return the error of a call for which no model is loaded."""
+    return InvalidRequest(
+        f"no model here serves {endpoint}: one is loaded with {_flag_for(endpoint)}", code="unsupported_url"
+    )
 
 
 def _flag_for(endpoint: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 RETRYABLE = "retryable"
 """Name in the error of a result: whether the same line may well succeed later."""
+_MOST_NUMBERS = 100
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class Failure:
     """Message of the example."""
     retryable: int = 0
     """Number of those lines that may well succeed later."""
+    lines: list[int] = field(default_factory=list)
+    """Numbers of those lines that were seen first, at most 100."""
 
 
 class Failures:
@@ -46,6 +49,8 @@ class Failures:
         code = str(error.get("code"))
         failure = self._by_code.setdefault(code, Failure(code, 0, line, custom_id, str(error.get("message"))))
         failure.count += 1
+        if len(failure.lines) < _MOST_NUMBERS:
+            failure.lines.append(line)
         failure.retryable += bool(error.get(RETRYABLE))
 
     def __add__(self, later: Failures) -> Failures:
@@ -57,5 +62,6 @@ class Failures:
                     code, Failure(code, 0, failure.line, failure.custom_id, failure.message)
                 )
                 found.count += failure.count
+                found.lines += failure.lines[: _MOST_NUMBERS - len(found.lines)]
                 found.retryable += failure.retryable
         return total

@@ -27,14 +27,14 @@ from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
-from batchwright.inference.routing import StandIn
+from batchwright.inference.routing import StandIn, not_served
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import OPENAI, Dialect
-from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, PAIR_URLS
+from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, ENCODER_URLS, PAIR_URLS
 
 Via: TypeAlias = Literal["live", "batch", "auto"]
 
@@ -195,8 +195,16 @@ class ModelChoice:
     ) -> Sequence[Prompt]:
         """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
         if self.backend is None:
+            if not self._serves(endpoint):
+                raise not_served(endpoint)
             return check_body(endpoint, body, defaults)
         return check_sent_body(self.dialect, endpoint, body, defaults)
+
+    def _serves(self, endpoint: str) -> bool:
+        """Whether a model in this process answers lines for `endpoint`; True where none was chosen by name."""
+        if self.model is None and not self.told_apart:
+            return True
+        return endpoint in self.told_apart or (self.model is not None and endpoint not in ENCODER_URLS)
 
     def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
         """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""

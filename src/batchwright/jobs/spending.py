@@ -15,6 +15,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import Line
 from batchwright.jobs.spend_journal import SpendJournal
+from batchwright.lines.forecast import answer_limit
 from batchwright.pricing.bounds import NO_ANSWER_BOUND, most_cost, most_output
 from batchwright.pricing.price_sources import PriceBook, price_table
 from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
@@ -26,6 +27,8 @@ _ENOUGH_ANSWERS = 10
 """Answers whose mean cost tells that of the others."""
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
+_TOLD_TOKENS = 100
+"""Tokens of an answer whose price is told where no answers are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class PlannedPrice:
     prompts: float
     """Expected cost of the prompts."""
     answers_per_100_tokens: float
-    """Cost of 100 tokens of each answer."""
+    """Cost of 100 tokens of each answer, or of as many as its line allows."""
     expected: float | None
     """Expected cost of everything, if answers are as long as those that the job has got so far; None: it has none."""
 
@@ -231,6 +234,8 @@ class CostPlanner:
         self._prompts: list[Picodollars] = [0, 0]
         self._answers: list[Picodollars] = [0, 0]
         """Cost of 100 tokens of each answer; like the others, live and as a batch."""
+        self._limited: list[Picodollars] = [0, 0]
+        """The same, but of no more than each line allows."""
         self._lines = 0
         self._no_bound: str | None = None
 
@@ -243,10 +248,11 @@ class CostPlanner:
         if prices is None:
             return
         self._lines += 1
-        output = 0 if endpoint in ENCODER_URLS else 100
+        output = 0 if endpoint in ENCODER_URLS else _TOLD_TOKENS
         for index, rates in enumerate((prices.live, prices.batch)):
             self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
             self._answers[index] += output * rates.output.at(prompt_tokens)
+            self._limited[index] += min(output, answer_limit(body, output)) * rates.output.at(prompt_tokens)
         try:
             size = len(msgspec.json.encode(body))
             for index in range(2):
@@ -265,6 +271,6 @@ class CostPlanner:
         return PlannedPrice(
             at_most=None if self._no_bound else in_dollars(self._most[index]),
             prompts=in_dollars(prompts),
-            answers_per_100_tokens=in_dollars(answers),
-            expected=None if self._answer is None else in_dollars(prompts + int(answers * self._answer / 100)),
+            answers_per_100_tokens=in_dollars(self._limited[index]),
+            expected=None if self._answer is None else in_dollars(prompts + int(answers * self._answer / _TOLD_TOKENS)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import random
 import shutil
 from collections import OrderedDict
@@ -29,6 +30,7 @@ from batchwright.jobs.remote.addresses import (
 )
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _BLOCK = 4 * 2**20
 """Bytes that are asked for at once."""
@@ -40,6 +42,8 @@ _UPLOAD_BLOCK = 8 * 2**20
 """Bytes of a part of a multipart upload."""
 _COPIED = 2**20
 _ATTEMPTS = 10
+_SAID_AT = 2
+"""Failures in a row of one request from which on they are said."""
 _PAUSES = Backoff(0.5, 30.0, jitter=(0.5, 1.0))
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oci", "oss", "memory"})
 """Schemes of stores in which what is written appears whole or not at all."""
@@ -283,6 +287,8 @@ def retried(operation: Callable[[], _T]) -> _T:
         if not may_pass(error):
             return False
         failures += 1
+        if failures == _SAID_AT:
+            _log.warning("a store fails (%s): it is asked again, up to %d times", error, _ATTEMPTS)
         return _PAUSES.pause(failures, random.random())
 
     for attempt in stamina.retry_context(on=pause, attempts=_ATTEMPTS, timeout=None):
