@@ -37,6 +37,7 @@ from batchwright.errors import Cancelled, GenerationError, InputError, InvalidRe
 from batchwright.inference.calls import device_failure
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import load_models, local_inference, system_fingerprint
+from batchwright.inference.stepped_engine import SteppedEngine
 from batchwright.jobs.answers import answer_of
 from batchwright.jobs.lines import BadLine, Line, LineParser
 from batchwright.jobs.row_batches import ColumnKind, RowBatch, row_batch
@@ -243,9 +244,8 @@ class Generate(_MapsBatches):
             raise InputError(str(error)) from error
         loaded, _ = load_models(model, None, config)
         assert loaded is not None
-        from batchwright.engine.async_engine import AsyncEngine
-
-        self._running = AsyncEngine(loaded)
+        # Nothing else runs on this event loop, which is not that of the actor: no thread is needed beside it.
+        self._running = SteppedEngine(loaded)
         inference = local_inference(self._running, None, fingerprint=system_fingerprint(loaded))
         super().__init__(inference, loaded, output, errors, params)
 
