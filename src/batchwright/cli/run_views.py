@@ -48,8 +48,9 @@ _SHOWN_OF_BEGINNING = 60
 _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
 _MESSAGE_SHOWN = 200
-_NUMBERS_SHOWN = 10
 """Characters of an error's message that are shown."""
+_NUMBERS_SHOWN = 10
+"""Numbers of lines that failed with one code that are shown."""
 _LEAST_LATE = 1.0
 """Seconds after the deadline that are shown."""
 _LEAST_LEFT = 0.5

@@ -165,7 +165,10 @@ class AsyncEngine:
         return await found
 
     def least_seconds(self, answered: Answered) -> float | None:
-        """Return the least time in which this machine computes what was answered, as `Engine.least_seconds` does."""
+        """Return the least time in which this machine computes what was answered, as `Engine.least_seconds` does.
+
+        It reads only what no step changes, so it waits for none.
+        """
         return self._engine.least_seconds(answered)
 
     async def close(self) -> None:

@@ -56,7 +56,7 @@ class Arrangement(NamedTuple):
     clusters: list[Cluster]
     """For each line, the cluster whose answers its own is expected to be like."""
     shared_blocks: int
-    """Blocks with which lines before them begin as well."""
+    """Number of blocks that lines have in common with earlier ones."""
 
 
 def arranged(

@@ -402,11 +402,8 @@ def _job(services: Services, batch: BatchRecord) -> JobState:
     progress = services.jobs.progress(batch)
     problem = batch.errors[0] if batch.errors else None
     line = "" if problem is None or problem.line is None else f"Line {problem.line}: "
-    usage, least, taken = (
-        batch.usage,
-        _least_seconds(services, batch),
-        _seconds_in_progress(batch, services.unix_time()),
-    )
+    usage, taken = batch.usage, _seconds_in_progress(batch, services.unix_time())
+    least = _least_seconds(services, batch)
     if least is not None and (taken is None or taken < least):
         least = None
     return JobState(
