@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import FunctionType
 
 import pytest
@@ -230,6 +231,15 @@ def test_the_price_before_anything_is_paid() -> None:
     show_plan(Console(file=stream, width=300), report)
     assert "at most" not in stream.getvalue()
     assert stream.getvalue().endswith("It has no upper bound: it is endless.\n")
+
+
+def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere() -> None:
+    report = RunReport(output="o", model="m", total=9)
+    for is_paid, valid in ((True, True), (True, False), (False, True)):
+        stream = io.StringIO()
+        show_plan(Console(file=stream, width=300), replace(report, failed=0 if valid else 9), is_paid=is_paid)
+        unknown = "What it would cost is not known: no table has the prices of this endpoint and model; give them with"
+        assert (unknown in stream.getvalue()) == (is_paid and valid)
 
 
 def test_what_an_interrupted_run_leaves() -> None:

@@ -2,7 +2,7 @@
 
 What the job's journal says was spent is what the provider's ledger says, to the last digit.
 
-`BATCHWRIGHT_BATCH_KILLS=200` makes more kills than the usual ones.
+`BATCHWRIGHT_BATCH_KILLS=200` makes more kills than the usual ones, `BATCHWRIGHT_BATCH_LINES=5000` longer jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.looking import LookPauses
 
 KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", "30"))
-LINES, OF_A_BATCH = 60, 20
+LINES = int(os.environ.get("BATCHWRIGHT_BATCH_LINES", "60"))
+OF_A_BATCH = max(20, LINES // 20)
+BATCHES = -(-LINES // OF_A_BATCH)
 FORMS: tuple[kinds.Form, ...] = ("openai", "anthropic", "fireworks")
 STAGES = ("sealed", "uploading", "uploaded", "creating", "created", "collected")
 LONGEST = 60.0
@@ -67,7 +69,7 @@ def work(source: str, output: str, url: str, form: kinds.Form, crash_at: str | N
         patch.setattr(opening, "kind_of", lambda url: kind)
         patch.setattr(opening, "_Messages", Same)
         # Nearly all that the lines may cost at most: what is reserved twice, or never given back, does not fit.
-        run(source, output, backend=url, via="batch", price=PRICE, budget="5.0" if form == "openai" else None)
+        run(source, output, backend=url, via="batch", price=PRICE, budget=str(LINES / 12) if form == "openai" else None)
 
 
 def asked(prompt: str, form: kinds.Form) -> dict[str, Any]:
@@ -101,12 +103,12 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
         jobs += 1
         output = tmp_path / f"out{jobs}.jsonl"
         with provider(FireworksServer if form == "fireworks" else BatchServer) as server:
-            server.pace, server.lag = 7, 0.1
+            server.pace, server.lag = 1 + OF_A_BATCH // 3, 0.1
             ended = False
             for _ in range(100):
                 way = chance.choice(["request", "journal", "moment"])
                 place = f"journal.{chance.choice(['before', 'after'])}_{chance.choice(STAGES)}"
-                nth = chance.randrange(1, 12)
+                nth = chance.randrange(1, 4 * BATCHES)
                 arguments = (str(source), str(output), server.url, form)
                 process = _start.Process(
                     target=work, args=(*arguments, place if way == "journal" else None, chance.randrange(1, 4))
@@ -114,7 +116,7 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
 
                 server.faults = killing(process, nth, chance) if way == "request" else lambda step, number: None
                 process.start()
-                process.join(chance.random() * 1.5 if way == "moment" else LONGEST)
+                process.join(chance.random() * BATCHES / 2 if way == "moment" else LONGEST)
                 if process.is_alive():
                     assert way == "moment"
                     process.kill()

@@ -327,7 +327,10 @@ def run_command(
                 console.print("Interrupted before anything was computed.", highlight=False)
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
-        (show_plan if dry_run else _show)(console, result)
+        if dry_run:
+            show_plan(console, result, is_paid=backend is not None)
+        else:
+            _show(console, result)
     raise typer.Exit(SOME_FAILED if result.failed else 0)
 
 

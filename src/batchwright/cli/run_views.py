@@ -324,8 +324,8 @@ def _lines_of(failure: Failure) -> str:
     return f"lines {', '.join(map(str, numbers))}" + (f", and {more:,} more" if more else "")
 
 
-def show_plan(console: Console, report: RunReport) -> None:
-    """Print what a dry run found."""
+def show_plan(console: Console, report: RunReport, *, is_paid: bool = False) -> None:
+    """Print what a dry run found. `is_paid`: an endpoint elsewhere computes the lines."""
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
     console.print(
@@ -344,6 +344,12 @@ def show_plan(console: Console, report: RunReport) -> None:
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(text, highlight=False)
+    elif is_paid and report.failed < report.total:
+        console.print(
+            "What it would cost is not known: no table has the prices of this endpoint and model; give them"
+            " with --price or --prices.",
+            highlight=False,
+        )
     for request in report.first_requests:
         name = f"line {request.line:,} ({request.custom_id})"
         console.print(
