@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.jobs.test_earlier_answers import answers
 
 from batchwright import run
-from batchwright.cli.run_views import show_plan
+from batchwright.cli.plan_views import show_plan
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.jobs import job_plan

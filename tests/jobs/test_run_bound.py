@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from batchwright.cli.run_views import report_table
+from batchwright.cli.report_views import report_table
 from batchwright.engine import machine_rates as rates_module
 from batchwright.engine.engine import Engine
 from batchwright.jobs.report import RunReport

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
-from batchwright.cli.run_views import duration
+from batchwright.cli.quantities import duration
 from batchwright.cli.tables import print_table, when
 from batchwright.errors import BatchwrightError, EndpointError, MissingExtra, RunFailed
 from batchwright.inference.batches.provider import NO_SUCH_API

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import typer
 from rich.console import Console
 
-from batchwright.cli.run_views import duration
+from batchwright.cli.quantities import duration
 from batchwright.cli.tables import print_table, when
 
 if TYPE_CHECKING:

@@ -18,15 +18,10 @@ import typer
 from typer.core import TyperCommand
 
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
-from batchwright.cli.run_views import (
-    batches_left,
-    counted,
-    failures_table,
-    paid_so_far,
-    progress_view,
-    report_table,
-    show_plan,
-)
+from batchwright.cli.plan_views import show_plan
+from batchwright.cli.progress_views import progress_view
+from batchwright.cli.quantities import counted
+from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed

@@ -9,18 +9,10 @@ from types import FunctionType
 import pytest
 from rich.console import Console
 
-from batchwright.cli.run_views import (
-    LogProgress,
-    TerminalProgress,
-    batches_left,
-    counted,
-    duration,
-    failures_table,
-    paid_so_far,
-    progress_view,
-    report_table,
-    show_plan,
-)
+from batchwright.cli.plan_views import show_plan
+from batchwright.cli.progress_views import LogProgress, TerminalProgress, progress_view
+from batchwright.cli.quantities import counted, duration
+from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.jobs.failures import Failure, Failures

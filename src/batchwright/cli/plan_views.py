@@ -1,0 +1,146 @@
+"""What a plan shows: the work, the time and the price of a run that has not begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from rich.tree import Tree
+
+from batchwright.cli.quantities import counted, duration, money
+from batchwright.cli.report_views import failures_table, fields_in_common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchwright.jobs.dry_run import AnswersPlanned
+    from batchwright.jobs.planned_time import PlannedTime
+    from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
+    from batchwright.jobs.report import RunReport
+    from batchwright.jobs.spending import PlannedCost
+
+_SHOWN_OF_BEGINNING = 60
+"""Characters of what prompts share that are shown."""
+_SHOWN_OF_TEXT = 400
+"""Characters of each end of a long prompt that are shown."""
+
+
+def show_plan(console: Console, report: RunReport, *, is_paid: bool = False) -> None:
+    """Print what a dry run found. `is_paid`: an endpoint elsewhere computes the lines."""
+    about = "" if any(request.text is not None for request in report.first_requests) else "about "
+    identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
+    console.print(
+        f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
+        f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
+        highlight=False,
+    )
+    if report.planned_answers is not None:
+        console.print(_work_planned(report.planned_answers), highlight=False)
+    if report.reordered_fields is not None:
+        console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
+    if report.planned_time is not None:
+        console.print(_time_planned(report.planned_time), highlight=False)
+    if report.shared_prompts is not None and report.shared_prompts.beginnings:
+        console.print(_shared(report.shared_prompts, report.prompt_tokens))
+    if report.planned_cost is not None:
+        for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
+            console.print(text, highlight=False)
+    elif is_paid and report.failed < report.total:
+        console.print(
+            "What it would cost is not known: no table has the prices of this endpoint and model; give them"
+            " with --price or --prices.",
+            highlight=False,
+        )
+    for request in report.first_requests:
+        name = f"line {request.line:,} ({request.custom_id})"
+        console.print(
+            Text(f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}", style="bold")
+        )
+        console.print(Text(_shortened(json.dumps(dict(request.body), ensure_ascii=False))))
+        if request.text is not None:
+            console.print(Text(_shortened(request.text.rstrip("\n")), style="dim"))
+    if report.failures:
+        console.print(failures_table(report))
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning and the end of a long text."""
+    if len(text) <= 2 * _SHOWN_OF_TEXT:
+        return text
+    left_out = len(text) - 2 * _SHOWN_OF_TEXT
+    return f"{text[:_SHOWN_OF_TEXT]} [… {left_out:,} characters …] {text[-_SHOWN_OF_TEXT:]}"
+
+
+def _work_planned(answers: AnswersPlanned) -> str:
+    text = f"At most {counted(answers.at_most, 'token')} are generated"
+    if answers.kv_tokens:
+        text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
+    return f"{text}."
+
+
+def _time_planned(time: PlannedTime) -> str:
+    seconds, least, most = map(_rounded, (time.seconds, *time.between))
+    if time.lengths_from == "limits":
+        return (
+            f"It takes between about {least} and {most} on this machine once the model is loaded: how long answers of"
+            " this model are is not known yet."
+        )
+    runs = counted(time.runs, "earlier run")
+    lengths = {
+        "lines": "with answers as long as the lines say",
+        "same job": f"with answers as in {runs} of this job",
+        "same templates": f"with answers as in {runs} with these templates",
+        "earlier runs": f"with answers as in {runs} of the model",
+    }
+    return (
+        f"It takes about {seconds} on this machine once the model is loaded ({least} to {most} in nine "
+        f"cases of ten), {lengths[time.lengths_from]}."
+    )
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.1f} s" if seconds < 10.0 else f"{seconds:.0f} s"
+    return duration(seconds)
+
+
+def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
+    """The beginnings that prompts share, with what each saves."""
+    share, by_input = (
+        tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
+    )
+    root = Tree(
+        f"{share:.0%} of the prompt tokens are shared beginnings, computed once; in the order of the input, the cache "
+        f"would find {by_input:.0%}:"
+    )
+    _grow(root, shared.beginnings)
+    return root
+
+
+def _grow(tree: Tree, beginnings: Sequence[SharedBeginning]) -> None:
+    for each in beginnings:
+        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
+        text.append(" ".join(each.text.split())[:_SHOWN_OF_BEGINNING], style="dim")
+        _grow(tree.add(text), each.inside)
+
+
+def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
+    """Return what a job would cost, live and as a batch of the provider."""
+    of = "" if planned.lines == lines else f" for the {counted(planned.lines, 'line')} whose price is known"
+    rows = []
+    for name, price in (("live", planned.live), ("as a batch", planned.batch)):
+        text = f"Price {name}{of}: "
+        if price.expected is not None:
+            text += f"about {money(price.expected)}, by the answers so far"
+        else:
+            text += f"about {money(price.prompts)} for the prompts"
+            if price.answers_per_100_tokens:
+                answers = money(price.answers_per_100_tokens)
+                text += f", and {answers} for the answers if each has 100 tokens or its limit"
+        reserved = "" if price.at_most is None else f"; a budget reserves {money(price.at_most)}"
+        rows.append(f"{text}{reserved}.")
+    if planned.no_bound is not None:
+        rows.append(f"It has no upper bound: {planned.no_bound}.")
+    return rows
