@@ -21,7 +21,7 @@ import typer
 
 from batchwright import run
 from batchwright.engine_config import EngineConfig
-from batchwright.inference.loading import measure_costs
+from batchwright.inference.loading import load_engine, measure_costs
 from batchwright.jobs.planned_time import PlannedTime
 from batchwright.models.cache import CACHE_VARIABLE, cache_dir
 from benchmarks.planning.bounds import Drawn
@@ -72,7 +72,8 @@ def times(
     """Plan random jobs, then run them, and print how far the times are from what the plans told."""
     done = []
     with _as_new():
-        measure_costs(_MODEL, EngineConfig())
+        with load_engine(_MODEL, EngineConfig()) as engine:
+            measure_costs(engine)
         for number in range(before + jobs):
             measured = _measured(first + number, seconds)
             print(f"{first + number}: {'; '.join(_row(measured))}", flush=True)
@@ -108,7 +109,7 @@ def _measured(seed: int, seconds: float) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{seed}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        told = run(path, None, model=_MODEL, max_num_seqs=job.places, dry_run=True).planned_time
+        told = run(path, None, model=_MODEL, max_num_seqs=job.places, dry_run=True, probe=True).planned_time
         report = run(path, Path(folder) / "output.jsonl", model=_MODEL, max_num_seqs=job.places)
     if told is None:
         raise RuntimeError(f"nothing was told of job {seed}")

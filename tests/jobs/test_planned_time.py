@@ -128,19 +128,33 @@ def test_lines_of_other_kinds_and_no_lines_have_no_time(tmp_path: Path) -> None:
     assert run(path, None, dry_run=True).planned_time is None
 
 
+class ProbedEngine:
+    """An engine that is loaded for probes: its steps take what `measured` says, and it computes nothing."""
+
+    def __enter__(self) -> ProbedEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+
 def test_a_model_is_probed_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = source(tmp_path, ignore_eos=True), []
 
-    def probed(model: str, config: EngineConfig, progress: object) -> object:
-        asked.append(model)
+    def probed(engine: object, progress: object) -> object:
+        asked.append(engine)
         measured()
-        return find_costs(model, config)
+        return find_costs(DEFAULT_MODEL, EngineConfig())
 
+    monkeypatch.setattr(job_plan, "load_engine", lambda *_: ProbedEngine())
     monkeypatch.setattr(job_plan, "measure_costs", probed)
     assert run(path, None, dry_run=True).planned_time is None
     assert run(path, None, dry_run=True, probe=True).planned_time is not None
     assert run(path, None, dry_run=True, probe=True).planned_time is not None
-    assert asked == [DEFAULT_MODEL], "once"
+    assert len(asked) == 1
     with pytest.raises(InputError, match="dry run"):
         run(path, tmp_path / "out.jsonl", probe=True)
 
@@ -151,10 +165,30 @@ def test_a_model_that_cannot_be_probed_costs_the_time_only(
     def fails(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(job_plan, "measure_costs", fails)
+    monkeypatch.setattr(job_plan, "load_engine", fails)
     report = run(source(tmp_path), None, dry_run=True, probe=True)
     assert (report.total, report.planned_time) == (300, None)
     assert "out of memory" in caplog.text
+
+
+def test_some_lines_are_answered_where_nothing_is_known_of_such(tmp_path: Path) -> None:
+    measured()
+    path = source(tmp_path, 40, max_tokens=12, temperature=0.0)
+    time = run(path, None, dry_run=True, probe=True).planned_time
+    assert time is not None
+    assert (time.lengths_from, time.runs) == ("probe", 32)
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), run(path, None, dry_run=True, probe=True))
+    assert "Nothing but a sample was computed." in stream.getvalue()
+    assert "with answers like those to 32 lines of it" in stream.getvalue()
+    # What other jobs of the model say is less than what its own lines do, and runs of such a job say more.
+    other = JobSpec(inputs=("other.jsonl",), output="-", model=DEFAULT_MODEL)
+    keep_answers(DEFAULT_MODEL, other, answers({10: 30}))
+    again = run(path, None, dry_run=True, probe=True).planned_time
+    assert again is not None
+    assert again.lengths_from == "probe"
+    keep_answers(DEFAULT_MODEL, JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL), answers({10: 30}))
+    assert told(path)[3] == "same job"
 
 
 def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:

@@ -31,9 +31,11 @@ def show_plan(console: Console, report: RunReport, *, is_paid: bool = False) -> 
     """Print what a dry run found. `is_paid`: an endpoint elsewhere computes the lines."""
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
+    is_probed = report.planned_time is not None and report.planned_time.lengths_from == "probe"
     console.print(
         f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
-        f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
+        f"{about}{counted(report.prompt_tokens, 'prompt token')}. "
+        f"{'Nothing but a sample' if is_probed else 'Nothing'} was computed.",
         highlight=False,
     )
     if report.planned_answers is not None:
@@ -93,6 +95,7 @@ def _time_planned(time: PlannedTime) -> str:
         "same job": f"with answers as in {runs} of this job",
         "same templates": f"with answers as in {runs} with these templates",
         "earlier runs": f"with answers as in {runs} of the model",
+        "probe": f"with answers like those to {counted(time.runs, 'line')} of it",
     }
     return (
         f"It takes about {seconds} on this machine once the model is loaded ({least} to {most} in nine "

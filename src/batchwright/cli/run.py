@@ -129,8 +129,8 @@ _MESSAGES_TEMPLATE = (
     'For tables: the whole chat as JSON, in Jinja: \'[{"role": "user", "content": {{ column | tojson }}}]\'.'
 )
 _PROBE = (
-    "Before anything is computed: load the model and measure its steps for some seconds, if none were measured on this "
-    "machine, to say how long the job takes."
+    "For a dry run, to say how long the job takes: load the model and measure its steps, if none were measured on this "
+    "machine, and answer some lines, if nothing is known of answers to such lines; each for some seconds."
 )
 _REORDER = (
     "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "

@@ -181,15 +181,18 @@ def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> l
 
 def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptCosts:
     """Return the step costs that are kept of the model, else those of a probe of it."""
-    from batchwright.inference.loading import measure_costs
+    from batchwright.inference.loading import load_engine, measure_costs
     from batchwright.kept_costs import find_costs
 
     if (kept := find_costs(model, config)) is not None:
         return kept
     with console.status("") as status:
-        return measure_costs(
-            model, config, lambda text: status.update(f"no step costs of {model} are kept yet: {text}")
-        )
+
+        def progress(text: str) -> None:
+            status.update(f"no step costs of {model} are kept yet: {text}")
+
+        with load_engine(model, config, progress) as engine:
+            return measure_costs(engine, progress)
 
 
 def _told_costs(file: Path) -> KeptCosts:

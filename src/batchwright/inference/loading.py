@@ -74,22 +74,24 @@ def load_models(
         raise InputError(str(error)) from error
 
 
-def measure_costs(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> KeptCosts:
-    """Load `model`, measure its steps for some seconds, and keep and return what they took.
-
-    Raises as `load_models`, `InputError` for a model that generates nothing, and `BatchwrightError` if too few steps
-    were measured, or could not be kept.
-    """
+def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
+    """Load a generating model. Raises as `load_models`, and `InputError` for a model that generates nothing."""
     engine, _ = load_models(model, None, config, progress)
     if engine is None:
         raise InputError(f"{model} generates nothing")
+    return engine
+
+
+def measure_costs(engine: Engine, progress: Progress = lambda text: None) -> KeptCosts:
+    """Measure the steps of an engine that holds no requests for some seconds, and keep and return what they took.
+
+    Raises `BatchwrightError` if too few steps were measured, or could not be kept.
+    """
     from batchwright.engine.cost_probe import probe
 
     progress("measuring what steps take, once")
-    with engine:
-        probe(engine)
-        measured = engine.keep_costs()
-    if measured is None:
+    probe(engine)
+    if (measured := engine.keep_costs()) is None:
         raise BatchwrightError("the probe measured too few steps: give --costs FILE, or run a job first")
     return measured
 

@@ -39,7 +39,7 @@ _EXACT = 128
 """Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
 _WEIGHT = 100.0
 """Answers as which those of each run count."""
-LengthSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
+LengthSource: TypeAlias = Literal["same job", "same templates", "earlier runs", "probe"]
 _FIRST_ERRORS: Mapping[LengthSource, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
 """Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
 
@@ -80,14 +80,20 @@ class _KeptAnswers(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LikelyLengths:
-    """What earlier runs say about the lengths of answers to come."""
+    """What earlier runs, or answers to some lines of a job, say about the lengths of answers to come."""
 
     lengths: AnswerLengths
     error: float
     """Logarithm of the factor within which their mean is true in nine cases of ten."""
     source: LengthSource
-    """What the runs have in common with the job."""
+    """What the runs have in common with the job; `probe`: there are none, but answers to some of its lines."""
     runs: int
+    """Number of those runs, or of those lines."""
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether nothing is known of answers to such lines, but of those to others."""
+        return self.source == "earlier runs"
 
     def drawn(self, limit: int, luck: float, factor: float = 1.0) -> int:
         """Return the tokens of an answer with a limit; `luck`, 0 to 1, chooses among those of earlier runs.

@@ -3,36 +3,83 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from batchwright.clock import Clock
-from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS
+from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS, EngineConfig
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Inference
-from batchwright.inference.loading import measure_costs
+from batchwright.inference.loading import load_engine, measure_costs
+from batchwright.jobs.answer_probe import ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import Capacity, Plan, plan
-from batchwright.jobs.earlier_answers import earlier_answers
+from batchwright.jobs.earlier_answers import LikelyLengths, earlier_answers, likely_lengths
+from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.identical_lines import find_repeats
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_run import RunProgress
-from batchwright.jobs.loading import ModelChoice
-from batchwright.jobs.planned_time import LineSample, PlannedTime, TimeBasis
+from batchwright.jobs.lines import Line
+from batchwright.jobs.loading import LoadedModels, ModelChoice
+from batchwright.jobs.planned_time import LineSample, PlannedTime, SampledJob
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, SpendingTerms
-from batchwright.kept_costs import find_costs
+from batchwright.kept_costs import KeptCosts, find_costs
 from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
+
+
+class _Probes:
+    """What is measured of a model for a plan; it is loaded when the first of it is."""
+
+    def __init__(self, model: str, config: EngineConfig, progress: Callable[[str], None]) -> None:
+        self._model, self._config, self._progress = model, config, progress
+        self._engine: Engine | None = None
+
+    def costs(self) -> KeptCosts:
+        """Measure what steps take. Raises as `load_engine` and `measure_costs`."""
+        return measure_costs(self._loaded(), self._progress)
+
+    def answers(self, job: SampledJob, spec: JobSpec) -> LikelyLengths | None:
+        """Answer some lines for some seconds, to see how long their answers are; None if that says nothing.
+
+        Raises as `load_engine`, and what an engine raises that fails.
+        """
+        assert isinstance(spec.defaults, SamplingParams)
+        engine, lines = self._loaded(), chosen_lines(job.open_lines)
+        self._progress(f"answering {len(lines)} lines for some seconds, to see how long answers are")
+        probed = run_coroutine(self._answered(engine, lines, spec.defaults))
+        engine.keep_costs()
+        return probed.likely(job.limits)
+
+    async def _answered(self, engine: Engine, lines: Sequence[Line], defaults: SamplingParams) -> ProbedAnswers:
+        inference = LoadedModels(engine, None, owned=False).inference()
+        try:
+            return await probe_answers(inference, lines, defaults)
+        finally:
+            await inference.close()
+
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            self._engine = load_engine(self._model, self._config, self._progress)
+        return self._engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._engine is not None:
+            self._engine.close()
 
 
 @dataclass
@@ -49,7 +96,7 @@ class JobPlan:
     dedupe: bool = True
     planned: bool = True
     probes: bool = False
-    """Whether the model is loaded and its steps are measured, if nothing is known of them on this machine."""
+    """Whether the model is loaded to measure its steps and the lengths of answers, as far as they are not known."""
 
     def report(self) -> RunReport:
         """The report of a run that computes nothing."""
@@ -99,13 +146,16 @@ class JobPlan:
             return None
         shared = found.shared.shared_tokens if self.planned else found.shared.shared_in_input_order
         try:
-            kept = find_costs(model, self.choice.config)
-            if kept is None and self.probes:
-                kept = measure_costs(model, self.choice.config, self._loading)
-            if kept is None:
-                return None
-            basis = TimeBasis(kept, self.choice.config, earlier_answers(model), self.planned)
-            return sample.time(basis, self.spec, tokenizer.encode, max(0, found.prompt_tokens - shared))
+            with _Probes(model, self.choice.config, self._loading) as probes:
+                kept = find_costs(model, self.choice.config)
+                if kept is None and self.probes:
+                    kept = probes.costs()
+                if kept is None or (job := sample.job(kept, self.choice.config, self.spec, tokenizer.encode)) is None:
+                    return None
+                likely = likely_lengths(earlier_answers(model), self.spec, job.limits)
+                if self.probes and job.open_lines and (likely is None or likely.is_of_others):
+                    likely = probes.answers(job, self.spec) or likely
+            return job.time(likely, max(0, found.prompt_tokens - shared), planned=self.planned)
         except (BatchwrightError, OSError, ValueError, RuntimeError) as error:
             # All else of a plan needs no model, which may be too large for the memory that is left, or wrong.
             _log.warning("how long the job takes is not known: %s", error)

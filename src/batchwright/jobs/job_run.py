@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from batchwright.clock import Clock
 from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS
@@ -23,6 +21,7 @@ from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.earlier_answers import keep_answers
+from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.invalid_answers import InvalidAnswers
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -191,7 +189,7 @@ class JobRun:
         self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
         try:
-            _run_coroutine(self._compute(job, loaded))
+            run_coroutine(self._compute(job, loaded))
         except KeyboardInterrupt:
             raise RunInterrupted(self._report(job, interrupted=True), job.kept_input) from None
         except BudgetExhausted as error:
@@ -462,36 +460,3 @@ class JobRun:
                 budget_covers=covered,
             )
         )
-
-
-def _run_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` on an event loop of its own: in another thread if this one runs a loop, as in notebooks.
-
-    KeyboardInterrupt cancels it, and is raised when it has ended.
-    """
-    if not _in_event_loop():
-        return asyncio.run(work)
-    stop: list[Callable[[], object]] = []
-
-    async def cancellable() -> _T:
-        task = asyncio.current_task()
-        assert task is not None
-        stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
-        return await work
-
-    with ThreadPoolExecutor(1, thread_name_prefix="batchwright-run") as thread:
-        result = thread.submit(asyncio.run, cancellable())
-        try:
-            return result.result()
-        except KeyboardInterrupt:
-            for each in stop:
-                each()
-            raise
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

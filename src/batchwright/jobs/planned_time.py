@@ -2,7 +2,8 @@
 
 A sample of its lines is simulated, as `batchwright simulate` does: with the scheduler of the engine, the order in which
 a run takes lines up, and the law of steps that earlier runs have measured. How long answers will be is what lines say
-themselves, else what answers of earlier runs were like, else as long as lines allow.
+themselves, else what answers of earlier runs of such a job were like, or those to some of its lines, else as long as
+lines allow.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, Literal
 
 from batchwright.engine_config import EngineConfig
 from batchwright.jobs.block_sample import BlockSample
-from batchwright.jobs.earlier_answers import LengthSource, LikelyLengths, RunAnswers, likely_lengths
+from batchwright.jobs.earlier_answers import LengthSource, LikelyLengths
 from batchwright.jobs.job_lengths import simulated_requests
 from batchwright.jobs.lines import Line
 from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import KeptCosts
 from batchwright.planning.intervals import covering_error
 from batchwright.request import SamplingParams
+from batchwright.scheduling.scheduler import Scheduler
 from batchwright.simulation.fleet import Fleet
 from batchwright.simulation.job_time import MOST_STEPPED, job_seconds
 from batchwright.simulation.requests import SimulatedRequest
@@ -45,25 +47,61 @@ class PlannedTime:
     answers of a single token."""
     lengths_from: Literal["lines", "limits"] | LengthSource
     """What the lengths of answers are known from: the lines themselves, runs of the same job, of others with the same
-    templates, or of any with the same model; `limits`: each was taken to be as long as its line allows."""
+    templates, or of any with the same model; `probe`: some of its lines were answered; `limits`: each was taken to be
+    as long as its line allows."""
     runs: int
-    """Number of earlier runs whose answers were looked at."""
+    """Number of earlier runs whose answers were looked at, or of lines that were answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeBasis:
-    """What is known of a model on this machine before a job."""
+class SampledJob:
+    """Lines of a job as an engine would compute them, by which its time is told."""
 
-    kept: KeptCosts
-    config: EngineConfig
-    runs: Sequence[RunAnswers]
-    """Answers of earlier runs of the model."""
-    planned: bool = True
-    """Whether lines are taken up in the planner's order."""
+    fleet: Fleet
+    """The engine, with what its steps take."""
+    requests: Sequence[SimulatedRequest]
+    """What the lines are, each as long as it allows. At least one."""
+    open_lines: Sequence[Line]
+    """Those lines that do not say how long their answers will be."""
+    total: int
+    """Requests of the whole job."""
+    cost_error: float
+    """Logarithm of the factor within which the time of all steps is true in nine cases of ten."""
+
+    @property
+    def limits(self) -> Counter[int]:
+        """Limits of the requests of `open_lines`."""
+        return Counter(each.limit for each in self.requests if each.expected_tokens is None)
+
+    def time(self, likely: LikelyLengths | None, prompt_tokens: float, *, planned: bool = True) -> PlannedTime:
+        """Return the time of all lines.
+
+        `likely`: what is known of the answers to `open_lines`; `prompt_tokens`: those of all prompts that are not found
+        in a cache; `planned`: whether lines are taken up in the planner's order.
+        """
+
+        def seconds(error: float, most_stepped: int = MOST_STEPPED // 4) -> float:
+            drawn = _with_lengths(self.requests, likely, math.exp(error))
+            return job_seconds(self.fleet, drawn, self.total, prompt_tokens, planned=planned, most_stepped=most_stepped)
+
+        told = seconds(0.0, MOST_STEPPED)
+        least = most = told
+        if not self.open_lines:
+            likely = None
+        elif likely is not None:
+            least, most = min(told, seconds(-likely.error)), max(told, seconds(likely.error))
+        else:
+            least = min(told, seconds(-math.inf))
+        return PlannedTime(
+            told,
+            (_beyond(told, least, -self.cost_error), _beyond(told, most, self.cost_error)),
+            "lines" if not self.open_lines else "limits" if likely is None else likely.source,
+            0 if likely is None else likely.runs,
+        )
 
 
 class LineSample:
-    """Lines of a job by which its time is told."""
+    """Lines of a job, drawn as they are read."""
 
     def __init__(self) -> None:
         self._sample = BlockSample[Line](_SAMPLED, _SAMPLED_BYTES)
@@ -81,61 +119,43 @@ class LineSample:
         elif self._sample.wants_next():
             self._sample.add(line, size)
 
-    def time(
-        self, basis: TimeBasis, spec: JobSpec, encode: Callable[[Any], list[int]], prompt_tokens: float
-    ) -> PlannedTime | None:
-        """Return the time of all lines; None if none can be computed.
+    def job(
+        self, kept: KeptCosts, config: EngineConfig, spec: JobSpec, encode: Callable[[Any], list[int]]
+    ) -> SampledJob | None:
+        """Return the job as an engine computes it, of which `kept` is known; None if no line can be computed.
 
-        `encode` returns the tokens of a prompt; `prompt_tokens`: those of all prompts that are not found in a cache.
-        Raises ValueError for options that do not fit the model.
+        `encode` returns the tokens of a prompt. Raises ValueError for options that do not fit the model.
         """
-        fleet = Fleet(1, basis.kept.facts.sizes(basis.config), basis.config, basis.kept.costs, seed=None)
-        lines = self._sample.items
-        requests = _computable(lines, spec, encode, fleet)
+        assert isinstance(spec.defaults, SamplingParams)
+        fleet = Fleet(1, kept.facts.sizes(config), config, kept.costs, seed=None)
+        scheduler = fleet.sizes.scheduler(config)
+        requests: list[SimulatedRequest] = []
+        open_lines = []
+        for line in (lines := self._sample.items):
+            of_line = _computable(line, spec.defaults, encode, scheduler, fleet.sizes.max_model_len)
+            requests += of_line
+            if any(each.expected_tokens is None for each in of_line):
+                open_lines.append(line)
         if not requests or not self.is_usable:
             return None
-        limits = Counter(each.limit for each in requests if each.expected_tokens is None)
-        likely = likely_lengths(basis.runs, spec, limits)
         total = max(len(requests), round(len(requests) * self._sample.seen / len(lines)))
-
-        def seconds(error: float, most_stepped: int = MOST_STEPPED // 4) -> float:
-            drawn = _with_lengths(requests, likely, math.exp(error))
-            planned = basis.planned
-            return job_seconds(fleet, drawn, total, prompt_tokens, planned=planned, most_stepped=most_stepped)
-
-        told = seconds(0.0, MOST_STEPPED)
-        least = most = told
-        if likely is not None:
-            least, most = min(told, seconds(-likely.error)), max(told, seconds(likely.error))
-        elif limits:
-            least = min(told, seconds(-math.inf))
-        cost_error = covering_error([abs(math.log(each)) for each in basis.kept.run_ratios], _FIRST_COST_ERROR)
-        return PlannedTime(
-            told,
-            (_beyond(told, least, -cost_error), _beyond(told, most, cost_error)),
-            "lines" if not limits else "limits" if likely is None else likely.source,
-            0 if likely is None else likely.runs,
-        )
+        cost_error = covering_error([abs(math.log(each)) for each in kept.run_ratios], _FIRST_COST_ERROR)
+        return SampledJob(fleet, requests, open_lines, total, cost_error)
 
 
 def _computable(
-    lines: Sequence[Line], spec: JobSpec, encode: Callable[[Any], list[int]], fleet: Fleet
+    line: Line, defaults: SamplingParams, encode: Callable[[Any], list[int]], scheduler: Scheduler, longest: int
 ) -> list[SimulatedRequest]:
-    """The requests of `lines` that an engine would not refuse."""
-    assert isinstance(spec.defaults, SamplingParams)
-    scheduler, longest = fleet.sizes.scheduler(fleet.config), fleet.sizes.max_model_len
-    found: list[SimulatedRequest] = []
-    for line in lines:
-        try:
-            requests = [*simulated_requests(line, encode, spec.defaults, longest)]
-        except Exception:  # it fails in a run, too: of what it asks, or of a tokenizer, which is foreign code
-            continue
-        found += (
-            each
-            for each in requests
-            if each.prompt_tokens + each.limit <= longest and scheduler.refusal(each.prompt_tokens, each.limit) is None
-        )
-    return found
+    """The requests of a line that an engine would not refuse."""
+    try:
+        requests = [*simulated_requests(line, encode, defaults, longest)]
+    except Exception:  # it fails in a run, too: of what it asks, or of a tokenizer, which is foreign code
+        return []
+    return [
+        each
+        for each in requests
+        if each.prompt_tokens + each.limit <= longest and scheduler.refusal(each.prompt_tokens, each.limit) is None
+    ]
 
 
 def _with_lengths(
