@@ -276,7 +276,13 @@ def test_servers_of_one_store_keep_one_limit_and_know_of_each_other(tmp_path: Pa
     asyncio.run(whole())
 
 
-def test_servers_of_one_store_that_are_asked_at_once_let_in_no_more_together(tmp_path: Path) -> None:
+def test_servers_of_one_store_that_are_asked_at_once_let_in_no_more_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However busy the machine is, no request goes ahead without the exchange.
+    for name in ("_PATIENCE", "_PATIENCE_OF_REQUESTS"):
+        monkeypatch.setattr(f"batchwright.service.access.peers.{name}", 60.0)
+
     async def main() -> None:
         async with AsyncExitStack() as opened:
             one, two = [await opened.enter_async_context(running(tmp_path)) for _ in range(2)]
