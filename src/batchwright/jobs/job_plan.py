@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MODEL_FAILURES = (BatchwrightError, OSError, ValueError, RuntimeError)
+"""Errors of a model that is wrong, or too large for the memory that is left; all but the time is planned without it."""
+
 
 class _Probes:
     """What is measured of a model for a plan; it is loaded when the first of it is."""
@@ -154,11 +157,19 @@ class JobPlan:
                     return None
                 likely = likely_lengths(earlier_answers(model), self.spec, job.limits)
                 if self.probes and job.open_lines and (likely is None or likely.is_of_others):
-                    likely = probes.answers(job, self.spec) or likely
+                    likely = self._answered(probes, job) or likely
+                    job = job.with_costs(find_costs(model, self.choice.config) or kept)
             return job.time(likely, max(0, found.prompt_tokens - shared), planned=self.planned)
-        except (BatchwrightError, OSError, ValueError, RuntimeError) as error:
-            # All else of a plan needs no model, which may be too large for the memory that is left, or wrong.
+        except _MODEL_FAILURES as error:
             _log.warning("how long the job takes is not known: %s", error)
+            return None
+
+    def _answered(self, probes: _Probes, job: SampledJob) -> LikelyLengths | None:
+        """What answers to some lines say of the lengths of all; None if there are none."""
+        try:
+            return probes.answers(job, self.spec)
+        except _MODEL_FAILURES as error:
+            _log.warning("no lines could be answered to see how long answers are: %s", error)
             return None
 
     def _loading(self, text: str) -> None:

@@ -73,6 +73,11 @@ class SampledJob:
         """Limits of the requests of `open_lines`."""
         return Counter(each.limit for each in self.requests if each.expected_tokens is None)
 
+    def with_costs(self, kept: KeptCosts) -> SampledJob:
+        """The same job by what is known now of what steps take."""
+        fleet = replace(self.fleet, costs=kept.costs)
+        return replace(self, fleet=fleet, cost_error=_cost_error(kept))
+
     def time(self, likely: LikelyLengths | None, prompt_tokens: float, *, planned: bool = True) -> PlannedTime:
         """Return the time of all lines.
 
@@ -139,8 +144,11 @@ class LineSample:
         if not requests or not self.is_usable:
             return None
         total = max(len(requests), round(len(requests) * self._sample.seen / len(lines)))
-        cost_error = covering_error([abs(math.log(each)) for each in kept.run_ratios], _FIRST_COST_ERROR)
-        return SampledJob(fleet, requests, open_lines, total, cost_error)
+        return SampledJob(fleet, requests, open_lines, total, _cost_error(kept))
+
+
+def _cost_error(kept: KeptCosts) -> float:
+    return covering_error([abs(math.log(each)) for each in kept.run_ratios], _FIRST_COST_ERROR)
 
 
 def _computable(
