@@ -2,7 +2,7 @@
 
 The machine is as new: an empty folder for what runs keep, so that the first law of steps is that of a probe. Some jobs
 of other seeds come first, as they would where people work. Half of the jobs have answers of told lengths
-(`ignore_eos`); the answers of the others end when they end, and the plan knows only what earlier runs were like.
+(`ignore_eos`); the answers of the others end when they end, and the plan answers some of their lines for five seconds.
 """
 
 from __future__ import annotations

@@ -125,8 +125,12 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
         return None
 
 
-def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: StepRecord) -> KeptCosts | None:
+def keep_costs(
+    model: str, config: EngineConfig, facts: EngineFacts, record: StepRecord, *, is_run: bool = True
+) -> KeptCosts | None:
     """Add what an engine has measured to what is kept of its model, and return all of it.
+
+    `is_run`: whether it was a run, which is compared with what was told of its steps.
 
     None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
     next forecast a probe.
@@ -149,7 +153,7 @@ def keep_costs(model: str, config: EngineConfig, facts: EngineFacts, record: Ste
         )
         steps = record.added + (0 if before is None else before.steps)
         ratios = () if before is None else before.run_ratios
-        if before is not None and record.seconds >= _LEAST_SECONDS:
+        if is_run and before is not None and record.seconds >= _LEAST_SECONDS:
             ratios = (*ratios, record.seconds / before.costs.total(record))[-_MOST_RATIOS:]
         kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, ratios)
         if len(measurements) < _LEAST_STEPS:

@@ -29,6 +29,12 @@ def running(done: int, tokens: int) -> RunProgress:
     )  # fmt: skip
 
 
+def test_what_is_done_while_a_model_is_loaded_is_said() -> None:
+    stream = io.StringIO()
+    LogProgress(stream, ManualClock())(RunProgress("loading", "measuring what steps take, once"))
+    assert stream.getvalue() == "batchwright: loading the model: measuring what steps take, once\n"
+
+
 def test_log_lines_at_each_phase_and_every_ten_seconds() -> None:
     stream, clock = io.StringIO(), ManualClock()
     log = LogProgress(stream, clock)
@@ -225,13 +231,22 @@ def test_the_price_before_anything_is_paid() -> None:
     assert stream.getvalue().endswith("It has no upper bound: it is endless.\n")
 
 
-def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere() -> None:
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("[m]", "no table has prices of [m] at this endpoint; if it is paid, give prices with --price or --prices."),
+        (None, "name the model with --model, or give prices with --price or --prices."),
+    ],
+)
+def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere(model: str | None, told: str) -> None:
     report = RunReport(output="o", model="m", total=9)
-    for is_paid, valid in ((True, True), (True, False), (False, True)):
+    for is_elsewhere, failed in ((True, 0), (True, 9), (False, 0)):
         stream = io.StringIO()
-        show_plan(Console(file=stream, width=300), replace(report, failed=0 if valid else 9), is_paid=is_paid)
-        unknown = "What it would cost is not known: no table has the prices of this endpoint and model; give them with"
-        assert (unknown in stream.getvalue()) == (is_paid and valid)
+        console = Console(file=stream, width=300)
+        show_plan(console, replace(report, failed=failed), is_elsewhere=is_elsewhere, model=model)
+        shown = stream.getvalue()
+        assert (f"What it would cost is not known: {told}" in shown) == (is_elsewhere and not failed)
+        assert ("Nothing was sent." if is_elsewhere else "No result was written.") in shown
 
 
 def test_what_an_interrupted_run_leaves() -> None:

@@ -5,32 +5,43 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import EngineClosed, InvalidRequest
 from batchwright.inference.inference import Call, Inference, WorkUnderWay
-from batchwright.jobs.answer_probe import ProbedAnswers, chosen_lines, probe_answers
+from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines, probe_answers
+from batchwright.jobs.earlier_answers import LikelyLengths
 from batchwright.jobs.lines import Line
-from batchwright.lines.forecast import AnswerTally
+from batchwright.jobs.planned_time import SampledLine
 from batchwright.request import SamplingParams
+from batchwright.simulation.requests import SimulatedRequest
 
 
-def lines(count: int, **body: Any) -> list[Line]:
+def lines(count: int, limit: int = 500, **body: Any) -> list[SampledLine]:
+    request = SimulatedRequest(prompt_tokens=5, output_tokens=limit)
     return [
-        Line(number, f"line-{number}", "/v1/completions", {"prompt": str(number)} | body) for number in range(count)
+        SampledLine(Line(number, None, "/v1/completions", {"prompt": str(number)} | body), [request])
+        for number in range(count)
     ]
 
 
-def probed(lengths: list[int], running: list[tuple[int, int]] = [], *, repeats: bool = False) -> ProbedAnswers:  # noqa: B006
-    answers = AnswerTally()
-    for each in lengths:
-        choice = {"finish_reason": "stop"}
-        answers.count({"choices": [choice], "usage": {"completion_tokens": each}}, 100)
-    return ProbedAnswers(answers, running, repeats, len(lengths) + len(running))
+def answers(tokens: Sequence[int], limit: int = 500, *, has_ended: bool = True) -> list[ProbedAnswer]:
+    line = lines(1, limit)[0]
+    return [ProbedAnswer(line, min(each, limit), has_ended) for each in tokens]
+
+
+def likely(found: list[ProbedAnswer], limits: dict[int, int], *, repeats: bool = False) -> LikelyLengths:
+    told = ProbedAnswers(found, 1.0, repeats).likely(Counter(limits))
+    assert told is not None
+    return told
+
+
+def mean(told: LikelyLengths, limit: int) -> float:
+    return sum(told.drawn(limit, (place + 0.5) / 1000) for place in range(1000)) / 1000
 
 
 class Slow(Inference):
@@ -38,9 +49,16 @@ class Slow(Inference):
 
     models = ("m",)
     wants = 1
+    fails = False
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
 
     async def answer(self, call: Call) -> dict[str, Any]:
+        self.bodies.append(call.body)
         tokens = int(call.body["prompt"])
+        if self.fails:
+            raise EngineClosed("the device failed")
         if tokens == 13:
             raise InvalidRequest("unlucky")
         if tokens >= 100:
@@ -48,8 +66,8 @@ class Slow(Inference):
         return {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": tokens}}
 
     async def work_of(self, prefix: str) -> WorkUnderWay:
-        assert prefix == "probe-"
-        return WorkUnderWay(0, 0, ((100, 500),), 0, 0, 1, 500)
+        running = ((77, 500),) if prefix == "probe-14-" else ()
+        return WorkUnderWay(0, 0, running, 0, 0, 1, 500)
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         raise NotImplementedError
@@ -58,55 +76,84 @@ class Slow(Inference):
 
 
 def test_what_has_ended_and_what_has_not_is_counted() -> None:
-    asked = lines(14) + lines(101)[100:]
-    found = asyncio.run(probe_answers(Slow(), asked, SamplingParams(max_tokens=500), seconds=0.05))
-    assert sum(found.answers.ended) == 13, "one fails, and one has not ended"
-    assert found.running == ((100, 500),)
-    assert (found.are_repeatable, found.lines) == (False, 15)
-    greedy = asyncio.run(probe_answers(Slow(), lines(2, temperature=0), SamplingParams(), seconds=0.05))
-    assert greedy.are_repeatable
+    asked = lines(14) + lines(102)[100:]
+    found = asyncio.run(probe_answers(Slow(), asked, SamplingParams(), seconds=0.05))
+    assert [each.tokens for each in found.answers] == [*range(13), 77], "one fails, and one has not begun"
+    assert found.ended == 13
+    assert not found.are_repeatable
+    for told in ({"temperature": 0}, {"seed": 5}):
+        again = asyncio.run(probe_answers(Slow(), lines(2, **told), SamplingParams(), seconds=0.05))
+        assert again.are_repeatable
+
+
+def test_each_line_is_asked_for_one_answer() -> None:
+    inference = Slow()
+    asyncio.run(probe_answers(inference, lines(1, n=4, prompt=["7", "8"]), SamplingParams(), seconds=0.05))
+    assert inference.bodies == [{"prompt": "7"}]
+
+
+def test_an_engine_that_fails_is_told() -> None:
+    inference = Slow()
+    inference.fails = True
+    with pytest.raises(EngineClosed):
+        asyncio.run(probe_answers(inference, lines(3), SamplingParams(), seconds=0.05))
 
 
 def test_unfinished_answers_make_the_others_longer() -> None:
-    limits = Counter({100: 50})
-    ended, more = probed([10] * 20).likely(limits), probed([10] * 20, [(60, 100)] * 20).likely(limits)
-    assert ended is not None
-    assert more is not None
-    assert ended.lengths.mean == pytest.approx(10, rel=0.2)
-    assert more.lengths.mean > 35
-    assert probed([], [(60, 100)]).likely(limits) is None, "none ended"
-    assert probed([5]).likely({}) is None, "no line is open"
+    ended = likely(answers([10] * 20), {500: 50})
+    more = likely(answers([10] * 20) + answers([60] * 20, has_ended=False), {500: 50})
+    assert mean(ended, 500) == 10.0
+    assert mean(more, 500) > 35.0
+    assert more.error > ended.error
+
+
+def test_too_few_answers_say_nothing() -> None:
+    assert ProbedAnswers(answers([5] * 3 + [60] * 20), 1.0, False).likely({}) is None, "no line is open"
+    few = answers([5] * 3) + answers([60] * 20, has_ended=False)
+    assert ProbedAnswers(few, 1.0, False).likely({500: 9}) is None
+
+
+def test_short_answers_stay_short_under_a_large_limit() -> None:
+    told = likely(answers([1] * 32, 4096), {4096: 100})
+    assert mean(told, 4096) == 1.0
+    assert 0.0 < told.error < 0.1
+
+
+def test_limits_are_looked_at_apart() -> None:
+    found = answers([2] * 20, 8) + answers([100, 300, 500, 700] * 3, 1000) + answers([1000], 1000)
+    told = likely(found, {8: 900, 1000: 100})
+    assert mean(told, 8) == 2.0
+    assert mean(told, 1000) == pytest.approx(446, rel=0.05)
+    assert told.drawn(50, 0.5) <= 50, "of a limit that none of them had"
 
 
 @pytest.mark.parametrize("repeats", [False, True])
 def test_the_mean_is_within_its_error_nine_times_of_ten(repeats: bool) -> None:
     draw, held = np.random.default_rng(0), 0
 
-    def answered(lines: Any) -> Any:
+    def answered(of_lines: Any) -> Any:
         # Half of the variance of an answer is that of its line.
         luck = np.zeros(80) if repeats else draw.normal(0, 0.5, 80)
-        return np.minimum(400, 1 + np.exp(lines + luck).astype(int))
+        return np.minimum(400, 1 + np.exp(of_lines + luck).astype(int))
 
     for _ in range(200):
         of_lines = draw.normal(3.5, 0.5, 80)
         seen = draw.permutation(80)[:32]
-        likely = probed([int(each) for each in answered(of_lines)[seen]], repeats=repeats).likely(Counter({400: 80}))
-        assert likely is not None
-        held += abs(math.log(answered(of_lines).mean() / likely.lengths.mean)) < likely.error
+        told = likely(answers([int(each) for each in answered(of_lines)[seen]], 400), {400: 80}, repeats=repeats)
+        held += abs(math.log(answered(of_lines).mean() / told.lengths.mean)) < told.error
     assert 165 <= held <= 197
 
 
 def test_all_lines_of_a_job_that_repeats_its_answers_leave_no_error() -> None:
-    likely = probed([5, 10, 20, 40] * 8, repeats=True).likely(Counter({100: 32}))
-    assert likely is not None
-    assert likely.error == 0.0
-    assert likely.lengths.mean == pytest.approx(18.75, rel=0.05)
+    told = likely(answers([5, 10, 20, 40] * 8), {500: 32}, repeats=True)
+    assert told.error == 0.0
+    assert told.lengths.mean == pytest.approx(18.75)
 
 
 def test_lines_are_drawn_from_all() -> None:
     many = lines(1000)
     chosen = chosen_lines(many)
     assert len(chosen) == 32
-    assert max(each.body["prompt"] for each in chosen) > "9"
+    assert max(each.line.number for each in chosen) > 800
     assert chosen == chosen_lines(many), "always the same"
-    assert chosen_lines(many[:5]) != []
+    assert sorted(each.line.number for each in chosen_lines(many[:5])) == [0, 1, 2, 3, 4]

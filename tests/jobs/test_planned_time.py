@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,20 @@ from tests.jobs.test_earlier_answers import answers
 from batchwright import run
 from batchwright.cli.plan_views import show_plan
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InputError
+from batchwright.errors import EngineClosed, InputError
 from batchwright.jobs import job_plan
+from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines
 from batchwright.jobs.earlier_answers import keep_answers
+from batchwright.jobs.lines import Line
+from batchwright.jobs.loading import ModelChoice
+from batchwright.jobs.planned_time import SampledLine
 from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import EngineFacts, find_costs, keep_costs
 from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.request import SamplingParams
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts, StepRecord
+from batchwright.simulation.requests import SimulatedRequest
 
 pytestmark = pytest.mark.needs_model  # its tokenizer
 
@@ -129,32 +137,34 @@ def test_lines_of_other_kinds_and_no_lines_have_no_time(tmp_path: Path) -> None:
 
 
 class ProbedEngine:
-    """An engine that is loaded for probes: its steps take what `measured` says, and it computes nothing."""
+    """An engine that is loaded for probes, and computes nothing."""
 
-    def __enter__(self) -> ProbedEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __init__(self) -> None:
+        self.is_closed = False
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 def test_a_model_is_probed_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = source(tmp_path, ignore_eos=True), []
+    path = source(tmp_path, ignore_eos=True)
+    engines: list[ProbedEngine] = []
+
+    def load(*_: object) -> ProbedEngine:
+        engines.append(ProbedEngine())
+        return engines[-1]
 
     def probed(engine: object, progress: object) -> object:
-        asked.append(engine)
+        assert engine is engines[-1]
         measured()
         return find_costs(DEFAULT_MODEL, EngineConfig())
 
-    monkeypatch.setattr(job_plan, "load_engine", lambda *_: ProbedEngine())
+    monkeypatch.setattr(job_plan, "load_engine", load)
     monkeypatch.setattr(job_plan, "measure_costs", probed)
     assert run(path, None, dry_run=True).planned_time is None
     assert run(path, None, dry_run=True, probe=True).planned_time is not None
     assert run(path, None, dry_run=True, probe=True).planned_time is not None
-    assert len(asked) == 1
+    assert [each.is_closed for each in engines] == [True], "one, the first time"
     with pytest.raises(InputError, match="dry run"):
         run(path, tmp_path / "out.jsonl", probe=True)
 
@@ -171,24 +181,80 @@ def test_a_model_that_cannot_be_probed_costs_the_time_only(
     assert "out of memory" in caplog.text
 
 
-def test_some_lines_are_answered_where_nothing_is_known_of_such(tmp_path: Path) -> None:
+def as_probed(tokens: int, seconds: float) -> Callable[..., ProbedAnswers]:
+    """In place of `_Probes.answers`: each line that is chosen has an answer of so many tokens."""
+
+    def answers(probes: object, lines: Sequence[SampledLine], defaults: object) -> ProbedAnswers:
+        return ProbedAnswers(
+            [ProbedAnswer(each, tokens, has_ended=True) for each in chosen_lines(lines)], seconds, True
+        )
+
+    return answers
+
+
+def test_some_lines_are_answered_where_nothing_is_known_of_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured()
-    path = source(tmp_path, 40, max_tokens=12, temperature=0.0)
+    path = source(tmp_path, temperature=0.0)
+    job = JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL)
+    at_most = told(path)[0]
+    monkeypatch.setattr(job_plan._Probes, "answers", as_probed(10, 0.0))
+    # What other jobs of the model say is less than what its own lines do, and runs of such a job say more.
+    keep_answers(DEFAULT_MODEL, replace(job, inputs=("other.jsonl",)), answers({30: 30}))
     time = run(path, None, dry_run=True, probe=True).planned_time
     assert time is not None
     assert (time.lengths_from, time.runs) == ("probe", 32)
+    assert 0.1 * at_most < time.seconds < 0.4 * at_most
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(path, None, dry_run=True, probe=True))
-    assert "Nothing but a sample was computed." in stream.getvalue()
     assert "with answers like those to 32 lines of it" in stream.getvalue()
-    # What other jobs of the model say is less than what its own lines do, and runs of such a job say more.
-    other = JobSpec(inputs=("other.jsonl",), output="-", model=DEFAULT_MODEL)
-    keep_answers(DEFAULT_MODEL, other, answers({10: 30}))
+    keep_answers(DEFAULT_MODEL, job, answers({10: 30}))
+    assert told(path)[3] == "same job"
     again = run(path, None, dry_run=True, probe=True).planned_time
     assert again is not None
-    assert again.lengths_from == "probe"
-    keep_answers(DEFAULT_MODEL, JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL), answers({10: 30}))
-    assert told(path)[3] == "same job"
+    assert again.lengths_from == "same job"
+
+
+def test_the_time_is_as_much_longer_as_the_probe_took_longer_than_its_steps_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured()
+    path, seconds = source(tmp_path), []
+    for took in (5.0, 10.0):
+        monkeypatch.setattr(job_plan._Probes, "answers", as_probed(10, took))
+        time = run(path, None, dry_run=True, probe=True).planned_time
+        assert time is not None
+        seconds.append(time.seconds)
+    assert seconds[1] == pytest.approx(2.0 * seconds[0], rel=0.15)
+
+
+def test_lines_that_cannot_be_answered_leave_what_else_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise EngineClosed("the device failed")
+
+    measured()
+    path = source(tmp_path)
+    monkeypatch.setattr(job_plan._Probes, "answers", fails)
+    time = run(path, None, dry_run=True, probe=True).planned_time
+    assert time is not None
+    assert time.lengths_from == "limits"
+    assert "the device failed" in caplog.text
+
+
+def test_the_real_model_answers_under_the_names_it_is_served_by(tmp_path: Path) -> None:
+    path = source(tmp_path, 6, max_tokens=4, model="gpt-4o")
+    choice = ModelChoice(model=DEFAULT_MODEL, served_model_names=("gpt-4o",))
+    lines = [
+        SampledLine(line, [SimulatedRequest(prompt_tokens=8, output_tokens=4)])
+        for line in (Line(number, None, "/v1/completions", json.loads(text)) for number, text in enumerate(path.open()))
+    ]
+    with job_plan._Probes(DEFAULT_MODEL, choice, lambda text: None) as probes:
+        probed = probes.answers(lines, SamplingParams(temperature=0.0))
+    assert len(probed.answers) == 6
+    assert probed.are_repeatable
 
 
 def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`batchwright plan`: what a run would compute and cost, before anything is computed or spent."""
+"""`batchwright plan`: what a run would compute and cost, before it does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from batchwright.cli.flags import set_parameters
 from batchwright.cli.run import io_option, run_command
 
 _PARAGRAPHS = (
-    "Say what `run` would compute, before anything is computed or spent.",
+    "Say what `run` would compute, before it does, and before anything is spent.",
     "Checks every line and says which would fail and why; counts the tokens of the prompts and the most that can be "
     "generated, lines that are identical, and what prompts have in common, which is computed once; with --backend, "
     "what it would cost, as requests and as the provider's batch; without, how long it would take on this machine, by "
-    "what earlier runs measured, or for the first time by a probe of some seconds. Takes the flags of `run`.",
+    "what earlier runs measured, or else by a probe of some seconds. Takes the flags of `run`.",
     "Example: batchwright plan reviews.csv --chat --prompt-template 'Is this review good? {review}'",
     "Exit status: 0 all lines can be computed, 3 some cannot, 2 bad usage.",
 )

@@ -27,15 +27,14 @@ _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
 
 
-def show_plan(console: Console, report: RunReport, *, is_paid: bool = False) -> None:
-    """Print what a dry run found. `is_paid`: an endpoint elsewhere computes the lines."""
+def show_plan(console: Console, report: RunReport, *, is_elsewhere: bool = False, model: str | None = None) -> None:
+    """Print what a dry run found. `is_elsewhere`: an endpoint computes the lines, which was asked for `model`."""
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
-    is_probed = report.planned_time is not None and report.planned_time.lengths_from == "probe"
+    nothing = "Nothing was sent." if is_elsewhere else "No result was written."
     console.print(
         f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
-        f"{about}{counted(report.prompt_tokens, 'prompt token')}. "
-        f"{'Nothing but a sample' if is_probed else 'Nothing'} was computed.",
+        f"{about}{counted(report.prompt_tokens, 'prompt token')}. {nothing}",
         highlight=False,
     )
     if report.planned_answers is not None:
@@ -49,12 +48,8 @@ def show_plan(console: Console, report: RunReport, *, is_paid: bool = False) -> 
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(text, highlight=False)
-    elif is_paid and report.failed < report.total:
-        console.print(
-            "What it would cost is not known: no table has the prices of this endpoint and model; give them"
-            " with --price or --prices.",
-            highlight=False,
-        )
+    elif is_elsewhere and report.failed < report.total:
+        console.print(_price_unknown(model), highlight=False, markup=False)
     for request in report.first_requests:
         name = f"line {request.line:,} ({request.custom_id})"
         console.print(
@@ -127,6 +122,13 @@ def _grow(tree: Tree, beginnings: Sequence[SharedBeginning]) -> None:
         text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
         text.append(" ".join(each.text.split())[:_SHOWN_OF_BEGINNING], style="dim")
         _grow(tree.add(text), each.inside)
+
+
+def _price_unknown(model: str | None) -> str:
+    told = "give prices with --price or --prices"
+    if model is None:
+        return f"What it would cost is not known: name the model with --model, or {told}."
+    return f"What it would cost is not known: no table has prices of {model} at this endpoint; if it is paid, {told}."
 
 
 def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:

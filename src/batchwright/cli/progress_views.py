@@ -114,10 +114,10 @@ class LogProgress:
 
 
 def _standing(progress: RunProgress, rate: float) -> str:
-    if not progress.total:
-        return ""
     if progress.detail is not None:
         return f": {progress.detail}"
+    if not progress.total:
+        return ""
     parts = [f"{progress.done:,} of {counted(progress.total, 'line')} done"]
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")

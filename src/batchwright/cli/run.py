@@ -130,7 +130,7 @@ _MESSAGES_TEMPLATE = (
 )
 _PROBE = (
     "For a dry run, to say how long the job takes: load the model and measure its steps, if none were measured on this "
-    "machine, and answer some lines, if nothing is known of answers to such lines; each for some seconds."
+    "machine, and answer some lines, if no run tells how long answers to such lines are; each for some seconds."
 )
 _REORDER = (
     "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "
@@ -323,7 +323,7 @@ def run_command(
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
         if dry_run:
-            show_plan(console, result, is_paid=backend is not None)
+            show_plan(console, result, is_elsewhere=backend is not None, model=model)
         else:
             _show(console, result)
     raise typer.Exit(SOME_FAILED if result.failed else 0)

@@ -75,10 +75,9 @@ def load_models(
 
 
 def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
-    """Load a generating model. Raises as `load_models`, and `InputError` for a model that generates nothing."""
+    """Load a generating model. Raises as `load_models`."""
     engine, _ = load_models(model, None, config, progress)
-    if engine is None:
-        raise InputError(f"{model} generates nothing")
+    assert engine is not None
     return engine
 
 
@@ -91,7 +90,7 @@ def measure_costs(engine: Engine, progress: Progress = lambda text: None) -> Kep
 
     progress("measuring what steps take, once")
     probe(engine)
-    if (measured := engine.keep_costs()) is None:
+    if (measured := engine.keep_costs(is_run=False)) is None:
         raise BatchwrightError("the probe measured too few steps: give --costs FILE, or run a job first")
     return measured
 

@@ -5,96 +5,192 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, EngineClosed
 from batchwright.inference.inference import Call, Inference, work_of
 from batchwright.jobs.earlier_answers import LikelyLengths
-from batchwright.jobs.lines import Line
-from batchwright.lines.forecast import LONGEST_COUNTED, AnswerLengths, AnswerTally, answer_limit
+from batchwright.jobs.planned_time import SampledLine
+from batchwright.lines.batch_line import token_count
+from batchwright.lines.forecast import AnswerLengths
 from batchwright.request import SamplingParams
+from batchwright.wire.identity import identity_of
 
+SECONDS = 5.0
+"""Most seconds of a probe."""
 _LINES = 32
-"""Most lines that are answered: enough for a mean within a sixth, few enough for seconds."""
-_SECONDS = 5.0
-_PREFIX = "probe-"
-"""Beginning of the ids of their requests."""
-_Z = 1.645
+"""Most lines that are answered: few enough for seconds."""
+_LEAST_ENDED = 4
+"""Answers that must have ended before anything is said of the others."""
+_LEAST_ALIKE = 8
+"""Answers with the same limit from which on they are looked at apart from others."""
+_NORMAL_QUANTILE = 1.645
 """Standard deviations of a normal variable within which it is in nine cases of ten."""
 _DRAWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedAnswers:
-    """Answers to some lines of a job, those that ended and those that the end of the probe cut off."""
+class ProbedAnswer:
+    """The answer to one line, as far as it came."""
 
-    answers: AnswerTally
-    running: Sequence[tuple[int, int]] = ()
-    """Tokens of each unfinished answer, and its limit."""
-    are_repeatable: bool = False
+    line: SampledLine
+    tokens: int
+    has_ended: bool
+    """By itself or by its limit; False: the end of the probe cut it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedAnswers:
+    """Answers to some lines of a job."""
+
+    answers: Sequence[ProbedAnswer]
+    seconds: float
+    """Time in which they were computed."""
+    are_repeatable: bool
     """Whether the same lines get the same answers in the job."""
-    lines: int = 0
-    """Lines that were asked."""
+
+    @property
+    def ended(self) -> int:
+        """Number of answers that have ended."""
+        return sum(each.has_ended for each in self.answers)
 
     def likely(self, limits: Mapping[int, int]) -> LikelyLengths | None:
-        """Return what they say of the answers to lines with these limits, each of so many; None if none ended."""
-        ended = sum(self.answers.ended) + sum(self.answers.cut)
-        if not ended or not limits:
-            return None
-        counts = [np.asarray(each, dtype=float) for each in (self.answers.ended, self.answers.cut)]
-        lengths = AnswerLengths(counts[0], counts[1], self.running, limits)
-        return LikelyLengths(lengths, self._error(lengths, limits, ended), "probe", self.lines)
+        """Return what they say of the answers to lines with these limits, each of so many; None if too few ended.
 
-    def _error(self, lengths: AnswerLengths, limits: Mapping[int, int], ended: int) -> float:
-        """The standard error of the mean, as that of a logarithm, for nine cases of ten.
-
-        The answers that were seen are part of a job that repeats them: only the others are uncertain. Of answers that
-        are drawn anew, about half of the variance is taken to be between lines, and half within each.
+        Lines that may have long answers mostly have other answers than those that may not, so limits of which there are
+        enough answers are looked at apart.
         """
-        drawn = np.array([lengths.drawn((place + 0.5) / _DRAWS) for place in range(_DRAWS)], dtype=float)
-        of_limits = [(np.minimum(drawn, limit), count) for limit, count in limits.items()]
-        total = sum(limits.values())
-        mean = sum(float(each.mean()) * count for each, count in of_limits) / total
-        square = sum(float((each**2).mean()) * count for each, count in of_limits) / total
-        variation = math.sqrt(max(0.0, square - mean**2)) / mean
-        known = 1.0 / max(ended, total) if self.are_repeatable else 0.0
-        return _Z * variation * math.sqrt(max(0.0, 1.0 / ended - known))
+        if self.ended < _LEAST_ENDED or not limits:
+            return None
+        alike = Counter(each.line.limit for each in self.answers if each.has_ended)
+        apart = {limit for limit in limits if alike[limit] >= _LEAST_ALIKE}
+        groups = [_Group.of(self.answers, {limit: limits[limit]}, limit) for limit in sorted(apart)]
+        if rest := {limit: count for limit, count in limits.items() if limit not in apart}:
+            groups.append(_Group.of(self.answers, rest, None))
+        by_limit = {limit: group.lengths for group in groups for limit in group.limits}
+        return LikelyLengths(groups[-1].lengths, self._error(groups), "probe", len(self.answers), by_limit)
+
+    def _error(self, groups: Sequence[_Group]) -> float:
+        """Half the width of the interval of nine in ten around the logarithm of the mean.
+
+        Answers that repeat are part of the job, so that only those to other lines are uncertain (the correction for
+        finite populations). Of the variance of answers that are drawn anew, half is taken to be between lines and half
+        within each, so that the answers to the same lines are as uncertain as those to others.
+        """
+        total = sum(group.tokens for group in groups)
+        variance = sum(
+            (group.tokens * group.variation) ** 2
+            * max(0.0, 1.0 / group.ended - (1.0 / group.lines if self.are_repeatable else 0.0))
+            for group in groups
+        )
+        # About Student's t; and one answer more could be unlike all others.
+        quantile = _NORMAL_QUANTILE * (1.0 + 1.3 / (self.ended - 1))
+        unseen = 0.0 if self.are_repeatable and self.ended >= sum(each.lines for each in groups) else 1.0
+        return max(quantile * math.sqrt(variance) / total, unseen / (self.ended + 1))
 
 
-def chosen_lines(lines: Sequence[Line]) -> list[Line]:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Lines whose answers are taken to be alike."""
+
+    lengths: AnswerLengths
+    limits: Mapping[int, int]
+    """Numbers of lines of the job by their limits."""
+    ended: int
+    """Answers that have ended, by which their lengths are known."""
+
+    @classmethod
+    def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int], limit: int | None) -> _Group:
+        """The group of lines with `limits`, by answers with one `limit`, or None: by all."""
+        answers = [each for each in answers if limit is None or each.line.limit == limit]
+        ended, cut, running = Counter[int](), Counter[int](), []
+        for each in answers:
+            if not each.has_ended:
+                running.append((each.tokens, each.line.limit))
+            else:
+                (cut if each.tokens >= each.line.limit else ended)[each.tokens] += 1
+        lengths = AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0)
+        return cls(lengths, limits, ended.total() + cut.total())
+
+    @property
+    def lines(self) -> int:
+        return sum(self.limits.values())
+
+    @property
+    def tokens(self) -> float:
+        """Expected tokens of all its answers."""
+        return max(1.0, self.lengths.mean) * self.lines
+
+    @property
+    def variation(self) -> float:
+        """Coefficient of variation of its answers."""
+        drawn = np.array([max(1, self.lengths.drawn((place + 0.5) / _DRAWS)) for place in range(_DRAWS)], dtype=float)
+        of_limits = [(np.minimum(drawn, limit), count) for limit, count in self.limits.items()]
+        mean = sum(float(each.mean()) * count for each, count in of_limits) / self.lines
+        square = sum(float((each**2).mean()) * count for each, count in of_limits) / self.lines
+        return math.sqrt(max(0.0, square - mean**2)) / mean
+
+
+def chosen_lines(lines: Sequence[SampledLine]) -> list[SampledLine]:
     """Return the lines that are answered, drawn from all."""
     return random.Random(0).sample(list(lines), min(_LINES, len(lines)))
 
 
 async def probe_answers(
-    inference: Inference, lines: Sequence[Line], defaults: SamplingParams | Mapping[str, Any], seconds: float = _SECONDS
+    inference: Inference, lines: Sequence[SampledLine], defaults: SamplingParams, seconds: float = SECONDS
 ) -> ProbedAnswers:
-    """Answer `lines`, and give up after `seconds` those that are not answered then. A line that fails tells nothing."""
+    """Answer `lines`, and cut off after `seconds` what is not answered then. A line that fails tells nothing.
+
+    Raises `EngineClosed` if what computes fails.
+    """
+    clock = asyncio.get_running_loop().time
     calls = [
-        Call(line.endpoint, line.body, f"{_PREFIX}{number}", "batch", defaults=defaults)
-        for number, line in enumerate(lines)
+        Call(each.line.endpoint, _single(each.line.body), f"probe-{number}-", "batch", defaults=defaults)
+        for number, each in enumerate(lines)
     ]
-    default = getattr(defaults, "max_tokens", LONGEST_COUNTED)
-    answers = AnswerTally()
 
-    async def answer(call: Call) -> None:
-        with suppress(BatchwrightError):
-            answers.count(await inference.answer(call), answer_limit(call.body, default))
+    async def answer(call: Call) -> int | None:
+        try:
+            return token_count(await inference.answer(call), "completion_tokens")
+        except EngineClosed:
+            raise
+        except BatchwrightError:
+            return None
 
+    began = clock()
     tasks = [asyncio.ensure_future(answer(call)) for call in calls]
-    running: Sequence[tuple[int, int]] = ()
+    answers = []
     try:
         await asyncio.wait(tasks, timeout=seconds)
-        work = await work_of(inference, _PREFIX)
-        running = () if work is None else work.running
+        took = clock() - began
+        for line, call, task in zip(lines, calls, tasks, strict=True):
+            if not task.done():
+                work = await work_of(inference, call.request_id)
+                if work is not None and work.running:
+                    answers.append(ProbedAnswer(line, work.running[0][0], has_ended=False))
+            elif (tokens := task.result()) is not None:
+                answers.append(ProbedAnswer(line, tokens, has_ended=True))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    given = [line.body.get("temperature", getattr(defaults, "temperature", None)) for line in lines]
-    return ProbedAnswers(answers, running, all(each == 0 for each in given), len(lines))
+    same = all(identity_of(each.line.endpoint, each.line.body, defaults) is not None for each in lines)
+    return ProbedAnswers(answers, took, same)
+
+
+def _single(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body of a request for one answer, where it asks for several."""
+    single = {name: value for name, value in body.items() if name not in ("n", "best_of")}
+    prompt = single.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        single["prompt"] = prompt[0]
+    return single
+
+
+def _counts(tokens: Counter[int]) -> list[int]:
+    return [tokens[each] for each in range(max(tokens, default=-1) + 1)]

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -39,8 +39,9 @@ _EXACT = 128
 """Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
 _WEIGHT = 100.0
 """Answers as which those of each run count."""
-LengthSource: TypeAlias = Literal["same job", "same templates", "earlier runs", "probe"]
-_FIRST_ERRORS: Mapping[LengthSource, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
+_RunSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
+LengthSource: TypeAlias = Literal[_RunSource, "probe"]
+_FIRST_ERRORS: Mapping[_RunSource, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
 """Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
 
 
@@ -86,9 +87,11 @@ class LikelyLengths:
     error: float
     """Logarithm of the factor within which their mean is true in nine cases of ten."""
     source: LengthSource
-    """What the runs have in common with the job; `probe`: there are none, but answers to some of its lines."""
+    """What the runs have in common with the job; `probe`: it is not known from runs, but from answers to some lines."""
     runs: int
     """Number of those runs, or of those lines."""
+    by_limit: Mapping[int, AnswerLengths] = field(default_factory=dict)
+    """Lengths of answers with a limit whose answers are not like all others."""
 
     @property
     def is_of_others(self) -> bool:
@@ -96,11 +99,11 @@ class LikelyLengths:
         return self.source == "earlier runs"
 
     def drawn(self, limit: int, luck: float, factor: float = 1.0) -> int:
-        """Return the tokens of an answer with a limit; `luck`, 0 to 1, chooses among those of earlier runs.
+        """Return the tokens of an answer with a limit; `luck`, 0 to 1, chooses among those that are known.
 
-        `factor`: by which all answers are longer than theirs were.
+        `factor`: by which all answers are longer than those were.
         """
-        return max(1, min(limit, round(factor * self.lengths.drawn(luck))))
+        return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(luck))))
 
 
 def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[int, int]) -> LikelyLengths | None:
@@ -109,7 +112,7 @@ def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[in
     Runs of the same job count alone where there are some, else those with the same templates, else all.
     """
     job, template = _hashes(spec)
-    likes: tuple[tuple[LengthSource, list[RunAnswers]], ...] = (
+    likes: tuple[tuple[_RunSource, list[RunAnswers]], ...] = (
         ("same job", [each for each in runs if job and each.job == job]),
         ("same templates", [each for each in runs if template and each.template == template]),
         ("earlier runs", list(runs)),

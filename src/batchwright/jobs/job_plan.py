@@ -1,4 +1,4 @@
-"""`JobPlan`: what a run of a job would compute, take and cost, found without computing anything."""
+"""`JobPlan`: what a run of a job would compute, take and cost, found without running it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchwright.clock import Clock
-from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS, EngineConfig
+from batchwright.engine_config import DEFAULT_MAX_NUM_SEQS
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_engine, measure_costs
-from batchwright.jobs.answer_probe import ProbedAnswers, chosen_lines, probe_answers
+from batchwright.jobs.answer_probe import SECONDS, ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import Capacity, Plan, plan
-from batchwright.jobs.earlier_answers import LikelyLengths, earlier_answers, likely_lengths
+from batchwright.jobs.earlier_answers import earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.identical_lines import find_repeats
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_run import RunProgress
-from batchwright.jobs.lines import Line
 from batchwright.jobs.loading import LoadedModels, ModelChoice
-from batchwright.jobs.planned_time import LineSample, PlannedTime, SampledJob
+from batchwright.jobs.planned_time import LineSample, PlannedTime, SampledJob, SampledLine
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
@@ -45,28 +44,29 @@ _MODEL_FAILURES = (BatchwrightError, OSError, ValueError, RuntimeError)
 class _Probes:
     """What is measured of a model for a plan; it is loaded when the first of it is."""
 
-    def __init__(self, model: str, config: EngineConfig, progress: Callable[[str], None]) -> None:
-        self._model, self._config, self._progress = model, config, progress
+    def __init__(self, model: str, choice: ModelChoice, progress: Callable[[str], None]) -> None:
+        self._model, self._choice, self._progress = model, choice, progress
         self._engine: Engine | None = None
 
     def costs(self) -> KeptCosts:
         """Measure what steps take. Raises as `load_engine` and `measure_costs`."""
         return measure_costs(self._loaded(), self._progress)
 
-    def answers(self, job: SampledJob, spec: JobSpec) -> LikelyLengths | None:
-        """Answer some lines for some seconds, to see how long their answers are; None if that says nothing.
+    def answers(self, lines: Sequence[SampledLine], defaults: SamplingParams) -> ProbedAnswers:
+        """Answer some of `lines` for some seconds, to see how long their answers are.
 
-        Raises as `load_engine`, and what an engine raises that fails.
+        Raises as `load_engine`, and `EngineClosed` if the engine fails.
         """
-        assert isinstance(spec.defaults, SamplingParams)
-        engine, lines = self._loaded(), chosen_lines(job.open_lines)
-        self._progress(f"answering {len(lines)} lines for some seconds, to see how long answers are")
-        probed = run_coroutine(self._answered(engine, lines, spec.defaults))
-        engine.keep_costs()
-        return probed.likely(job.limits)
+        engine, chosen = self._loaded(), chosen_lines(lines)
+        self._progress(f"answering some of its lines for {SECONDS:.0f} s, to see how long answers are")
+        engine.generate(["1"], SamplingParams(max_tokens=2))  # the first steps set up what later ones find
+        engine.core.scheduler.record.clear()
+        probed = run_coroutine(self._answered(engine, chosen, defaults))
+        engine.keep_costs(is_run=False)
+        return probed
 
-    async def _answered(self, engine: Engine, lines: Sequence[Line], defaults: SamplingParams) -> ProbedAnswers:
-        inference = LoadedModels(engine, None, owned=False).inference()
+    async def _answered(self, engine: Engine, lines: Sequence[SampledLine], defaults: SamplingParams) -> ProbedAnswers:
+        inference = self._choice.renamed(LoadedModels(engine, None, owned=False).inference())
         try:
             return await probe_answers(inference, lines, defaults)
         finally:
@@ -74,7 +74,7 @@ class _Probes:
 
     def _loaded(self) -> Engine:
         if self._engine is None:
-            self._engine = load_engine(self._model, self._config, self._progress)
+            self._engine = load_engine(self._model, self._choice.config, self._progress)
         return self._engine
 
     def __enter__(self) -> Self:
@@ -149,25 +149,31 @@ class JobPlan:
             return None
         shared = found.shared.shared_tokens if self.planned else found.shared.shared_in_input_order
         try:
-            with _Probes(model, self.choice.config, self._loading) as probes:
+            with _Probes(model, self.choice, self._loading) as probes:
                 kept = find_costs(model, self.choice.config)
                 if kept is None and self.probes:
                     kept = probes.costs()
                 if kept is None or (job := sample.job(kept, self.choice.config, self.spec, tokenizer.encode)) is None:
                     return None
                 likely = likely_lengths(earlier_answers(model), self.spec, job.limits)
+                probed = None
                 if self.probes and job.open_lines and (likely is None or likely.is_of_others):
-                    likely = self._answered(probes, job) or likely
-                    job = job.with_costs(find_costs(model, self.choice.config) or kept)
-            return job.time(likely, max(0, found.prompt_tokens - shared), planned=self.planned)
+                    probed = self._probed(probes, job)
         except _MODEL_FAILURES as error:
             _log.warning("how long the job takes is not known: %s", error)
             return None
+        pace = 1.0
+        if probed is not None:
+            job = job.with_costs(find_costs(model, self.choice.config) or kept)
+            likely = probed.likely(job.limits) or likely
+            pace = job.pace([(each.line, each.tokens) for each in probed.answers], probed.seconds)
+        return job.time(likely, max(0, found.prompt_tokens - shared), pace=pace, planned=self.planned)
 
-    def _answered(self, probes: _Probes, job: SampledJob) -> LikelyLengths | None:
-        """What answers to some lines say of the lengths of all; None if there are none."""
+    def _probed(self, probes: _Probes, job: SampledJob) -> ProbedAnswers | None:
+        """Answers to some lines; None if there are none."""
+        assert isinstance(self.spec.defaults, SamplingParams)
         try:
-            return probes.answers(job, self.spec)
+            return probes.answers(job.open_lines, self.spec.defaults)
         except _MODEL_FAILURES as error:
             _log.warning("no lines could be answered to see how long answers are: %s", error)
             return None

@@ -1,4 +1,4 @@
-"""Time that a job will take on this machine, told before anything is computed.
+"""Time that a job will take on this machine, told before it runs.
 
 A sample of its lines is simulated, as `batchwright simulate` does: with the scheduler of the engine, the order in which
 a run takes lines up, and the law of steps that earlier runs have measured. How long answers will be is what lines say
@@ -25,7 +25,7 @@ from batchwright.kept_costs import KeptCosts
 from batchwright.planning.intervals import covering_error
 from batchwright.request import SamplingParams
 from batchwright.scheduling.scheduler import Scheduler
-from batchwright.simulation.fleet import Fleet
+from batchwright.simulation.fleet import Fleet, simulate
 from batchwright.simulation.job_time import MOST_STEPPED, job_seconds
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.wire.requests import ENCODER_URLS
@@ -34,6 +34,8 @@ _SAMPLED, _SAMPLED_BYTES = 2048, 2**26
 """Most lines of a job that are simulated, and their bytes."""
 _FIRST_COST_ERROR = 0.2
 """Error of the law of steps that is assumed before enough runs have shown it."""
+_UNSURE_SECONDS = 0.5
+"""Seconds whose pace counts half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,26 @@ class PlannedTime:
     templates, or of any with the same model; `probe`: some of its lines were answered; `limits`: each was taken to be
     as long as its line allows."""
     runs: int
-    """Number of earlier runs whose answers were looked at, or of lines that were answered."""
+    """Number of earlier runs whose answers were looked at; of a probe: of lines that were answered, or in part."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLine:
+    """A line as an engine would compute it."""
+
+    line: Line
+    requests: Sequence[SimulatedRequest]
+    """One for each of its answers, each as long as it allows. At least one."""
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of its first answer."""
+        return self.requests[0].limit
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it does not say how long its answers will be."""
+        return any(each.expected_tokens is None for each in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,39 +80,65 @@ class SampledJob:
 
     fleet: Fleet
     """The engine, with what its steps take."""
-    requests: Sequence[SimulatedRequest]
-    """What the lines are, each as long as it allows. At least one."""
-    open_lines: Sequence[Line]
-    """Those lines that do not say how long their answers will be."""
+    lines: Sequence[SampledLine]
+    """At least one."""
     total: int
     """Requests of the whole job."""
     cost_error: float
     """Logarithm of the factor within which the time of all steps is true in nine cases of ten."""
 
     @property
+    def open_lines(self) -> list[SampledLine]:
+        """Those lines that do not say how long their answers will be."""
+        return [each for each in self.lines if each.is_open]
+
+    @property
     def limits(self) -> Counter[int]:
         """Limits of the requests of `open_lines`."""
-        return Counter(each.limit for each in self.requests if each.expected_tokens is None)
+        return Counter(each.limit for line in self.lines for each in line.requests if each.expected_tokens is None)
 
     def with_costs(self, kept: KeptCosts) -> SampledJob:
         """The same job by what is known now of what steps take."""
         fleet = replace(self.fleet, costs=kept.costs)
         return replace(self, fleet=fleet, cost_error=_cost_error(kept))
 
-    def time(self, likely: LikelyLengths | None, prompt_tokens: float, *, planned: bool = True) -> PlannedTime:
+    def pace(self, answered: Sequence[tuple[SampledLine, int]], seconds: float) -> float:
+        """Return how long an engine took for answers, over what its steps should have taken for them.
+
+        `answered`: lines, each of which got one answer of so many tokens; `seconds`: the time that all took. It holds
+        what the law of steps lacks, such as drafts, and how fast the machine is now.
+        """
+        requests = [
+            replace(line.requests[0], output_tokens=tokens, max_tokens=line.limit)
+            for line, tokens in answered
+            if tokens
+        ]
+        told = simulate(self.fleet, [], requests).seconds
+        if not requests or told <= 0.0 or seconds <= 0.0:
+            return 1.0
+        # The shorter the time, the less it says.
+        return float((seconds / told) ** (seconds / (seconds + _UNSURE_SECONDS)))
+
+    def time(
+        self, likely: LikelyLengths | None, prompt_tokens: float, *, pace: float = 1.0, planned: bool = True
+    ) -> PlannedTime:
         """Return the time of all lines.
 
         `likely`: what is known of the answers to `open_lines`; `prompt_tokens`: those of all prompts that are not found
-        in a cache; `planned`: whether lines are taken up in the planner's order.
+        in a cache; `pace`: as `pace` returns it; `planned`: whether lines are taken up in the planner's order.
         """
+        requests = [each for line in self.lines for each in line.requests]
 
         def seconds(error: float, most_stepped: int = MOST_STEPPED // 4) -> float:
-            drawn = _with_lengths(self.requests, likely, math.exp(error))
-            return job_seconds(self.fleet, drawn, self.total, prompt_tokens, planned=planned, most_stepped=most_stepped)
+            drawn = _with_lengths(requests, likely, math.exp(error))
+            return pace * job_seconds(
+                self.fleet, drawn, self.total, prompt_tokens, planned=planned, most_stepped=most_stepped
+            )
 
+        is_open = any(line.is_open for line in self.lines)
         told = seconds(0.0, MOST_STEPPED)
         least = most = told
-        if not self.open_lines:
+        if not is_open:
             likely = None
         elif likely is not None:
             least, most = min(told, seconds(-likely.error)), max(told, seconds(likely.error))
@@ -100,7 +147,7 @@ class SampledJob:
         return PlannedTime(
             told,
             (_beyond(told, least, -self.cost_error), _beyond(told, most, self.cost_error)),
-            "lines" if not self.open_lines else "limits" if likely is None else likely.source,
+            "lines" if not is_open else "limits" if likely is None else likely.source,
             0 if likely is None else likely.runs,
         )
 
@@ -134,17 +181,15 @@ class LineSample:
         assert isinstance(spec.defaults, SamplingParams)
         fleet = Fleet(1, kept.facts.sizes(config), config, kept.costs, seed=None)
         scheduler = fleet.sizes.scheduler(config)
-        requests: list[SimulatedRequest] = []
-        open_lines = []
-        for line in (lines := self._sample.items):
-            of_line = _computable(line, spec.defaults, encode, scheduler, fleet.sizes.max_model_len)
-            requests += of_line
-            if any(each.expected_tokens is None for each in of_line):
-                open_lines.append(line)
-        if not requests or not self.is_usable:
+        found = []
+        for line in (sampled := self._sample.items):
+            if requests := _computable(line, spec.defaults, encode, scheduler, fleet.sizes.max_model_len):
+                found.append(SampledLine(line, requests))
+        if not found or not self.is_usable:
             return None
-        total = max(len(requests), round(len(requests) * self._sample.seen / len(lines)))
-        return SampledJob(fleet, requests, open_lines, total, _cost_error(kept))
+        count = sum(len(each.requests) for each in found)
+        total = max(count, round(count * self._sample.seen / len(sampled)))
+        return SampledJob(fleet, found, total, _cost_error(kept))
 
 
 def _cost_error(kept: KeptCosts) -> float:

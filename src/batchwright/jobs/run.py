@@ -170,9 +170,10 @@ def run(
     - `retry_invalid`: asks a line again, so many times at most, whose answer was to be JSON and is none, as when it was
       cut by `max_tokens`: with twice the tokens, and with the next seed if it has one. Where that does not help, the
       `finish_reason` of the last answer is `"invalid_json"`.
-    - `dry_run`: computes and writes nothing. The report then has the lines that would fail, the tokens of all prompts
-      and the first requests as they would be sent; `output` may be left out. With `probe`, a model whose steps were
-      never measured on this machine is loaded and measured for some seconds, to tell how long the job takes.
+    - `dry_run`: writes no result. The report then has the lines that would fail, the tokens of all prompts and the
+      first requests as they would be sent; `output` may be left out. With `probe`, a model on this machine is loaded
+      for some seconds to tell how long the job takes: its steps are measured if they never were, and some lines are
+      answered if no run tells how long answers to such lines are.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.

@@ -36,11 +36,18 @@ class AnswerLengths:
     """Estimated distribution of the numbers of tokens that answers would have without limits, and have with them."""
 
     def __init__(
-        self, ended: _Counted, cut: _Counted, running: Sequence[tuple[int, int]], limits: Mapping[int, int]
+        self,
+        ended: _Counted,
+        cut: _Counted,
+        running: Sequence[tuple[int, int]],
+        limits: Mapping[int, int],
+        *,
+        prior: float = 0.5,
     ) -> None:
         """`ended` and `cut`: how many answers ended by themselves, and by their limit, with each number of tokens (by
         index). `running`: tokens of each unfinished answer so far, and its limit. `limits`: how many lines have each
-        limit.
+        limit. `prior`: weight, as a number of answers, of the possibility that answers go on beyond the longest that
+        ended, before any was seen to.
         """
         self._limits = limits
         cap = max((*limits, *(limit for _, limit in running), len(ended), len(cut), 1))
@@ -53,8 +60,8 @@ class AnswerLengths:
         at_risk = np.cumsum(seen[::-1])[::-1]
         survival = np.cumprod(1.0 - np.divide(ends, at_risk, out=np.zeros_like(ends), where=at_risk > 0))
         # Beyond the longest that was seen, answers end at the mean rate. Before any ended, most reach their limit.
-        rate = (float(ends.sum()) + 0.5) / (float(np.dot(np.arange(top + 1), seen)) + 0.5 * cap)
-        last = survival[-1] if survival[-1] > 0 else 0.5 / max(1.0, float(at_risk[0]))
+        rate = (float(ends.sum()) + prior) / max(1.0, float(np.dot(np.arange(top + 1), seen)) + prior * cap)
+        last = survival[-1] if survival[-1] > 0 else prior / max(1.0, float(at_risk[0]))
         tail = last * np.exp(-rate * np.arange(1, max(0, cap - top) + 1))
         self._survival: _Array = np.concatenate([np.maximum(survival, last), tail, [0.0]])
         """Probability that an answer has more than so many tokens, by index."""
