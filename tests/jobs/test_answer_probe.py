@@ -125,6 +125,10 @@ def test_limits_are_looked_at_apart() -> None:
     assert mean(told, 8) == 2.0
     assert mean(told, 1000) == pytest.approx(446, rel=0.05)
     assert told.drawn(50, 0.5) <= 50, "of a limit that none of them had"
+    # Of too few with a limit, others tell, and little.
+    few = likely(answers([2] * 20, 8) + answers([60] * 4, 1000, has_ended=False), {8: 900, 1000: 100})
+    assert mean(few, 1000) > mean(few, 8)
+    assert few.error > 0.3
 
 
 @pytest.mark.parametrize("repeats", [False, True])

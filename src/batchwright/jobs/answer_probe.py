@@ -68,10 +68,10 @@ class ProbedAnswers:
         if self.ended < _LEAST_ENDED or not limits:
             return None
         alike = Counter(each.line.limit for each in self.answers if each.has_ended)
-        apart = {limit for limit in limits if alike[limit] >= _LEAST_ALIKE}
-        groups = [_Group.of(self.answers, {limit: limits[limit]}, limit) for limit in sorted(apart)]
+        apart = sorted(limit for limit in limits if alike[limit] >= _LEAST_ALIKE)
+        groups = [_Group.of(self.answers, {limit: limits[limit]}) for limit in apart]
         if rest := {limit: count for limit, count in limits.items() if limit not in apart}:
-            groups.append(_Group.of(self.answers, rest, None))
+            groups.append(_Group.of(self.answers, rest))
         by_limit = {limit: group.lengths for group in groups for limit in group.limits}
         return LikelyLengths(groups[-1].lengths, self._error(groups), "probe", len(self.answers), by_limit)
 
@@ -102,20 +102,20 @@ class _Group:
     limits: Mapping[int, int]
     """Numbers of lines of the job by their limits."""
     ended: int
-    """Answers that have ended, by which their lengths are known."""
+    """Answers to such lines that have ended, by which their lengths are known; at least 1."""
 
     @classmethod
-    def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int], limit: int | None) -> _Group:
-        """The group of lines with `limits`, by answers with one `limit`, or None: by all."""
-        answers = [each for each in answers if limit is None or each.line.limit == limit]
+    def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int]) -> _Group:
+        """The group of lines with `limits`, by the answers to such lines, or by all where too few of these ended."""
+        alike = [each for each in answers if each.line.limit in limits]
+        known = sum(each.has_ended for each in alike)
         ended, cut, running = Counter[int](), Counter[int](), []
-        for each in answers:
+        for each in alike if known >= _LEAST_ENDED else answers:
             if not each.has_ended:
                 running.append((each.tokens, each.line.limit))
             else:
                 (cut if each.tokens >= each.line.limit else ended)[each.tokens] += 1
-        lengths = AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0)
-        return cls(lengths, limits, ended.total() + cut.total())
+        return cls(AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0), limits, max(1, known))
 
     @property
     def lines(self) -> int:
@@ -171,7 +171,7 @@ async def probe_answers(
         for line, call, task in zip(lines, calls, tasks, strict=True):
             if not task.done():
                 work = await work_of(inference, call.request_id)
-                if work is not None and work.running:
+                if work is not None and work.running and work.running[0][0]:
                     answers.append(ProbedAnswer(line, work.running[0][0], has_ended=False))
             elif (tokens := task.result()) is not None:
                 answers.append(ProbedAnswer(line, tokens, has_ended=True))
