@@ -275,6 +275,14 @@ def test_help_and_version_need_no_torch() -> None:
     assert batchwright("--version").stdout.startswith(b"batchwright 0")
 
 
+def test_a_key_of_a_further_endpoint_that_is_missing_is_told_with_its_flag(source: Path, tmp_path: Path) -> None:
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--backend", "http://127.0.0.1:9/v1"]
+    also = "http://127.0.0.1:8/v1 NO_SUCH_KEY"
+    result = CliRunner().invoke(app, [*arguments, "--also", also])
+    assert result.exit_code != 0
+    assert f"--also {also!r}: NO_SUCH_KEY: there is no such environment" in f"{result.output}{result.exception}"
+
+
 @pytest.mark.parametrize("also", ["", "  ", "http://127.0.0.1:9/v1 KEY OTHER"])
 def test_a_further_endpoint_that_is_none_is_told(source: Path, tmp_path: Path, also: str) -> None:
     arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--backend", "http://127.0.0.1:9/v1"]

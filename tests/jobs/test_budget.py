@@ -129,9 +129,14 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:
         assert told.startswith("the budget of $0.50 is spent: $0.")
         assert f"for {done} of {LINES} lines" in told
         assert "a larger --budget goes on" in told
-        assert json.loads((tmp_path / "report.json").read_text())["spending"]["budget"] == 0.5
+        written = json.loads((tmp_path / "report.json").read_text())
+        assert written["spending"]["budget"] == 0.5
         # All that was paid is in the output: the lines under way were finished.
         assert endpoint.charged == done
+        # What waited for money was not sent.
+        assert (
+            sum(each["sent"] for each in json.loads((tmp_path / "report.json").read_text())["pacing"].values()) == done
+        )
         # With the same budget there is nothing to be had.
         with pytest.raises(BudgetExhausted, match=f"for {done} of {LINES} lines"):
             run(source, output, budget="0.50", **options)

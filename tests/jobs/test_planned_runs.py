@@ -83,6 +83,25 @@ def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) ->
     }
 
 
+def test_a_plan_leaves_to_an_endpoint_what_models_here_do_not_support(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:," + "A" * 999}}]
+    image = {"id": "image", "messages": [{"role": "user", "content": parts}]}
+    other = {"id": "other", "model": "other", "messages": [{"role": "user", "content": "Hello"}]}
+    source = write(tmp_path / "in.jsonl", [image, other, {"id": "empty", "messages": []}])
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    report = run(source, None, defaults={"max_tokens": 10}, **options)
+    assert [(each.code, each.lines) for each in report.failures if each.code == "model_not_found"] == [
+        ("model_not_found", [2])
+    ], "as the run does"
+    assert (report.total, report.failed) == (3, 2)
+    assert report.prompt_tokens < 10, "without the image"
+    assert report.planned_answers is not None
+    assert report.planned_answers.at_most == 10
+    unbounded = run(source, None, **options)
+    assert unbounded.planned_answers is not None
+    assert unbounded.planned_answers.at_most is None
+
+
 def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [*few_shot(40, 4), {"id": "bad"}])
     report = run(source, None, model=FakeEngine(slots=8), dry_run=True, defaults={"max_tokens": 10})  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from batchwright.cli.report_views import failures_table, fields_in_common
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchwright.jobs.dry_run import AnswersPlanned
     from batchwright.jobs.planned_time import PlannedTime
     from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
     from batchwright.jobs.report import RunReport
@@ -37,8 +36,8 @@ def show_plan(console: Console, report: RunReport, *, is_elsewhere: bool = False
         f"{about}{counted(report.prompt_tokens, 'prompt token')}. {nothing}",
         highlight=False,
     )
-    if report.planned_answers is not None:
-        console.print(_work_planned(report.planned_answers), highlight=False)
+    if (answers := report.planned_answers) is not None and answers.at_most is not None:
+        console.print(_work_planned(answers.at_most, answers.kv_tokens), highlight=False)
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
@@ -70,10 +69,10 @@ def _shortened(text: str) -> str:
     return f"{text[:_SHOWN_OF_TEXT]} [… {left_out:,} characters …] {text[-_SHOWN_OF_TEXT:]}"
 
 
-def _work_planned(answers: AnswersPlanned) -> str:
-    text = f"At most {counted(answers.at_most, 'token')} are generated"
-    if answers.kv_tokens:
-        text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
+def _work_planned(tokens: int, kv_tokens: int | None) -> str:
+    text = f"At most {counted(tokens, 'token')} are generated"
+    if kv_tokens:
+        text += f"; prompts and answers take at most {kv_tokens:,} tokens of the KV cache at a time"
     return f"{text}."
 
 

@@ -351,7 +351,10 @@ def _also(text: str, dialect: str | None) -> tuple[str, EndpointKey]:
         raise InputError(
             f"--also {text!r}: must be an address, and the name of the variable with its key if it has one"
         )
-    return address, find_key(address, dialect_for(dialect, address), os.environ, variable=next(iter(names), None))
+    try:
+        return address, find_key(address, dialect_for(dialect, address), os.environ, variable=next(iter(names), None))
+    except InputError as error:
+        raise InputError(f"--also {text!r}: {str(error).removeprefix('api_key_env').removeprefix('=')}") from None
 
 
 def _template(text: str | None, *, escapes: bool = True) -> str | None:

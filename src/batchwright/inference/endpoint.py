@@ -427,11 +427,25 @@ class EndpointInference(Route):
         if self._meter is None:
             return self._client.send(path, body, turn.heard)
 
+        return self._paid(self._meter, call, path, fields, body, turn)
+
+    async def _paid(
+        self, meter: Meter, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn
+    ) -> dict[str, Any]:
+        is_sent = False
+
         async def send() -> dict[str, Any]:
+            nonlocal is_sent
             self._require_open(call)  # the money may have come after the last request
+            is_sent = True
             return await self._client.send(path, body, turn.heard)
 
-        return metered_answer(self._meter, call, fields, len(body), send)
+        try:
+            return await metered_answer(meter, call, fields, len(body), send)
+        except BaseException:
+            if not is_sent:
+                turn.withdraw()
+            raise
 
     def _streamed(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn

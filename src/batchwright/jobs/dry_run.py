@@ -15,7 +15,7 @@ from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
-from batchwright.lines.forecast import answer_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
 from batchwright.planning.identical import Repeats
 from batchwright.request import Prompt
 from batchwright.wire.requests import ENCODER_URLS
@@ -45,8 +45,8 @@ class PlannedRequest:
 class AnswersPlanned:
     """What a job would generate, and hold at once."""
 
-    at_most: int
-    """Tokens of all answers, if each has as many as its line allows."""
+    at_most: int | None
+    """Tokens of all answers, if each has as many as its line allows; None if some line allows any number."""
     kv_tokens: int | None
     """Tokens of prompts and answers in the KV cache at most, if the longest are computed together; None if they are
     computed elsewhere."""
@@ -87,7 +87,7 @@ def plan(
     add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
     repeats: Repeats | None = None,
     *,
-    limit: int,
+    limit: int | None,
     capacity: Capacity | None = None,
     sample: LineSample | None = None,
 ) -> Plan:
@@ -96,7 +96,7 @@ def plan(
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
     `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those
     that ask the same, by `repeats`, the first. `sample` gets the same lines. `limit`: the most tokens of an answer to a
-    line that does not say.
+    line that does not say; None: any number.
     """
     return _Planner(job, tokenizer, check, add_cost, repeats, limit, capacity, sample).plan()
 
@@ -111,7 +111,7 @@ class _Planner:
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
         add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
         repeats: Repeats | None,
-        limit: int,
+        limit: int | None,
         capacity: Capacity | None,
         sample: LineSample | None,
     ) -> None:
@@ -122,6 +122,7 @@ class _Planner:
         self._first: list[PlannedRequest] = []
         self._asked: set[int] = set()
         self._valid = self._identical = self._tokens = self._saved = self._longest = self._answers = 0
+        self._is_bounded = True
         self._survey = PromptSurvey()
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
@@ -148,7 +149,9 @@ class _Planner:
             self._saved,
             self._longest,
             self._first,
-            AnswersPlanned(self._answers, held if held is None or known is None else min(held, known)),
+            AnswersPlanned(
+                self._answers if self._is_bounded else None, held if held is None or known is None else min(held, known)
+            ),
             self._survey.result(self._tokens, known, self._texts_of),
         )
 
@@ -189,7 +192,8 @@ class _Planner:
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
-        limit = answer_limit(line.body, self._limit)
+        limit = answer_limit(line.body, self._limit or LONGEST_COUNTED)
+        self._is_bounded &= self._limit is not None or answer_limit(line.body, 0) > 0
         for count in counts:
             self._answers += limit
             if self._capacity is not None:

@@ -9,7 +9,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, ModelNotFound
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import Line
 from batchwright.jobs.sink import Sink
@@ -45,8 +45,9 @@ def find_repeats(
 ) -> Repeats:
     """The lines of `job` that ask the same as others, found by reading all of its input.
 
-    `model` is the name for lines that name none. `check` raises `InvalidRequest` for a body that cannot be computed,
-    which gets no answer of another; None: whoever computes decides. Raises `InputError` if the input is damaged.
+    `model` is the name for lines that name none. `check` raises `InvalidRequest` or `ModelNotFound` for a body that
+    cannot be computed, which gets no answer of another; None: whoever computes decides. Raises `InputError` if the
+    input is damaged.
     """
     found = _repeats_among(job, defaults, model, lambda line: True)
     if check is None or not len(found):
@@ -58,7 +59,7 @@ def find_repeats(
             return False
         try:
             check(line.endpoint, line.body)
-        except InvalidRequest:
+        except (InvalidRequest, ModelNotFound):
             return False
         return True
 

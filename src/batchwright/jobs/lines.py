@@ -30,6 +30,7 @@ from batchwright.wire.requests import (
     filled,
     read_embeddings,
     read_generation,
+    text_of_sent,
     texts_of_response,
 )
 from batchwright.wire.text_responses import chat_of_response, named_in_response
@@ -93,7 +94,12 @@ def check_sent_body(
         require_sizes(body)
         return sent_inputs(endpoint, body)
     if dialect.name == OPENAI.name:
-        return check_body(endpoint, body, defaults)
+        try:
+            return check_body(endpoint, body, defaults)
+        except InvalidRequest as error:
+            if not error.code.startswith("unsupported"):
+                raise
+            return [text_of_sent(body)]  # an endpoint may well support what models here do not
     require_sizes(body)
     sent = dialect.body(endpoint, filled(endpoint, body, defaults))
     return [[*([{"content": sent["system"]}] if "system" in sent else []), *sent["messages"]]]

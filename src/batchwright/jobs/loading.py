@@ -12,6 +12,7 @@ from batchwright.errors import EngineClosed, InputError
 from batchwright.inference.batches.provider import BatchProvider
 from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
 from batchwright.inference.batches.times import duration_seconds
+from batchwright.inference.calls import chosen_model
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
@@ -34,7 +35,7 @@ from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import OPENAI, Dialect
-from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, ENCODER_URLS, PAIR_URLS
+from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, ENCODER_URLS, PAIR_URLS, read_model
 
 Via: TypeAlias = Literal["live", "batch", "auto"]
 
@@ -193,11 +194,16 @@ class ModelChoice:
     def prompts_of(
         self, endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]
     ) -> Sequence[Prompt]:
-        """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
+        """The prompts in a body, after a check of what can be checked here.
+
+        Raises `InvalidRequest`, or `ModelNotFound` for a body that names another model than the one of the job.
+        """
         if self.backend is None:
             if not self._serves(endpoint):
                 raise not_served(endpoint)
             return check_body(endpoint, body, defaults)
+        if self.model is not None:
+            chosen_model(read_model(body), self.served_model_names or (self.model,))
         return check_sent_body(self.dialect, endpoint, body, defaults)
 
     def _serves(self, endpoint: str) -> bool:

@@ -278,6 +278,12 @@ class JobLoop:
                 f"{reason}, for {self._retries.longest / 60:.0f} minutes now. Finished lines are kept: run the same "
                 "command again when that has changed"
             )
+        since = self._executor.failing_since
+        if since is not None and self._clock.now() - since > self._retries.longest:
+            raise RunFailed(
+                f"no line was answered for {self._retries.longest / 60:.0f} minutes now: {self._executor.why_pausing}. "
+                "Finished lines are kept: run the same command again when that has changed"
+            )
 
     def _fill(self) -> bool:
         """Start as many lines as there is room for. False if other tasks should have a turn before that is done."""

@@ -68,6 +68,12 @@ class LineExecutor(Generic[_Line]):
         self.cancelled = 0
         """Lines whose task somebody else cancelled while they were under way, such as at the end of the event loop."""
         self._successes = 0
+        self._in_vain = 0
+        """Failures of lines since one succeeded."""
+        self._failing_since = 0.0
+        """Time of the first of them."""
+        self._alone = asyncio.Lock()
+        """Held by the one line that is tried again while all fail."""
         self._with_model = 0
         self.tried_again = 0
 
@@ -92,6 +98,16 @@ class LineExecutor(Generic[_Line]):
         return sum(task not in self._pausing for task in self._tasks)
 
     @property
+    def all_fail(self) -> bool:
+        """Whether so many lines failed, and none succeeded in between, that only one at a time is tried again."""
+        return self._in_vain >= self._retries.most_in_vain
+
+    @property
+    def failing_since(self) -> float | None:
+        """Time since which all lines fail; None if they do not."""
+        return self._failing_since if self.all_fail else None
+
+    @property
     def why_pausing(self) -> str | None:
         """Numbers of lines that wait for money, or to be tried again, and the error of the latest; None: none does."""
         failures = [error for error in self._pausing.values() if not isinstance(error, WaitsForBudget)]
@@ -100,7 +116,8 @@ class LineExecutor(Generic[_Line]):
         if failures:
             latest = " ".join(str(failures[-1]).split())
             latest = latest if len(latest) <= _SHOWN else latest[: _SHOWN - 1] + "…"
-            parts.append(f"{len(failures):,} to be tried again{LATEST}{latest}")
+            how = ", one at a time as all fail" if self.all_fail else ""
+            parts.append(f"{len(failures):,} to be tried again{how}{LATEST}{latest}")
         return ", ".join(parts) or None
 
     def start(self, line: _Line) -> None:
@@ -169,24 +186,42 @@ class LineExecutor(Generic[_Line]):
             call = self._call_of(line, lambda error: self._pauses(task, error))
         except Exception as error:
             return error
-        failures = None
+        failures, delay = None, 0.0
         while True:
             try:
-                return await self._try(call, task)
+                return await (self._try(call, task) if failures is None else self._try_again(call, task, delay))
             except Exception as error:
                 if nobody_computes(error) or not passing(error):
                     if not isinstance(error, (BatchwrightError, TimeoutError)):
                         _log.exception("%s failed", call.request_id)
                     return error
+                self._note_failure()
                 failures = failures or Failures()
                 if not failures.may_go_on(self._retries, self._clock.now(), self._successes):
                     return error
                 retry_after = getattr(error, "retry_after", None)
                 delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
                 self._pauses(task, error)
-            self.tried_again += 1
-            await asyncio.sleep(delay)
-            self._pauses(task, None)
+
+    def _note_failure(self) -> None:
+        if not self._in_vain:
+            self._failing_since = self._clock.now()
+        self._in_vain += 1
+
+    async def _try_again(self, call: Call, task: _Task, delay: float) -> dict[str, Any]:
+        """Try a line that failed again, `delay` seconds after it may be its turn."""
+        if self.all_fail:
+            async with self._alone:
+                if self.all_fail:
+                    await asyncio.sleep(delay)
+                    return await self._try_now(call, task)
+        await asyncio.sleep(delay)
+        return await self._try_now(call, task)
+
+    async def _try_now(self, call: Call, task: _Task) -> dict[str, Any]:
+        self.tried_again += 1
+        self._pauses(task, None)
+        return await self._try(call, task)
 
     async def _try(self, call: Call, task: _Task) -> dict[str, Any]:
         self._with_model += 1
@@ -201,6 +236,7 @@ class LineExecutor(Generic[_Line]):
             self._with_model -= 1
             self._timeouts.end(task)
         self._successes += 1
+        self._in_vain = 0
         return body
 
 

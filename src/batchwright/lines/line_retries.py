@@ -39,6 +39,9 @@ class RetryPolicy:
     """Time from the first failure of a line after which another failure is final."""
     first_delay: float = 0.5
     longest_delay: float = 60.0
+    most_in_vain: int = 100
+    """Failures of all lines in a row from which on only one line at a time is tried again, until one succeeds: what
+    fails all of them is not to get many times the requests of the job."""
 
     def delay(self, failures: int, retry_after: float | None, draw: random.Random) -> float:
         """Seconds until the next try, after `failures` (≥ 1) failures in a row."""

@@ -283,6 +283,18 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def text_of_sent(body: Mapping[str, Any]) -> str:
+    """Return the text of the prompt in a body for chats or completions, without what is no text, such as images."""
+    messages = body.get("messages")
+    if messages is None:
+        return str(body.get("prompt", ""))
+    texts = []
+    for message in _items(messages):
+        content = message.get("content") if isinstance(message, Mapping) else message
+        texts += [part.get("text") if isinstance(part, Mapping) else part for part in _items(content)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
 def wants_stream(body: Mapping[str, Any]) -> bool:
     """Return whether the answer is to be streamed. Raises `InvalidRequest`."""
     return flag("stream", body.get("stream"))
