@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from batchwright.errors import InputError, InvalidRequest, ResumeRefused
+from batchwright.errors import EndpointError, InputError, InvalidRequest, ResumeRefused, RunFailed
 from batchwright.inference.inference import Call
-from batchwright.jobs import loading
+from batchwright.jobs import loading, loop
 from batchwright.jobs.job_run import RunInterrupted, RunProgress
 from batchwright.jobs.run import run
+from batchwright.lines.line_retries import RetryPolicy
 from batchwright.request import SamplingParams
 
 from .fakes import by_id, codes, fake
@@ -39,6 +40,22 @@ class Faulty(Answering):
 
 NEVER = InvalidRequest("no such thing", code="bad")
 TIMEOUT = TimeoutError("too slow")
+
+
+def test_a_run_ends_when_all_lines_fail_for_long_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{index}", "id": f"p{index}"} for index in range(300)))
+    policy = RetryPolicy(first_delay=0.0, longest_delay=0.0, longest=0.2, most_in_vain=5)
+    monkeypatch.setattr(loop, "RetryPolicy", lambda: policy)
+    down = EndpointError("http://x/v1 answered 500: oops", status=500)
+    with pytest.raises(RunFailed, match=r"no line was answered for .*answered 500: oops.*run the same command again"):
+        run(source, tmp_path / "out.jsonl", inference=Faulty({f"p{index}": down for index in range(300)}))
+    left = len(by_id(tmp_path / "out.jsonl"))
+    assert left < 300
+    again = Faulty({})
+    assert run(source, tmp_path / "out.jsonl", inference=again).done == 300
+    assert len(again.asked) == 300 - left
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.jsonl.gz"])

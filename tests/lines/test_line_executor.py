@@ -75,7 +75,7 @@ async def _all_fail() -> None:
     assert inference.most_inside == 1
     assert executor.all_fail
     assert executor.failing_since == 5.0
-    assert f"{LINES} to be tried again, one at a time as all fail, the last after: down" in (executor.why_pausing or "")
+    assert " to be tried again, one at a time as all fail, the last after: down" in (executor.why_pausing or "")
     inference.mended.set()
     inference.most_inside = 0
     await until(lambda: not executor)

@@ -278,7 +278,9 @@ class JobLoop:
                 f"{reason}, for {self._retries.longest / 60:.0f} minutes now. Finished lines are kept: run the same "
                 "command again when that has changed"
             )
-        since = self._executor.failing_since
+        # A few that are left at the end fail by themselves, when each has been tried for so long.
+        is_few = self._exhausted and not self._order and self.tally.succeeded > 0
+        since = None if is_few else self._executor.failing_since
         if since is not None and self._clock.now() - since > self._retries.longest:
             raise RunFailed(
                 f"no line was answered for {self._retries.longest / 60:.0f} minutes now: {self._executor.why_pausing}. "
