@@ -26,8 +26,18 @@ _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
 
 
-def show_plan(console: Console, report: RunReport, *, is_elsewhere: bool = False, model: str | None = None) -> None:
-    """Print what a dry run found. `is_elsewhere`: an endpoint computes the lines, which was asked for `model`."""
+def show_plan(
+    console: Console,
+    report: RunReport,
+    *,
+    is_elsewhere: bool = False,
+    model: str | None = None,
+    budget: float | None = None,
+) -> None:
+    """Print what a dry run found.
+
+    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars.
+    """
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
@@ -47,6 +57,12 @@ def show_plan(console: Console, report: RunReport, *, is_elsewhere: bool = False
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(text, highlight=False)
+        if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
+            console.print(
+                f"The budget of {money(budget)} is less than all lines may cost at most: what has no place in it is "
+                "left, and a larger one goes on with it.",
+                highlight=False,
+            )
     elif is_elsewhere and report.failed < report.total:
         console.print(_price_unknown(model), highlight=False, markup=False)
     for request in report.first_requests:

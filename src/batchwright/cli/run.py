@@ -323,7 +323,13 @@ def run_command(
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
         if dry_run:
-            show_plan(console, result, is_elsewhere=backend is not None, model=model)
+            show_plan(
+                console,
+                result,
+                is_elsewhere=backend is not None,
+                model=model,
+                budget=None if budget is None else float(budget),
+            )
         else:
             _show(console, result)
     raise typer.Exit(SOME_FAILED if result.failed else 0)
