@@ -58,6 +58,8 @@ class FoundRate:
         """When the first request was sent."""
         self._emptied = float("-inf")
         """When the endpoint last refused, or the end of a long pause that it named then."""
+        self.speed = 1.0
+        """Times the pace at which requests go."""
         self.weight = 1.0
         """Amounts of all processes together for each of this one."""
         self._accepted = 0.0
@@ -174,4 +176,4 @@ class FoundRate:
         quiet = min(now - self.until, _LONGEST_DOUBT)
         believed = min(_LONGEST_BELIEVED, max(_BELIEVED, _BELIEVED_AMOUNTS / self.rate))
         doubted: float = 2.0 ** (max(0.0, quiet - believed) / _DOUBLES)
-        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted
+        return self.speed * self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted

@@ -26,6 +26,7 @@ from batchwright.pacing.found_sliding_window import FoundSlidingWindow
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.random_refusals import TRIAL_SPEED, RandomRefusals
 from batchwright.pacing.rise_limit import RiseLimit
 from batchwright.pacing.sharing import PERIOD, Note, Sharing
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
@@ -113,6 +114,7 @@ class Pacer:
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
+        self._random = RandomRefusals()
         self._windows = (FoundWindow(), FoundSlidingWindow())
         self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
@@ -218,6 +220,8 @@ class Pacer:
     ) -> None:
         """Learn from an answer, its usage (None: it has none) and the limits that it states."""
         self._end(attempt)
+        self._random.accepted()
+        self._judge_refusals()
         self._answers.elapse(max(0.0, now - self._answered_at))
         self._answers.add()
         self._answered_at = now
@@ -263,6 +267,9 @@ class Pacer:
         self._forgive(attempt, now)
         self._rise.withdrawn(attempt.at)
         explained = self._observe(attempt, stated, now, refused=True)
+        if explained is None:
+            self._random.refused(now)
+            self._judge_refusals()
         if explained is not None:
             self._withdraw_amount(attempt)
             if attempt.at > self._refused_at:
@@ -281,6 +288,11 @@ class Pacer:
             self._block(now + max(retry_after or 0.0, _PAUSE))
             return
         self._refused_at = now
+        if (self._random.holds or self._random.is_on_trial) and cause != "rise":
+            self._withdraw_amount(attempt)
+            if self._random.holds:
+                self._refused_at_random(attempt)
+            return
         if cause == "rise":
             self._most_answered = 0.0
             self._rise.refused(now, retry_after)
@@ -426,8 +438,7 @@ class Pacer:
                 self._overturn()
             self._refused_under_way.clear()
             self._suspicions = 0
-            self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
-            self.sharing.measured_rate()
+            self._find_rate(attempt, now, retry_after, named)
             return
         if self._cap is None and self._found.rate is None and attempt.at_once > self.sharing.count:
             self._cap = ConcurrencyCap(attempt.at_once - 1)
@@ -457,10 +468,37 @@ class Pacer:
             self._overturn()
             self._refused_under_way.clear()
         else:
-            self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
-            self.sharing.measured_rate()
+            self._find_rate(attempt, now, retry_after, named)
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _find_rate(self, attempt: Attempt, now: float, retry_after: float | None, named: Sequence[StatedLimit]) -> None:
+        self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
+        # Beside limits that are stated, and of processes of which each sees a part, a rate may fall for other reasons.
+        is_alone = not self._stated and not self.sharing.has_others
+        if is_alone and self._found.rate is not None and self._found.is_measured:
+            self._random.found(self._found.rate, now)
+        self._judge_refusals()
+        self.sharing.measured_rate()
+
+    def _refused_at_random(self, attempt: Attempt) -> None:
+        """Learn what a refusal that says nothing about a rate says about the number of requests at once."""
+        if self._cap is not None:
+            if attempt.at_once > self._cap.value:
+                self._cap.refused(attempt.at_once)
+            return
+        self._refused_under_way.append(attempt.at_once)
+        if self._is_number_to_blame():
+            self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
+            self._refused_under_way.clear()
+        else:
+            self.search.overloaded(attempt.epoch)  # as by an endpoint that is too busy
+
+    def _judge_refusals(self) -> None:
+        """Forget a rate that was found from refusals which come at random, or go faster to find out."""
+        if self._random.holds and self._found.rate is not None:
+            self._found = FoundRate()
+        self._found.speed = TRIAL_SPEED if self._random.is_on_trial else 1.0
 
     def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
         """Return whether a window was known, or now is, that explains a refusal."""
@@ -491,6 +529,7 @@ class Pacer:
 
     def _overturn(self) -> None:
         """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
+        self._random.forget()
         self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
 
     def _is_number_to_blame(self) -> bool:
