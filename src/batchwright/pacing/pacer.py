@@ -49,6 +49,8 @@ _AFTER_REFUSAL = 10.0
 """Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
 _LONG_NAMED = 10.0
 """Seconds of a pause that a refusal names which show that no number at once is to blame."""
+_LEAST_KEPT = 1.0
+"""Seconds from which on a pause is kept that a refusal names which comes at random."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _RECENT = 10.0
@@ -290,6 +292,8 @@ class Pacer:
         self._refused_at = now
         if (self._random.holds or self._random.is_on_trial) and cause != "rise":
             self._withdraw_amount(attempt)
+            if retry_after is not None and retry_after >= _LEAST_KEPT:
+                self._block(now + retry_after)
             if self._random.holds:
                 self._refused_at_random(attempt)
             return
