@@ -59,8 +59,8 @@ def show_plan(
             console.print(text, highlight=False)
         if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
             console.print(
-                f"The budget of {money(budget)} is less than all lines may cost at most: what has no place in it is "
-                "left, and a larger one goes on with it.",
+                f"The budget of {money(budget)} is less than all lines may cost at most: a run may end before the "
+                "last line, and goes on with a larger one.",
                 highlight=False,
             )
     elif is_elsewhere and report.failed < report.total:

@@ -95,7 +95,7 @@ class LikelyLengths:
 
     @property
     def is_of_others(self) -> bool:
-        """Whether nothing is known of answers to such lines, but of those to others."""
+        """Whether it is known from jobs of any kind, none of which was like this one."""
         return self.source == "earlier runs"
 
     def drawn(self, limit: int, luck: float, factor: float = 1.0) -> int:

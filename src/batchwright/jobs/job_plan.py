@@ -86,7 +86,7 @@ class _Probes:
 
 @dataclass
 class JobPlan:
-    """A job that is not computed, as `run` with `dry_run` describes it."""
+    """A job that is not run, as `run` with `dry_run` describes it."""
 
     spec: JobSpec
     clock: Clock
@@ -101,7 +101,7 @@ class JobPlan:
     """Whether the model is loaded to measure its steps and the lengths of answers, as far as they are not known."""
 
     def report(self) -> RunReport:
-        """The report of a run that computes nothing."""
+        """The report of a run that writes no result."""
         self.spec.check()
         # A stream as output keeps no state.
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)

@@ -59,7 +59,7 @@ class FoundRate:
         self._emptied = float("-inf")
         """When the endpoint last refused, or the end of a long pause that it named then."""
         self.speed = 1.0
-        """Times the pace at which requests go."""
+        """Factor of the pace, for a trial whether the rate is a limit."""
         self.weight = 1.0
         """Amounts of all processes together for each of this one."""
         self._accepted = 0.0

@@ -269,9 +269,6 @@ class Pacer:
         self._forgive(attempt, now)
         self._rise.withdrawn(attempt.at)
         explained = self._observe(attempt, stated, now, refused=True)
-        if explained is None:
-            self._random.refused(now)
-            self._judge_refusals()
         if explained is not None:
             self._withdraw_amount(attempt)
             if attempt.at > self._refused_at:
@@ -280,6 +277,8 @@ class Pacer:
                 pause = _PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
                 self._block(now + max(min(explained, pause), retry_after or 0.0))
             return
+        self._random.refused(now)
+        self._judge_refusals()
         if attempt.at <= self._refused_at:
             # It was under way with another one that was refused: one event.
             self._withdraw_amount(attempt)

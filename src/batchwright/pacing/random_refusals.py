@@ -2,8 +2,9 @@
 
 An endpoint that many share refuses some requests for want of capacity, with the status of a rate limit. A rate that is
 found from such refusals falls without end: each says that less is accepted than was thought, and going slower makes
-none of them rarer. So where a rate has fallen far, requests go at twice the rate for a moment. At a limit about half of
-them are refused then; if it is only few, the refusals come at random, and say nothing about a rate until they are many.
+none of them rarer. So where a rate has fallen far, requests go at twice the rate for a moment. At a limit a third of
+them and more are refused then; if it is only few, refusals come at random, and say nothing about a rate until they are
+many.
 """
 
 from __future__ import annotations

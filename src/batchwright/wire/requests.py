@@ -276,11 +276,8 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
     if body.get("input") is None and body.get("prompt") is None:
         raise InvalidRequest("input is missing", param="input", code="missing_required_parameter")
     require_response_now(body)
-    texts = [body.get("instructions")]
-    for item in _items(body.get("input")):
-        content = item.get("content") if isinstance(item, Mapping) else item
-        texts += [part.get("text") if isinstance(part, Mapping) else part for part in _items(content)]
-    return [text for text in texts if isinstance(text, str)]
+    instructions = body.get("instructions")
+    return [*([instructions] if isinstance(instructions, str) else []), *_texts_in(body.get("input"))]
 
 
 def text_of_sent(body: Mapping[str, Any]) -> str:
@@ -288,11 +285,16 @@ def text_of_sent(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     if messages is None:
         return str(body.get("prompt", ""))
+    return "\n".join(_texts_in(messages))
+
+
+def _texts_in(messages: object) -> list[str]:
+    """The texts of messages, or of the items of a response's input, of whatever form."""
     texts = []
     for message in _items(messages):
         content = message.get("content") if isinstance(message, Mapping) else message
         texts += [part.get("text") if isinstance(part, Mapping) else part for part in _items(content)]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return [text for text in texts if isinstance(text, str)]
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
