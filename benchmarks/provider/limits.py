@@ -21,6 +21,7 @@ Nothing here has a clock: `now` is the number of seconds since the provider bega
 from __future__ import annotations
 
 import math
+import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from benchmarks.provider.amounts import Charge, Quantity, Schedule, Usage, durat
 
 MINUTE = 60.0
 DAY = 86_400.0
+AT_RANDOM = "capacity"
+"""Name of the limit that refuses requests at random."""
 _SLACK = 1e-9
 
 
@@ -313,6 +316,36 @@ class Concurrency(Limit):
         return math.inf
 
 
+class AtRandom(Limit):
+    """A share of requests that is refused for want of capacity, whatever their rate, as others use it up."""
+
+    code = "engine_overloaded"
+
+    def __init__(self, share: float, *, seconds: float = 0.5, seed: int = 1) -> None:
+        """`seconds`: after which a refused request is told to come again."""
+        super().__init__(AT_RANDOM, Quantity.REQUESTS, stated=False)
+        self._share, self._seconds = share, seconds
+        self._draw = random.Random(seed)
+
+    def seconds_until(self, now: float, amount: float) -> float:
+        return self._seconds if self._draw.random() < self._share else 0.0
+
+    def take(self, now: float, amount: float) -> None:
+        pass
+
+    def limit(self, now: float) -> float:
+        return math.inf
+
+    def remaining(self, now: float) -> float:
+        return math.inf
+
+    def reset(self, now: float) -> float:
+        return 0.0
+
+    def most(self, until: float) -> float:
+        return math.inf
+
+
 class Slope(Limit):
     """How fast usage rises: a window admits at most `growth` times what the largest of those before it did.
 
@@ -399,8 +432,9 @@ class Limits:
     def foreseen(self) -> Limits:
         """These limits for who knows all answers: what counts as it comes is counted on arrival, so none runs up debt.
 
-        The estimates must then hold what the answers take.
+        The estimates must then hold what the answers take. Nor is anything refused at random.
         """
+        self.limits = tuple(limit for limit in self.limits if not isinstance(limit, AtRandom))
         for limit in self.limits:
             if limit.charge is Charge.ACTUAL:
                 limit.charge = Charge.ESTIMATE
@@ -420,7 +454,7 @@ class Limits:
         elif self._count_refused:
             self._count(now, estimate)
             # What the refusal took has to be waited for too.
-            return self.refusal(now, estimate)
+            return self.refusal(now, estimate) or refusal
         return refusal
 
     def refusal(self, now: float, estimate: Usage) -> Refusal | None:
@@ -438,7 +472,7 @@ class Limits:
 
     def _count(self, now: float, estimate: Usage) -> None:
         for limit in self.limits:
-            if limit.quantity is Quantity.REQUESTS and not isinstance(limit, Concurrency | Slope):
+            if limit.quantity is Quantity.REQUESTS and not isinstance(limit, AtRandom | Concurrency | Slope):
                 limit.take(now, min(estimate.requests, limit.remaining(now)))
 
     def settle(self, now: float, estimate: Usage, actual: Usage) -> None:
@@ -470,6 +504,8 @@ def _message(limit: Limit, now: float, estimate: Usage, seconds: float | None) -
         return f"Too many requests under way ({limit.name})."
     if isinstance(limit, Slope):
         return "Your rate of requests rises too fast. Slow down."
+    if isinstance(limit, AtRandom):
+        return "The engine is currently overloaded, please try again later."
     asked, allowed = estimate.amount(limit.quantity), limit.limit(now)
     if seconds is not None and math.isinf(seconds):
         return f"Request too large on {limit.name}: Limit {allowed:.0f}, Requested {asked:.0f}."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.provider.jobs import Job
 from benchmarks.provider.ledger import REFUSED, Entry, Ledger, answered_by
+from benchmarks.provider.limits import AT_RANDOM
 
 _WINDOW = 10.0
 """Seconds over which a rate is taken."""
@@ -30,7 +31,7 @@ class Measures:
     makespan: float | None
     """Seconds until the last line was answered over the clairvoyant client's; None if some were not answered."""
     refused_per_thousand: float
-    """Refusals by a limit for each 1,000 requests."""
+    """Refusals by a limit for each 1,000 requests; none of those that come at random."""
     to_rate: float | None
     """Seconds until 90% of the clairvoyant client's rate of admissions; None: never."""
     paid_twice: int
@@ -47,7 +48,7 @@ def measure(job: Job, ledger: Ledger, written: int) -> Measures:
     delivered = sum(entry.tokens for entry in first.values() if (entry.ended or 0.0) <= job.until)
     wanted = sum(job.tokens_of_lines)
     whole = len(first) == len(job.lines)
-    refused = ledger.refused
+    refused = [entry for entry in ledger.refused if entry.limit != AT_RANDOM]
     return Measures(
         lines=len(job.lines),
         answered=len(first),

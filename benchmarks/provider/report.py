@@ -22,8 +22,8 @@ Python {python}; {side} clients side by side, each with a provider of its own. W
 All figures come from the provider's own record of its requests. The clairvoyant client knows all limits and all \
 answers beforehand, and sends each request in the moment in which it is admitted. Share: of the tokens that it has \
 when it is done, those that the client had by then (fixed, sliding: by the end of that window). Makespan: seconds \
-until the last line is answered, over its own. 429s: refusals for each 1,000 requests. To the rate: seconds until \
-90% of its admissions, over 10 s. Paid twice: payments for lines whose answer had been sent already. Not answered: \
+until the last line is answered, over its own. 429s: refusals for each 1,000 requests, without those at random. To the \
+rate: seconds until 90% of its admissions, over 10 s. Paid twice: payments for lines whose answer had been sent already. Not answered: \
 lines without an answer in the client's output."""
 
 _SWEPT_INTRODUCTION = """\

@@ -11,7 +11,16 @@ from typing import Literal
 
 from benchmarks.provider.amounts import Charge, Quantity, Schedule
 from benchmarks.provider.answers import Fault, Law
-from benchmarks.provider.limits import Concurrency, FixedWindow, Limits, SlidingWindow, Slope, TokenBucket, per_second
+from benchmarks.provider.limits import (
+    AtRandom,
+    Concurrency,
+    FixedWindow,
+    Limits,
+    SlidingWindow,
+    Slope,
+    TokenBucket,
+    per_second,
+)
 
 Headers = Literal["openai", "anthropic"]
 
@@ -87,6 +96,10 @@ def _concurrency() -> Limits:
     return Limits(Concurrency("requests under way", 16))
 
 
+def _crowded() -> Limits:
+    return Limits(AtRandom(0.05), TokenBucket("requests per minute", Quantity.REQUESTS, 600, burst=5))
+
+
 def _slope() -> Limits:
     return Limits(
         TokenBucket("requests per minute", Quantity.REQUESTS, 900, burst=5),
@@ -110,6 +123,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "concurrency": Scenario("16 requests under way", _concurrency, Told(concurrency=16)),
     "slope": Scenario("usage may rise by half in 5 s", _slope, Told(rpm=900)),
     "drift": Scenario("halved after 60 s, doubled after 120 s", _drift, Told(rpm=900), seconds=170.0),
+    "crowded": Scenario("requests per minute, and 5% refused at random", _crowded, Told(rpm=600)),
     "errors": Scenario(
         "5% of each fault",
         _rpm,

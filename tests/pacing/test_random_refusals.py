@@ -2,88 +2,120 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 
 import pytest
 from benchmarks.provider.amounts import Quantity
-from benchmarks.provider.limits import Limit, Limits
+from benchmarks.provider.limits import AtRandom, Concurrency, Limit, Limits, TokenBucket
 
 from batchwright.pacing.random_refusals import RandomRefusals
 
-from .simulation import Says, simulate, works
+from .simulation import Says, allowed, simulate, works
+
+REQUESTS = Quantity.REQUESTS
 
 
-class AtRandom(Limit):
-    """Refuses a share of requests."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__("capacity", Quantity.REQUESTS, stated=False)
-        self._share = share
-        self._draw = random.Random(1)
-
-    def seconds_until(self, now: float, amount: float) -> float:
-        return 0.5 if self._draw.random() < self._share else 0.0
-
-    def take(self, now: float, amount: float) -> None:
-        pass
-
-    def limit(self, now: float) -> float:
-        return 1e9
-
-    remaining = limit
-
-    def reset(self, now: float) -> float:
-        return 0.0
-
-    def most(self, until: float) -> float:
-        return 1e9
-
-
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
-def test_they_do_not_slow_a_job_down(share: float) -> None:
+@pytest.mark.parametrize("says", [Says(), Says(retry_after=True)], ids=["silent", "retry-after"])
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1])
+def test_they_do_not_slow_a_job_down(share: float, says: Says) -> None:
     free, refused = (
-        len(simulate(Limits(AtRandom(each)), works(0), seconds=300.0, says=Says(), most=60).admitted)
+        len(simulate(Limits(AtRandom(each)), works(0), seconds=600.0, says=says, most=60).admitted)
         for each in (0.0, share)
     )
-    assert refused >= 0.6 * free
+    assert refused >= 0.75 * free
 
 
-def falling(refusals: RandomRefusals) -> None:
-    for number in range(10):
-        for _ in range(20):
-            refusals.accepted()
-        refusals.refused(float(number))
-        refusals.found(10.0 * 0.9**number, float(number))
-        if refusals.is_on_trial:
-            return
+HEADERS = Says(headers="openai", retry_after=True)
 
 
-def test_a_trial_tells_them_from_a_limit() -> None:
-    at_limit, at_random = RandomRefusals(), RandomRefusals()
-    for each in (at_limit, at_random):
-        falling(each)
-        assert each.is_on_trial
-        assert not each.holds
-    for _ in range(10):
-        at_limit.accepted()
-        at_limit.refused(20.0)
-    assert not at_limit.is_on_trial
-    assert not at_limit.holds
-    falling(at_limit)
-    assert not at_limit.is_on_trial, "it is believed for some minutes"
-    for _ in range(16):
-        at_random.accepted()
-    assert at_random.holds
-    for _ in range(30):
-        at_random.refused(30.0)
-    assert not at_random.holds, "most are refused now"
+@pytest.mark.parametrize(
+    ("limit", "says", "share", "least"),
+    [
+        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.02, 0.9),
+        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.05, 0.9),
+        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.05, 0.95),
+        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.1, 0.9),
+        (lambda: Concurrency("requests under way", 16), Says(), 0.05, 0.85),
+        (lambda: Concurrency("requests under way", 16), Says(), 0.1, 0.8),
+    ],
+)
+def test_a_limit_is_found_beside_them(limit: Callable[[], Limit], says: Says, share: float, least: float) -> None:
+    measured = simulate(Limits(AtRandom(share), limit()), works(0), seconds=600.0, says=says)
+    all_of_it = allowed(Limits(limit()), works(0), REQUESTS, seconds=600.0, requests=9000)
+    assert measured.charged(REQUESTS) >= least * all_of_it
+    assert measured.refused_per_thousand <= 1000.0 * share + 80.0
 
 
-def test_a_rate_that_stays_is_none_of_them() -> None:
+def send(refusals: RandomRefusals, requests: int, *, is_below: bool = True) -> int:
+    return [refusals.sent(is_below=is_below) for _ in range(requests)][-1]
+
+
+def suspected(refusals: RandomRefusals, every: int = 20) -> float:
+    """Refuse every so many requests until some are taken for refused at random, and return when that was."""
+    for seconds in range(10, 1000, 10):
+        if refusals.refused(send(refusals, every), float(seconds), is_below=True, is_beside=False):
+            return float(seconds)
+    raise AssertionError(f"no refusal of one in {every} requests is taken for one at random")
+
+
+def test_their_share_is_that_of_requests_below_the_limit() -> None:
     refusals = RandomRefusals()
-    for number in range(200):
-        for _ in range(100):
-            refusals.accepted()
-        refusals.refused(float(number))
-        refusals.found(10.0 + number % 3, float(number))
-        assert not refusals.is_on_trial
+    suspected(refusals)
+    assert refusals.share == pytest.approx(1 / 20, rel=0.1)
+    send(refusals, 3000)
+    assert refusals.share == 0.0, "hardly any were refused of late"
+
+
+def test_those_above_the_limit_are_no_evidence() -> None:
+    refusals = RandomRefusals()
+    for second in range(100):
+        send(refusals, 100)
+        number = send(refusals, 1, is_below=False)
+        assert not refusals.refused(number, float(second), is_below=False, is_beside=False)
+    assert refusals.share == 0.0
+
+
+def test_as_many_as_are_expected_are_absorbed() -> None:
+    refusals = RandomRefusals()
+    suspected(refusals)
+    refusals.begin_trial(1.0, 0)
+    assert [refusals.absorbs() for _ in range(5)] == [True, True, True, False, True]
+    send(refusals, 150)
+    assert sum(refusals.absorbs() for _ in range(20)) == 8 + 3 * 3, "no more are saved than eight"
+
+
+def test_a_limit_that_is_found_again_is_believed() -> None:
+    refusals = RandomRefusals()
+    now = suspected(refusals)
+    refusals.found(8.0, 0, now)
+    assert refusals.begin_trial(4.0, 0) == 8.0, "the search begins where the rate was before it fell"
+    for rate in (9.0, 6.0, 4.1):
+        refusals.found(rate, 0, now)
+    assert refusals.share == 0.0
+    for seconds in range(290):
+        number = send(refusals, 20)
+        assert not refusals.refused(number, now + seconds, is_below=True, is_beside=False)
+    assert suspected_after(refusals, now + 300.0)
+
+
+def suspected_after(refusals: RandomRefusals, now: float) -> bool:
+    return any(
+        refusals.refused(send(refusals, 20), now + seconds, is_below=True, is_beside=False) for seconds in range(30)
+    )
+
+
+def test_one_that_was_far_from_the_limit_is_confirmed() -> None:
+    refusals = RandomRefusals()
+    now = suspected(refusals)
+    refusals.begin_trial(4.0, 0)
+    for rate in (9.0, 8.0, 7.0, 4.0):
+        refusals.found(rate, 0, now)
+    assert refusals.share > 0.0
+
+
+def test_those_that_follow_one_another_end_with_a_window() -> None:
+    refusals = RandomRefusals()
+    for second in range(100):
+        number = send(refusals, 10 if second % 2 else 1)
+        assert not (refusals.refused(number, float(second), is_below=True, is_beside=False) and second > 40)
+    assert refusals.share == 0.0

@@ -180,6 +180,11 @@ class ConcurrencyCap:
         self._left = float(value)
         self._probing = False
 
+    @property
+    def is_below(self) -> bool:
+        """Whether as many were accepted before as are let through now."""
+        return not self._probing and self._accepted >= self.value / 2.0
+
     def succeeded(self, epoch: int, under_way: int, *, weight: float = 1.0, may_probe: bool = True) -> None:
         """Learn from an answer to a request that was sent when `under_way` requests were, itself included.
 

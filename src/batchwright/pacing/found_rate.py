@@ -40,6 +40,10 @@ _WINDOW = 5.0
 """Seconds of a pause that a refusal names from which on it is taken for the rest of a window."""
 _SURGE, _MORE_SURGE, _MOST_SURGE = 6.0, 2.0, 24.0
 """Times the rate at which the next window is used: at first, more after each window that was used so, and at most."""
+_BELOW = 40.0
+"""Amounts after a refusal that go below the limit, as more was left out in the pause than the pace is above it."""
+_SETTLED = 0.4
+"""Share of a rate that must be accepted until the next refusal for it to be the rate of a limit."""
 _SURE = 0.95
 """Share of what a window admitted that is used so in the next one."""
 _KEEP = 0.5
@@ -47,10 +51,10 @@ _KEEP = 0.5
 
 
 class FoundRate:
-    """Pace at which an endpoint accepts requests, once it has refused some."""
+    """Pace at which an endpoint accepts requests, once it has refused some. `first`: where the search for it begins."""
 
-    def __init__(self) -> None:
-        self.rate: float | None = None
+    def __init__(self, first: float | None = None) -> None:
+        self.rate = first
         """Amounts a second that the endpoint admits; None: nothing was refused."""
         self.until = float("-inf")
         """End of the pause after a refusal."""
@@ -58,8 +62,6 @@ class FoundRate:
         """When the first request was sent."""
         self._emptied = float("-inf")
         """When the endpoint last refused, or the end of a long pause that it named then."""
-        self.speed = 1.0
-        """Factor of the pace, for a trial whether the rate is a limit."""
         self.weight = 1.0
         """Amounts of all processes together for each of this one."""
         self._accepted = 0.0
@@ -73,12 +75,19 @@ class FoundRate:
         self._seconds = 0.0
         self._refusals = 0
         """Refusals in a row, nothing being accepted between them."""
+        self._is_settled = False
+        """Whether about as much was accepted since the refusal before the last one as at the rate found then."""
         self._pace = Pace()
 
     @property
     def is_measured(self) -> bool:
         """Whether anything was accepted between two refusals; until then the rate is a guess."""
         return self._amounts > 0.0
+
+    @property
+    def is_below(self) -> bool:
+        """Whether less than the rate went since the last refusal, so that no limit would refuse the next request."""
+        return self._is_settled and self._refusals <= 1 and self._stock <= 0.0 and self._quiet <= _BELOW
 
     @property
     def is_in_window(self) -> bool:
@@ -110,15 +119,17 @@ class FoundRate:
         # A pause that is long ends with a window: what was accepted before it had all of that time.
         ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
         self._take_stock(is_window=named >= _WINDOW)
-        if self.rate is None:
-            self.rate = guess
+        if self.rate is None or self._refusals == 0:
+            self.rate = guess if self.rate is None else self._raised(now) / 2.0
             if named >= _WINDOW and self._accepted > 0.0:
                 self._amounts, self._seconds = self._accepted, max(ends - self._began, 1e-3)
                 self.rate = self._amounts / self._seconds
             self._refusals = 1
         else:
             self._amounts += self._accepted
-            self._seconds += max(ends - self._emptied, 1e-3)
+            seconds = max(ends - self._emptied, 1e-3)
+            self._seconds += seconds
+            self._is_settled = self._accepted > _SETTLED * self.rate * seconds
             if self._accepted > 0.0:
                 self.rate = max(self._amounts, 0.5) / self._seconds
                 self._amounts *= _KEEP
@@ -167,7 +178,8 @@ class FoundRate:
         """Return the pace: the rate, and more the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
-            doubled: float = 2.0 ** (min(now - self.until, _LONGEST_DOUBT) / _SEARCHED_SECONDS)
+            since = max(0.0, now - max(self.until, self._began))
+            doubled: float = 2.0 ** (min(since, _LONGEST_DOUBT) / _SEARCHED_SECONDS)
             return self.rate * max(1.0 + self._accepted / _SEARCHED, doubled)
         if self._stock > 0.0:
             return self.rate * self._surge
@@ -176,4 +188,4 @@ class FoundRate:
         quiet = min(now - self.until, _LONGEST_DOUBT)
         believed = min(_LONGEST_BELIEVED, max(_BELIEVED, _BELIEVED_AMOUNTS / self.rate))
         doubted: float = 2.0 ** (max(0.0, quiet - believed) / _DOUBLES)
-        return self.speed * self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted
+        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted

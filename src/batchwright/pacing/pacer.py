@@ -26,7 +26,7 @@ from batchwright.pacing.found_sliding_window import FoundSlidingWindow
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
-from batchwright.pacing.random_refusals import TRIAL_SPEED, RandomRefusals
+from batchwright.pacing.random_refusals import RandomRefusals
 from batchwright.pacing.rise_limit import RiseLimit
 from batchwright.pacing.sharing import PERIOD, Note, Sharing
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
@@ -49,10 +49,10 @@ _AFTER_REFUSAL = 10.0
 """Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
 _LONG_NAMED = 10.0
 """Seconds of a pause that a refusal names which show that no number at once is to blame."""
-_LEAST_KEPT = 1.0
-"""Seconds from which on a pause is kept that a refusal names which comes at random."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
+_FEWER = 2
+"""Requests fewer than a known number at once that are surely not too many."""
 _RECENT = 10.0
 _RAMP = 1.0
 """Seconds in which the number of requests at once may double where a rate limit bounds them anyway."""
@@ -91,6 +91,10 @@ class Attempt:
     epoch: int
     cap_epoch: int
     told: Sequence[tuple[SlidingWindow, Counted]]
+    is_below: bool
+    """Whether it was sent below the limits that refusals have shown."""
+    number: int
+    """Of all requests, in the order in which they were sent."""
     stated: dict[_StatedKey, Sent] = field(default_factory=dict)
     ended: bool = False
 
@@ -191,6 +195,8 @@ class Pacer:
         self._mean_input = keep * self._mean_input + (1.0 - keep) * use.input_tokens
         amount = 0.5 + 0.5 * tokens / max(self.sharing.mean_size(self._mean_tokens), 1.0)
         self._sent_amount += amount
+        is_below = self._found.is_below or (self._cap is not None and self._cap.is_below)
+        number = self._random.sent(is_below=is_below)
         self._found.begin(amount, now)
         for found in self._windows:
             found.begin(now)
@@ -205,6 +211,8 @@ class Pacer:
             self.search.epoch,
             0 if self._cap is None else self._cap.epoch,
             [(window, window.begin(use, now)) for window in self._told],
+            is_below,
+            number,
             {key: budget.begin(use, now) for key, budget in self._stated.items()},
         )
         if self._found.rate is None:
@@ -222,8 +230,6 @@ class Pacer:
     ) -> None:
         """Learn from an answer, its usage (None: it has none) and the limits that it states."""
         self._end(attempt)
-        self._random.accepted()
-        self._judge_refusals()
         self._answers.elapse(max(0.0, now - self._answered_at))
         self._answers.add()
         self._answered_at = now
@@ -277,10 +283,9 @@ class Pacer:
                 pause = _PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
                 self._block(now + max(min(explained, pause), retry_after or 0.0))
             return
-        self._random.refused(now)
-        self._judge_refusals()
         if attempt.at <= self._refused_at:
             # It was under way with another one that was refused: one event.
+            self._random.withdrawn(is_below=attempt.is_below)
             self._withdraw_amount(attempt)
             return
         if self._cap is not None and self.sharing.has_others and attempt.at <= self._refused_at + PERIOD:
@@ -288,14 +293,11 @@ class Pacer:
             self._withdraw_amount(attempt)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             return
-        self._refused_at = now
-        if (self._random.holds or self._random.is_on_trial) and cause != "rise":
+        if cause is None and self._is_random(attempt, now):
             self._withdraw_amount(attempt)
-            if retry_after is not None and retry_after >= _LEAST_KEPT:
-                self._block(now + retry_after)
-            if self._random.holds:
-                self._refused_at_random(attempt)
+            self.search.overloaded(attempt.epoch)  # as by an endpoint that is too busy
             return
+        self._refused_at = now
         if cause == "rise":
             self._most_answered = 0.0
             self._rise.refused(now, retry_after)
@@ -305,6 +307,7 @@ class Pacer:
             self._found.withdrawn(attempt.amount)
             return
         self._learn_refusal(attempt, now, retry_after, cause, named)
+        self._random.found(self._found.rate or 0.0, 0 if self._cap is None else self._cap.value, now)
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
@@ -477,31 +480,26 @@ class Pacer:
 
     def _find_rate(self, attempt: Attempt, now: float, retry_after: float | None, named: Sequence[StatedLimit]) -> None:
         self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
-        # Beside limits that are stated, and of processes of which each sees a part, a rate may fall for other reasons.
-        is_alone = not self._stated and not self.sharing.has_others
-        if is_alone and self._found.rate is not None and self._found.is_measured:
-            self._random.found(self._found.rate, now)
-        self._judge_refusals()
         self.sharing.measured_rate()
 
-    def _refused_at_random(self, attempt: Attempt) -> None:
-        """Learn what a refusal that says nothing about a rate says about the number of requests at once."""
-        if self._cap is not None:
-            if attempt.at_once > self._cap.value:
-                self._cap.refused(attempt.at_once)
-            return
-        self._refused_under_way.append(attempt.at_once)
-        if self._is_number_to_blame():
-            self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
-            self._refused_under_way.clear()
-        else:
-            self.search.overloaded(attempt.epoch)  # as by an endpoint that is too busy
+    def _is_random(self, attempt: Attempt, now: float) -> bool:
+        """Learn whether a refusal for which nothing is to blame came at random."""
+        is_below = attempt.is_below and not self.sharing.has_others
+        is_beside = bool(attempt.stated) and self._cap is None
+        if self._random.refused(attempt.number, now, is_below=is_below, is_beside=is_beside):
+            self._search_again(now)
+        if not self._random.share:
+            return False
+        is_accepted = self._cap is not None and attempt.at_once < self._cap.value - _FEWER
+        return is_accepted or self._random.absorbs()
 
-    def _judge_refusals(self) -> None:
-        """Forget a rate that was found from refusals which come at random, or go faster to find out."""
-        if self._random.holds and self._found.rate is not None:
-            self._found = FoundRate()
-        self._found.speed = TRIAL_SPEED if self._random.is_on_trial else 1.0
+    def _search_again(self, now: float) -> None:
+        """Forget the limits that refusals showed which may come at random, and search for them anew."""
+        rate = self._found.rate or self._recent_rate(now)
+        self._found = FoundRate(self._random.begin_trial(rate, 0 if self._cap is None else self._cap.value))
+        self._cap = None
+        self._refused_under_way.clear()
+        self._suspicions = 0
 
     def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
         """Return whether a window was known, or now is, that explains a refusal."""
@@ -532,7 +530,6 @@ class Pacer:
 
     def _overturn(self) -> None:
         """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
-        self._random.forget()
         self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
 
     def _is_number_to_blame(self) -> bool:

@@ -1,73 +1,126 @@
-"""`RandomRefusals`: whether an endpoint refuses requests at random, whatever the rate at which they come.
+"""`RandomRefusals`: the share of requests that an endpoint refuses at random, whatever the rate at which they come.
 
-An endpoint that many share refuses some requests for want of capacity, with the status of a rate limit. A rate that is
+An endpoint that many share refuses some requests for want of capacity, with the status of a rate limit. A limit that is
 found from such refusals falls without end: each says that less is accepted than was thought, and going slower makes
-none of them rarer. So where a rate has fallen far, requests go at twice the rate for a moment. At a limit a third of
-them and more are refused then; if it is only few, refusals come at random, and say nothing about a rate until they are
-many.
+none of them rarer. What tells them from those of a limit is that they go on right after a refusal, when less is sent
+than the limit that it showed. Their share there is taken for their share everywhere: so many refusals are absorbed,
+which means that they teach nothing, and only those in excess of them show a limit. Whether that is so is tried: the
+limits are searched for anew, and if they are found where they were, they were limits after all.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-TRIAL_SPEED = 2.0
-"""Times the rate at which requests go in a trial."""
-_RATES, _LEAST_RATES = 16, 6
-"""Rates found from refusals that are looked at, at most and at least."""
-_FALLEN = 0.7
-"""Share of the greatest of them below which the rate has fallen far."""
-_TRIED, _MANY = 16, 5
-"""Requests of a trial, and how many refused ones show a limit."""
-_FEW = 0.5
-"""Share of requests up to which few are refused."""
-_WEIGHT = 1.0 / 20.0
-"""Of the latest request in that share."""
+_FEWEST, _FEWEST_BESIDE = 4.0, 2.0
+"""Refusals below a limit that are evidence; fewer are where the endpoint states limits, which leave enough."""
+_LEAST, _MOST = 0.008, 0.5
+"""Shares of requests below a limit, refused, that are evidence: fewer come by chance, and more of a limit that fell."""
+_VANISHED = 0.3
+"""Part of the least share below which none are at random any more."""
+_SHARE_WEIGHT = 1.0 / 400.0
+"""Weight of the latest request in that share."""
+_EXCESS = 1.5
+"""Factor by which more are absorbed than are expected."""
+_CREDIT, _MOST_CREDIT = 3.0, 8.0
+"""Refusals in a row that are absorbed after one that was not, and at most."""
+_ROW_PAUSE = 0.5
+"""Seconds after a refusal after which the next request would be accepted, were it for a rate or a number at once."""
+_IN_A_ROW, _ROW_WEIGHT = 0.3, 1.0 / 50.0
+"""Share of refusals that follow another one all the same, above which windows refuse them; weight of the latest."""
+_TRIED, _GAIN = 3, 1.15
+"""Limits that are found in a trial, and the factor by which the last must be above that from before it."""
 _BELIEVED_FOR = 300.0
-"""Seconds after a trial that showed a limit until the next one."""
+"""Seconds for which limits are believed that a trial has shown again."""
+_RATES = 32
 
 
 class RandomRefusals:
-    """Learns of each request whether it was refused, and of each rate that was found from refusals."""
+    """Learns of each request whether it went below the limits that are known, and whether it was refused."""
 
     def __init__(self) -> None:
-        self.holds = False
-        """Whether refusals say nothing about a rate now."""
-        self.is_on_trial = False
-        """Whether requests go at `TRIAL_SPEED` to find out."""
-        self._share = 0.0
-        """Share of requests of late that were refused."""
-        self._rates: deque[float] = deque(maxlen=_RATES)
-        self._tried = self._refused = 0
-        """Requests of the present trial, and those of them that were refused."""
+        self.share = 0.0
+        """Share of requests that are refused at random; 0: none, as far as is known."""
+        self._sent = self._refused = 0.0
+        """Requests below a limit, and those of them that were refused; earlier ones count less."""
+        self._credit = 0.0
+        """Refusals that are absorbed if they come now."""
+        self._number = 0
+        """Number of the latest request."""
+        self._last_refused, self._refused_at = 0, float("-inf")
+        """Number of the latest one that was refused, and when that was known."""
+        self._in_a_row = 0.0
+        """Share of refusals of late that followed another one."""
+        self._tried = _TRIED
+        """Limits that were found in the trial."""
+        self._rate_before = self._cap_before = 0.0
+        """Limits that were known before it."""
         self._not_before = float("-inf")
+        self._rates: deque[float] = deque(maxlen=_RATES)
 
-    def accepted(self) -> None:
-        """Note that a request was accepted."""
-        self._share -= _WEIGHT * self._share
-        if self.is_on_trial:
-            self._tried += 1
-            if self._tried >= _TRIED:
-                self.is_on_trial, self.holds, self._share = False, True, 0.0
+    def sent(self, *, is_below: bool) -> int:
+        """Count a request, and return its number; `is_below`: whether it goes below the limits that are known."""
+        self._number += 1
+        self._credit = min(_MOST_CREDIT, self._credit + _EXCESS * self.share)
+        if is_below:
+            self._sent += 1.0 - _SHARE_WEIGHT * self._sent
+            self._refused -= _SHARE_WEIGHT * self._refused
+            if self.share and self._refused < _VANISHED * _LEAST * self._sent:
+                self.share = 0.0
+        return self._number
 
-    def refused(self, now: float) -> None:
-        """Note that a request was refused."""
-        self._share += _WEIGHT * (1.0 - self._share)
-        if self.is_on_trial:
-            self._tried += 1
-            self._refused += 1
-        if (self.is_on_trial and self._refused >= _MANY) or (self.holds and self._share > _FEW):
-            self.is_on_trial = self.holds = False
+    def refused(self, number: int, now: float, *, is_below: bool, is_beside: bool) -> bool:
+        """Learn that a request was refused; return whether that is the first sign that some are at random.
+
+        `is_beside`: whether the endpoint states limits, which leave enough.
+        """
+        follows = number == self._last_refused + 1 and now - self._refused_at >= _ROW_PAUSE
+        self._last_refused, self._refused_at = number, now
+        self._in_a_row += _ROW_WEIGHT * (follows - self._in_a_row)
+        if self._in_a_row > _IN_A_ROW:
+            self._forget()
+        if not is_below or now < self._not_before:
+            return False
+        self._refused += 1.0
+        if self._refused < (_FEWEST_BESIDE if is_beside else _FEWEST):
+            return False
+        share = self._refused / max(self._sent, self._refused)
+        was_known = self.share > 0.0
+        if share > _MOST:
+            self.share = 0.0
+        elif was_known or share >= _LEAST:
+            self.share = share
+        return self.share > 0.0 and not was_known
+
+    def withdrawn(self, *, is_below: bool) -> None:
+        """Note that a request was refused which was under way with another one that was."""
+        if is_below:
+            self._sent = max(0.0, self._sent - 1.0)
+
+    def absorbs(self) -> bool:
+        """Return whether a refusal is absorbed, and count it if it is."""
+        if self.share and self._credit >= 1.0:
+            self._credit -= 1.0
+            return True
+        self._credit = _CREDIT
+        return False
+
+    def begin_trial(self, rate: float, cap: float) -> float:
+        """Note the limits from before a search, 0: none is known, and return the rate from which to search."""
+        self._rate_before, self._cap_before = rate, cap
+        self._tried, self._credit = 0, _CREDIT
+        return max(rate, *self._rates, 0.0)
+
+    def found(self, rate: float, cap: float, now: float) -> None:
+        """Learn the rate and the number at once that a refusal has shown; 0: none."""
+        if rate:
+            self._rates.append(rate)
+        if not self.share or self._tried >= _TRIED:
+            return
+        self._tried += 1
+        if self._tried == _TRIED and rate <= _GAIN * self._rate_before and cap <= _GAIN * self._cap_before:
+            self._forget()
             self._not_before = now + _BELIEVED_FOR
 
-    def forget(self) -> None:
-        """Forget the rates, as something else than a rate was to blame."""
-        self._rates.clear()
-
-    def found(self, rate: float, now: float) -> None:
-        """Learn the rate that was found by a refusal."""
-        self._rates.append(rate)
-        has_fallen = len(self._rates) >= _LEAST_RATES and rate < _FALLEN * max(self._rates)
-        if has_fallen and self._share <= _FEW and now >= self._not_before:
-            self.is_on_trial, self._tried, self._refused = True, 0, 0
-            self._rates.clear()
+    def _forget(self) -> None:
+        self.share = self._sent = self._refused = 0.0
