@@ -23,8 +23,8 @@ All figures come from the provider's own record of its requests. The clairvoyant
 answers beforehand, and sends each request in the moment in which it is admitted. Share: of the tokens that it has \
 when it is done, those that the client had by then (fixed, sliding: by the end of that window). Makespan: seconds \
 until the last line is answered, over its own. 429s: refusals for each 1,000 requests, without those at random. To the \
-rate: seconds until 90% of its admissions, over 10 s. Paid twice: payments for lines whose answer had been sent already. Not answered: \
-lines without an answer in the client's output."""
+rate: seconds until 90% of its admissions, over 10 s. Paid twice: payments for lines whose answer had been sent \
+already. Not answered: lines without an answer in the client's output."""
 
 _SWEPT_INTRODUCTION = """\
 Generated tokens per second of `batchwright run --backend` with servers of models, beside those of a loop around \
