@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,6 +23,8 @@ from batchwright.version import __version__
 
 BAD_USAGE = 2
 FAILED = 1
+_SETTING = re.compile(r"(?:^| with )(\w+)=")
+"""A setting that an error names as the Python interface does, at its beginning or as one that does not go with it."""
 _USAGE_ERRORS = (InputError, InvalidRequest, MissingExtra, ModelNotFound, ResumeRefused, UnsupportedModel)
 
 app = typer.Typer(
@@ -61,6 +65,20 @@ def _options(
     """Options before the command."""
 
 
+def with_flags_named(message: str, arguments: Sequence[str]) -> str:
+    """Return the message of an error, in which settings that are flags of the command are named as such."""
+    command = typer.main.get_command(app)
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    flags = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("--")}
+
+    def named(found: re.Match[str]) -> str:
+        flag = flags.get(found[1])
+        return found[0] if flag is None else found[0].replace(f"{found[1]}=", f"{flag} ")
+
+    return _SETTING.sub(named, message)
+
+
 def main() -> None:
     """Run the command line and end the process with its exit status.
 
@@ -70,5 +88,8 @@ def main() -> None:
     try:
         app()
     except (BatchwrightError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        message = " ".join(str(error).split())
+        if isinstance(error, InputError):
+            message = with_flags_named(message, sys.argv[1:])
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)

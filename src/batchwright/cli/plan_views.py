@@ -43,7 +43,7 @@ def show_plan(
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
     console.print(
         f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
-        f"{about}{counted(report.prompt_tokens, 'prompt token')}. {nothing}",
+        f"{about}{counted(report.prompt_tokens, 'prompt token')}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )
     if (answers := report.planned_answers) is not None and answers.at_most is not None:

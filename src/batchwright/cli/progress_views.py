@@ -129,15 +129,25 @@ def _standing(progress: RunProgress, rate: float) -> str:
         parts.append(f"{rate:,.0f} tokens/s")
     if (bounds := pacing_line(progress.pacing)) is not None:
         parts.append(bounds)
-    if progress.cost is not None and (progress.cost or progress.budget is not None):
-        parts.append(money(progress.cost) + ("" if progress.budget is None else f" of {money(progress.budget)}"))
-    if progress.budget_covers is not None:
-        parts.append(f"which is enough for about {counted(progress.budget_covers, 'line')}")
+    parts += _cost(progress)
     if progress.seconds_left is not None and progress.seconds_left >= _LEAST_LEFT:
         parts.append(f"{duration(progress.seconds_left)} left{_interval(progress.seconds_left_between)}")
     if progress.waiting is not None:
         parts.append(f"waiting: {progress.waiting}")
     return ": " + ", ".join(parts)
+
+
+def _cost(progress: RunProgress) -> list[str]:
+    """What the job has cost so far, and for how many lines the budget is enough."""
+    parts = []
+    if progress.cost is not None and (progress.cost or progress.unknown_requests or progress.budget is not None):
+        cost = money(progress.cost) + ("" if progress.budget is None else f" of {money(progress.budget)}")
+        if progress.unknown_requests:
+            cost += f" and {counted(progress.unknown_requests, 'request')} of unknown cost"
+        parts.append(cost)
+    if progress.budget_covers is not None:
+        parts.append(f"which is enough for about {counted(progress.budget_covers, 'line')}")
+    return parts
 
 
 def _interval(between: tuple[float, float] | None) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand
 
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
+from batchwright.cli.interrupts import terminable
 from batchwright.cli.plan_views import show_plan
 from batchwright.cli.progress_views import progress_view
 from batchwright.cli.quantities import counted
@@ -247,7 +244,7 @@ def run_command(
 
         # Without a hook, structlog prints each retry to standard output, among the results.
         set_on_retry_hooks([])
-    with _terminable() as stop:
+    with terminable() as stop:
         try:
             with progress_view(console, quiet=quiet) as progress:
                 result = run(
@@ -374,32 +371,6 @@ def _template(text: str | None, *, escapes: bool = True) -> str | None:
             raise InputError(f"template {text[1:]} cannot be read: {error}") from error
     # A shell passes "\n" on as two characters, which are never meant literally.
     return text.replace("\\n", "\n").replace("\\t", "\t") if escapes else text
-
-
-@dataclass
-class _Stop:
-    """Exit status of a run that was ended by a signal."""
-
-    exit_status: int = 128 + signal.SIGINT
-
-
-@contextmanager
-def _terminable() -> Iterator[_Stop]:
-    """Have SIGTERM end the run as Ctrl-C does; the result tells the exit status."""
-    stop = _Stop()
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        stop.exit_status = 128 + number
-        interrupt = signal.getsignal(signal.SIGINT)
-        if not callable(interrupt):
-            raise KeyboardInterrupt
-        interrupt(signal.SIGINT, frame)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _has_begun(report: RunReport) -> bool:

@@ -75,14 +75,21 @@ def device_failure(engine: Engine | None) -> str | None:
     return None
 
 
-def chosen_model(asked: str | None, names: Sequence[str]) -> str:
-    """Return the model name for an answer: `asked`, by default the first of `names`. Raises `ModelNotFound`."""
+LEAVE_OUT_MODEL = ", or leave --model out to ask for the models that lines name"
+"""How to ask an endpoint for a model that was not chosen, though the endpoint may have it."""
+
+
+def chosen_model(asked: str | None, names: Sequence[str], *, remedy: str = "") -> str:
+    """Return the model name for an answer: `asked`, by default the first of `names`.
+
+    Raises `ModelNotFound`, whose message ends with `remedy`.
+    """
     if asked is None:
         return names[0]
     if asked not in names:
         if served_name(asked) in names:
             return served_name(asked)
-        raise ModelNotFound(f"model={shown(asked)} is not served here: choose from {', '.join(names)}")
+        raise ModelNotFound(f"model={shown(asked)} is not served here: choose from {', '.join(names)}{remedy}")
     return asked
 
 

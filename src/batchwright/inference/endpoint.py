@@ -23,7 +23,7 @@ from batchwright.errors import (
     InvalidRequest,
     Overloaded,
 )
-from batchwright.inference.calls import InFlight, chosen_model, time_left
+from batchwright.inference.calls import LEAVE_OUT_MODEL, InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_gate import Gate, Places, Turn, usage_of
 from batchwright.inference.endpoint_keys import EndpointKey, is_provider
@@ -356,7 +356,8 @@ class EndpointInference(Route):
         body = filled(call.endpoint, call.body, call.defaults)
         model = read_model(call.body)
         if self._theirs:
-            body["model"] = self._theirs[chosen_model(model, tuple(self._theirs))]
+            remedy = "" if self._asks_for_models else LEAVE_OUT_MODEL
+            body["model"] = self._theirs[chosen_model(model, tuple(self._theirs), remedy=remedy)]
         if stream:
             body["stream"] = True
         try:

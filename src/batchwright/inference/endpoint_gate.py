@@ -112,9 +112,9 @@ class Turn:
             self._pacer.withdraw(self._attempt, _now())
 
     def leave(self) -> None:
-        """End the try, if nothing was learned from it."""
+        """End the try, if nothing was learned from it, as its answer is not waited for."""
         if not self._attempt.ended:
-            self._pacer.failed(self._attempt, _now())
+            self._pacer.gave_up(self._attempt, _now())
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +261,7 @@ class Gate:
                 self.look()  # the next one may need less
             elif place.exception() is None:
                 # It was admitted at the moment at which it was cancelled.
-                place.result().leave()
+                place.result().withdraw()
                 self._leave(traffic, owner)
             raise
 

@@ -94,6 +94,8 @@ class RunProgress:
     """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
     cost: float | None = None
     """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
+    unknown_requests: int = 0
+    """Requests whose cost is not known, as their answers were lost or did not say it."""
     budget: float | None = None
     """Dollars that all runs may cost; None if there is no budget."""
     budget_covers: int | None = None
@@ -387,7 +389,7 @@ class JobRun:
             pacing={} if self._loop is None else self._loop.pacing,
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
-            cut_off=0 if self._loop is None or self.choice.backend is None else self._loop.cut_off,
+            cut_off=0 if self._loop is None else sum(each.given_up for each in self._loop.pacing.values()),
             reordered_fields=job.field_reuse,
             batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
@@ -437,6 +439,7 @@ class JobRun:
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
+        is_timed = forecast is not None and self._loop is not None and not self._loop.is_stopped
         covered = None if self._meter is None or phase != "running" else lines_covered(self._meter, job.total)
         self.progress(
             RunProgress(
@@ -449,13 +452,14 @@ class JobRun:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
-                seconds_left=None if forecast is None or covered is not None else forecast.seconds_left,
-                seconds_left_between=None if forecast is None or covered is not None else self._forecast.between,
+                seconds_left=forecast.seconds_left if is_timed and forecast is not None and covered is None else None,
+                seconds_left_between=self._forecast.between if is_timed and covered is None else None,
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
                 pacing={} if self._loop is None else self._loop.pacing,
                 cost=self._spent(),
+                unknown_requests=0 if self._meter is None else self._meter.totals.lost,
                 budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
                 budget_covers=covered,
             )

@@ -12,7 +12,7 @@ from batchwright.errors import EngineClosed, InputError
 from batchwright.inference.batches.provider import BatchProvider
 from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
 from batchwright.inference.batches.times import duration_seconds
-from batchwright.inference.calls import chosen_model
+from batchwright.inference.calls import LEAVE_OUT_MODEL, chosen_model
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
@@ -203,7 +203,7 @@ class ModelChoice:
                 raise not_served(endpoint)
             return check_body(endpoint, body, defaults)
         if self.model is not None:
-            chosen_model(read_model(body), self.served_model_names or (self.model,))
+            chosen_model(read_model(body), self.served_model_names or (self.model,), remedy=LEAVE_OUT_MODEL)
         return check_sent_body(self.dialect, endpoint, body, defaults)
 
     def _serves(self, endpoint: str) -> bool:

@@ -184,8 +184,6 @@ class JobLoop:
         """Whether the run was interrupted, or its budget is spent, and it only ends what is under way."""
         self._exhaustion: Exception | None = None
         """The error with which the run ends when that is done: nothing more can be paid."""
-        self.cut_off = 0
-        """Lines that were under way when the run ended, and whose answers were not waited for."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -202,6 +200,11 @@ class JobLoop:
     def __len__(self) -> int:
         """Number of lines being computed."""
         return len(self._executor)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no line can be computed now."""
+        return why_not_ready(self._inference) is not None
 
     @property
     def why_waiting(self) -> str | None:
@@ -239,9 +242,7 @@ class JobLoop:
             await self._wind_down()
             raise
         finally:
-            cut_off = self._executor.under_way
             await self._executor.close()
-            self.cut_off = cut_off + self._executor.cancelled
             self.pacing = pacing_of(self._inference)
 
     async def _wind_down(self) -> None:

@@ -79,7 +79,7 @@ class RunReport:
     """Lines that earlier runs finished."""
     interrupted: bool = False
     cut_off: int = 0
-    """Requests to an endpoint that were under way when the run ended. Their answers are lost, and may be paid."""
+    """Requests to an endpoint that were given up, most of them as the run ended. What they answer may be paid."""
     wall_seconds: float = 0.0
     """Time of the whole run, reading the input and loading the model included."""
     load_seconds: float = 0.0

@@ -65,8 +65,6 @@ class LineExecutor(Generic[_Line]):
         """Tasks whose line failed and waits to be tried again, here or in the model, and why each failed."""
         self._last_tries = False
         self._waited_for: type[Exception] | None = None
-        self.cancelled = 0
-        """Lines whose task somebody else cancelled while they were under way, such as at the end of the event loop."""
         self._successes = 0
         self._in_vain = 0
         """Failures of lines since one succeeded."""
@@ -168,11 +166,10 @@ class LineExecutor(Generic[_Line]):
             try:
                 outcome = await self._outcome(line, task)
             finally:
-                paused = self._pausing.pop(task, None) is not None
+                self._pausing.pop(task, None)
                 # If it is not there any more, the line was dropped.
                 held = self._tasks.pop(task, None) is not None
                 if held:
-                    self.cancelled += outcome is None and not paused
                     self._done(line, outcome)
             if not held or (following := self._following()) is None:
                 return

@@ -43,3 +43,5 @@ class PacerFigures:
     """Seconds until the next of them may go, by limits that are stated or told and by refusals."""
     waits_for: LimitFigures | None = None
     """The limit for which it waits; None where it is none of `limits`."""
+    given_up: int = 0
+    """Requests that were sent, and whose answer was not waited for."""

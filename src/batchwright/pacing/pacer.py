@@ -117,6 +117,8 @@ class Pacer:
         self.sent = 0
         self.refused_count = 0
         """Requests refused for a limit."""
+        self.given_up = 0
+        """Requests whose answer was not waited for."""
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
@@ -318,10 +320,15 @@ class Pacer:
             self._block(now + retry_after)
 
     def failed(self, attempt: Attempt, now: float) -> None:
-        """Note that a request failed for a reason that says nothing about limits, or was given up."""
+        """Note that a request failed for a reason that says nothing about limits."""
         self._end(attempt)
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, attempt.use.of(key[0]))
+
+    def gave_up(self, attempt: Attempt, now: float) -> None:
+        """Note that the answer of a request is not waited for any more."""
+        self.given_up += 1
+        self.failed(attempt, now)
 
     def rejected(self, attempt: Attempt, now: float) -> None:
         """Note that a request was refused which is never accepted, such as one larger than a limit."""
@@ -426,6 +433,7 @@ class Pacer:
             found_per_minute=None if rate is None else rate * MINUTE,
             limits=[*told, *stated],
             blocked_seconds=self.blocked(now),
+            given_up=self.given_up,
         )
 
     def _learn_refusal(
