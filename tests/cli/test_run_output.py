@@ -179,7 +179,13 @@ def test_the_cost_so_far() -> None:
     log(RunProgress("running", total=10, cost=0.0))
     log(RunProgress("stopping", total=10, cost=1.234))
     log(RunProgress("finishing", total=10, cost=0.0, budget=5.0))
-    assert [line.partition("done")[2] for line in stream.getvalue().splitlines()] == ["", ", $1.23", ", $0.00 of $5.00"]
+    log(RunProgress("running", total=10, cost=0.0, unknown_requests=2))
+    assert [line.partition("done")[2] for line in stream.getvalue().splitlines()] == [
+        "",
+        ", $1.23",
+        ", $0.00 of $5.00",
+        ", $0.00 and 2 requests of unknown cost",
+    ]
 
 
 def test_what_a_run_cost_and_what_was_saved() -> None:

@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchwright.clock import ManualClock
 from batchwright.errors import EndpointDown, EndpointError, EndpointUnreachable
 from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
+from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.limits import ToldLimit, Use
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Pacer
 from batchwright.request import Traffic
 from batchwright.testing import VirtualLoop, play
 from batchwright.wire.rate_limits import StatedLimit
@@ -172,6 +173,25 @@ async def test_who_waits_behind_a_call_that_is_cancelled_does_not_wait_for_its_s
 
 
 @in_virtual_time
+async def test_only_what_was_sent_is_given_up(clock: ManualClock) -> None:
+    gate = gate_of(1, most=1)
+
+    async def enter(*, is_sent: bool) -> None:
+        async with gate.enter(USE, "batch") as turn:
+            if not is_sent:
+                turn.withdraw()
+            await asyncio.sleep(1.0)
+
+    for is_sent, given_up in ((True, 1), (False, 1)):
+        inside, waiting = (asyncio.ensure_future(enter(is_sent=is_sent)) for _ in range(2))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        inside.cancel()
+        await asyncio.gather(inside, waiting, return_exceptions=True)
+        assert gate.pacer.figures(clock.now()).given_up == given_up
+
+
+@in_virtual_time
 async def test_batch_calls_that_wait_are_given_back(clock: ManualClock) -> None:
     gate = gate_of(1, most=1)
     entered: list[str] = []
@@ -256,7 +276,7 @@ def test_a_request_that_is_refused_whatever_else_is_sent_teaches_nothing(body: d
         figures = gate.pacer.figures(asyncio.get_running_loop().time())
         assert (figures.refused, figures.found_concurrency, figures.blocked_seconds) == (0, False, 0.0)
         assert figures.limits[0].left == 30_000.0
-        assert gate.pacer._found.rate is None
+        assert figures.found_per_minute is None
 
     play(main)
 

@@ -16,8 +16,9 @@ from benchmarks.provider.headers import anthropic_headers, openai_headers
 from benchmarks.provider.limits import Limits, Refusal
 from benchmarks.provider.plan import Work, best_plan
 
+from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.limits import ToldLimit
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import (
     StatedLimit,
     cause_of_refusal,

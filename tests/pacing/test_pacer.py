@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.limits import ToldLimit, Use
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 

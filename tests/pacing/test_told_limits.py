@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.limits import ToldLimit, Use, told_limits
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.sharing import ALL, Sharing
 from batchwright.pacing.sliding_window import SlidingWindow
 

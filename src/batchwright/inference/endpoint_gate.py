@@ -11,9 +11,10 @@ from typing import Any
 
 from batchwright.errors import EndpointError, EndpointUnreachable
 from batchwright.limiting.turns import Turns
+from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import Use
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Pacer
 from batchwright.request import Traffic
 from batchwright.wire.rate_limits import StatedLimit, cause_of_refusal, limits_of_refusal
 
