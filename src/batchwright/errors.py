@@ -296,10 +296,12 @@ class EndpointError(BatchwrightError):
 
     `status` is that of its answer, None when there was none; `body` its error object, if it sent one; `retry_after` the
     seconds after which it wants to be asked again, if it said so. `is_wrong_address`: nothing of its API is there.
+    `waits_alone`: it takes other calls meanwhile, as far as is known.
     """
 
     code = "endpoint_error"
     is_wrong_address = False
+    waits_alone = False
 
     def __init__(
         self,

@@ -281,6 +281,21 @@ def test_a_request_that_is_refused_whatever_else_is_sent_teaches_nothing(body: d
     play(main)
 
 
+def test_one_that_is_refused_at_random_waits_alone() -> None:
+    async def main(clock: ManualClock) -> None:
+        gate = gate_of(8, ToldLimit("requests", 600))
+        waits = []
+        for pause in (2.0, 2.0, 20.0):
+            async with gate.enter(USE, "batch") as turn:
+                error = EndpointError("x", status=429, retry_after=pause)
+                turn.failed(error)
+            waits.append((error.waits_alone, gate.pacer.blocked(asyncio.get_running_loop().time())))
+            await asyncio.sleep(1.0)
+        assert waits == [(True, 0.0), (True, 0.0), (False, 20.0)], "a long pause is that of all"
+
+    play(main)
+
+
 def test_usage_that_rises_too_fast_is_refused_with_another_status_too() -> None:
     async def main(clock: ManualClock) -> None:
         gate = gate_of(8)
@@ -333,9 +348,9 @@ class Recorder(Pacer):
         self.outcomes.append("answered")
         super().succeeded(attempt, now, **rest)
 
-    def refused(self, attempt: Attempt, now: float, **rest: Any) -> None:
+    def refused(self, attempt: Attempt, now: float, **rest: Any) -> bool:
         self.outcomes.append("refused")
-        super().refused(attempt, now, **rest)
+        return super().refused(attempt, now, **rest)
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         self.outcomes.append("overloaded")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batchwright.lines.forecast import AnswerLengths, AnswerTally, Forecaster, WorkSoFar
+from batchwright.lines.forecast import AnswerLengths, AnswerTally, Forecaster, WorkSoFar, default_limit
+from batchwright.request import SamplingParams
 
 OF_STEP, OF_TOKEN = 0.04, 0.0003
 
@@ -124,3 +125,9 @@ def test_unfinished_answers_count() -> None:
     assert lengths.longest_left == 10
     assert AnswerLengths([], [], [(1, 64)] * 5, {64: 5}).mean > 40
     assert AnswerLengths([], [], [], {}).left == 0.0
+
+
+def test_a_limit_that_the_job_gives_is_known_whatever_computes_it() -> None:
+    assert default_limit(SamplingParams(max_tokens=50)) == 50
+    assert default_limit({"max_tokens": 50}) == 50
+    assert default_limit({}) is None

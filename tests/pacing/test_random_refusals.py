@@ -33,7 +33,7 @@ HEADERS = Says(headers="openai", retry_after=True)
     [
         (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.02, 0.9),
         (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.05, 0.9),
-        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.05, 0.95),
+        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.05, 0.9),
         (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.1, 0.9),
         (lambda: Concurrency("requests under way", 16), Says(), 0.05, 0.85),
         (lambda: Concurrency("requests under way", 16), Says(), 0.1, 0.8),
@@ -89,13 +89,13 @@ def test_a_limit_that_is_found_again_is_believed() -> None:
     now = suspected(refusals)
     refusals.found(8.0, 0, now)
     assert refusals.begin_trial(4.0, 0) == 8.0, "the search begins where the rate was before it fell"
-    for rate in (9.0, 6.0, 4.1):
+    for rate in (6.0, 4.1):
         refusals.found(rate, 0, now)
     assert refusals.share == 0.0
-    for seconds in range(290):
+    for seconds in range(100):
         number = send(refusals, 20)
         assert not refusals.refused(number, now + seconds, is_below=True, is_beside=False)
-    assert suspected_after(refusals, now + 300.0)
+    assert suspected_after(refusals, now + 100.0)
 
 
 def suspected_after(refusals: RandomRefusals, now: float) -> bool:
@@ -111,6 +111,26 @@ def test_one_that_was_far_from_the_limit_is_confirmed() -> None:
     for rate in (9.0, 8.0, 7.0, 4.0):
         refusals.found(rate, 0, now)
     assert refusals.share > 0.0
+
+
+def test_those_that_stop_are_forgotten_whatever_is_sent() -> None:
+    refusals = RandomRefusals()
+    suspected(refusals)
+    send(refusals, 100, is_below=False)
+    assert refusals.share > 0.0
+    send(refusals, 100, is_below=False)
+    assert refusals.share == 0.0, "ten were to come"
+
+
+@pytest.mark.parametrize("says", [Says(), HEADERS], ids=["silent", "headers"])
+def test_they_are_forgotten_beside_a_number_at_once_when_they_stop(says: Says) -> None:
+    class Stopping(AtRandom):
+        def seconds_until(self, now: float, amount: float) -> float:
+            return super().seconds_until(now, amount) if now < 300.0 else 0.0
+
+    limits = Limits(Stopping(0.3), Concurrency("requests under way", 16))
+    measured = simulate(limits, works(0), seconds=900.0, says=says)
+    assert sum(at > 600.0 for at in measured.refused_at) <= 0.03 * sum(at > 600.0 for at, _ in measured.admitted)
 
 
 def test_those_that_follow_one_another_end_with_a_window() -> None:

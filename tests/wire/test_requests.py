@@ -17,6 +17,7 @@ from batchwright.wire.requests import (
     read_embeddings,
     read_generation,
     read_model,
+    texts_of_sent,
 )
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -167,3 +168,9 @@ def test_models() -> None:
     assert read_model({"model": "m"}) == "m"
     with pytest.raises(InvalidRequest):
         read_model({"model": ""})
+
+
+def test_each_prompt_of_a_body_that_is_sent_is_a_text() -> None:
+    assert texts_of_sent({"prompt": ["a", "b"], "suffix": "x"}) == ["a", "b"]
+    assert texts_of_sent({"prompt": "a"}) == ["a"]
+    assert texts_of_sent({"messages": [{"content": [{"text": "a"}, {"image_url": {}}]}, {"content": "b"}]}) == ["a\nb"]

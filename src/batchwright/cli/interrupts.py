@@ -41,6 +41,7 @@ def terminable() -> Iterator[Stop]:
         interrupt(signal.SIGINT, frame)
 
     ignored = sys.unraisablehook
+    to_come: list[threading.Timer] = []
 
     def raise_again(found: UnraisableHookArgs) -> None:
         if not issubclass(found.exc_type, KeyboardInterrupt):
@@ -51,6 +52,7 @@ def terminable() -> Iterator[Stop]:
         again = threading.Timer(_AGAIN, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True
         again.start()
+        to_come.append(again)
 
     before = signal.signal(signal.SIGTERM, terminate)
     sys.unraisablehook = raise_again
@@ -58,4 +60,6 @@ def terminable() -> Iterator[Stop]:
         yield stop
     finally:
         sys.unraisablehook = ignored
+        for timer in to_come:
+            timer.cancel()
         signal.signal(signal.SIGTERM, before)

@@ -23,8 +23,8 @@ from batchwright.version import __version__
 
 BAD_USAGE = 2
 FAILED = 1
-_SETTING = re.compile(r"(?:^| with )(\w+)=")
-"""A setting that an error names as the Python interface does, at its beginning or as one that does not go with it."""
+_SETTING = re.compile(r"(?:^| with | and )(\w+)=")
+"""A setting that an error names as the Python interface does, at its beginning or after such a one."""
 _USAGE_ERRORS = (InputError, InvalidRequest, MissingExtra, ModelNotFound, ResumeRefused, UnsupportedModel)
 
 app = typer.Typer(
@@ -76,7 +76,8 @@ def with_flags_named(message: str, arguments: Sequence[str]) -> str:
         flag = flags.get(found[1])
         return found[0] if flag is None else found[0].replace(f"{found[1]}=", f"{flag} ")
 
-    return _SETTING.sub(named, message)
+    first = _SETTING.match(message)
+    return _SETTING.sub(named, message) if first and first[1] in flags else message
 
 
 def main() -> None:

@@ -527,6 +527,8 @@ class EndpointInference(Route):
                     raise
                 if call.traffic == "online" and (error.retry_after or 0.0) > retries.wait_max:
                     raise
+                if error.waits_alone and error.retry_after:
+                    await asyncio.sleep(error.retry_after)
 
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """Return `answer` with the model name of the call in place of the endpoint's."""

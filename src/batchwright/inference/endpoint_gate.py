@@ -99,7 +99,9 @@ class Turn:
         if is_refused and error.may_pass:
             self._pause.name(error, _now())
             named = limits_of_refusal(message)
-            self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named)
+            error.waits_alone = not self._pacer.refused(
+                self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named
+            )
         elif is_refused:
             self._pacer.rejected(self._attempt, _now())
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):

@@ -29,6 +29,7 @@ from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, SpendingTerms
 from batchwright.kept_costs import KeptCosts, find_costs
+from batchwright.lines.forecast import default_limit
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class JobPlan:
                 partial(self.choice.prompts_of, defaults=self.spec.defaults),
                 None if costs is None else costs.add,
                 find_repeats(job, self.spec.defaults, self.spec.model, None) if shares else None,
-                limit=self._answer_limit,
+                limit=default_limit(self.spec.defaults),
                 capacity=self._capacity(),
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
@@ -134,12 +135,6 @@ class JobPlan:
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared,
             )
-
-    @property
-    def _answer_limit(self) -> int | None:
-        """Most tokens of an answer to a line that names no limit; None if the endpoint decides."""
-        defaults = self.spec.defaults
-        return defaults.max_tokens if isinstance(defaults, SamplingParams) else defaults.get("max_tokens")
 
     @property
     def _is_here(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from batchwright.jobs.spending import (
 )
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.lines.line_retries import RetryPolicy
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
 from batchwright.planning.arrangement import Caches
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
+_IN_BATCHES = RetryPolicy(most_in_vain=sys.maxsize)
+"""A batch may tell of many failures at once, and whoever waits for the next one is told of none for hours."""
 _INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -289,6 +293,7 @@ class JobRun:
                     else None,
                     common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
                     expected_tokens=self._forecast.expected_tokens,
+                    retries=None if self.choice.via == "live" else _IN_BATCHES,
                 )
                 await self._loop.run()
             self._show("finishing", job)
@@ -439,8 +444,9 @@ class JobRun:
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
-        is_timed = forecast is not None and self._loop is not None and not self._loop.is_stopped
         covered = None if self._meter is None or phase != "running" else lines_covered(self._meter, job.total)
+        is_stopped = self._loop is not None and self._loop.is_stopped
+        left = None if is_stopped or covered is not None else forecast
         self.progress(
             RunProgress(
                 phase,
@@ -452,8 +458,8 @@ class JobRun:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
-                seconds_left=forecast.seconds_left if is_timed and forecast is not None and covered is None else None,
-                seconds_left_between=self._forecast.between if is_timed and covered is None else None,
+                seconds_left=None if left is None else left.seconds_left,
+                seconds_left_between=None if left is None else self._forecast.between,
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,

@@ -10,7 +10,7 @@ import numpy as np
 from batchwright.errors import BatchwrightError
 from batchwright.jobs.lines import check_body
 from batchwright.lines.batch_line import token_count
-from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit, default_limit
 from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
 from batchwright.planning.prefix_order import PrefixOrder
@@ -112,7 +112,7 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         self._block_size = caches.block_tokens
         self._encode = encode
         self._defaults = defaults
-        self._limit: int = getattr(defaults, "max_tokens", LONGEST_COUNTED)
+        self._limit: int = default_limit(defaults) or LONGEST_COUNTED
 
     @property
     def full(self) -> bool:

@@ -30,8 +30,8 @@ from batchwright.wire.requests import (
     filled,
     read_embeddings,
     read_generation,
-    text_of_sent,
     texts_of_response,
+    texts_of_sent,
 )
 from batchwright.wire.text_responses import chat_of_response, named_in_response
 
@@ -99,7 +99,7 @@ def check_sent_body(
         except InvalidRequest as error:
             if not error.code.startswith("unsupported"):
                 raise
-            return [text_of_sent(body)]  # an endpoint may well support what models here do not
+            return texts_of_sent(body)  # an endpoint may well support what models here do not
     require_sizes(body)
     sent = dialect.body(endpoint, filled(endpoint, body, defaults))
     return [[*([{"content": sent["system"]}] if "system" in sent else []), *sent["messages"]]]

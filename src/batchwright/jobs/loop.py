@@ -33,7 +33,7 @@ from batchwright.lines.batch_line import (
     request_id,
     token_count,
 )
-from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit, default_limit
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.pacing.figures import PacerFigures
@@ -43,6 +43,8 @@ _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
 _GRACE = 5.0
 """Seconds that lines under way are given to end after an interrupt."""
+_FEW = 20
+"""Lines that are left at the end which may fail by themselves."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
@@ -154,7 +156,7 @@ class JobLoop:
         self._sink = sink
         self._clock = clock
         self._defaults = defaults
-        self._limit = getattr(defaults, "max_tokens", LONGEST_COUNTED)
+        self._limit = default_limit(defaults) or LONGEST_COUNTED
         self._on_progress = on_progress
         self._retries = retries or RetryPolicy()
         self._order = order
@@ -280,7 +282,8 @@ class JobLoop:
                 "command again when that has changed"
             )
         # A few that are left at the end fail by themselves, when each has been tried for so long.
-        is_few = self._exhausted and not self._order and self.tally.succeeded > 0
+        has_succeeded = self.tally.succeeded + self._job.finished.succeeded > 0
+        is_few = has_succeeded and self._exhausted and not self._order and len(self._executor) <= _FEW
         since = None if is_few else self._executor.failing_since
         if since is not None and self._clock.now() - since > self._retries.longest:
             raise RunFailed(

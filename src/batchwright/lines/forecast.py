@@ -17,6 +17,7 @@ import numpy as np
 from batchwright.decayed_rate import DecayedRate
 from batchwright.fitting import FadedFit
 from batchwright.lines.batch_line import token_count
+from batchwright.request import SamplingParams
 
 _STEPS_REMEMBERED = 1000.0
 """Steps over which the work of others is averaged."""
@@ -160,6 +161,11 @@ class AnswerTally:
             if each >= len(counts):
                 counts.extend([0] * (each + 1 - len(counts)))
             counts[each] += 1
+
+
+def default_limit(defaults: SamplingParams | Mapping[str, Any]) -> int | None:
+    """Return the most tokens of an answer to a line that names no limit; None: the endpoint decides."""
+    return defaults.max_tokens if isinstance(defaults, SamplingParams) else defaults.get("max_tokens")
 
 
 def answer_limit(body: Mapping[str, Any], default: int) -> int:

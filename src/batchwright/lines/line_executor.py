@@ -197,7 +197,9 @@ class LineExecutor(Generic[_Line]):
                 if not failures.may_go_on(self._retries, self._clock.now(), self._successes):
                     return error
                 retry_after = getattr(error, "retry_after", None)
-                delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
+                # Where all fail, each line has the pause that their number has earned, not its own failures.
+                in_a_row = max(failures.in_a_row, self._in_vain - self._retries.most_in_vain + 1)
+                delay = self._retries.delay(in_a_row, retry_after, self._draw)
                 self._pauses(task, error)
 
     def _note_failure(self) -> None:

@@ -181,6 +181,11 @@ class ConcurrencyCap:
         self._probing = False
 
     @property
+    def proven(self) -> int:
+        """Number of requests at once that were accepted before more were tried."""
+        return self.value - self._step if self._probing else self.value
+
+    @property
     def is_below(self) -> bool:
         """Whether as many were accepted before as are let through now."""
         return not self._probing and self._accepted >= self.value / 2.0

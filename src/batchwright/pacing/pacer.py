@@ -188,8 +188,8 @@ class Pacer:
         stated: Sequence[StatedLimit] = (),
         cause: RefusalCause | None = None,
         named: Sequence[StatedLimit] = (),
-    ) -> None:
-        """Learn that a request was refused for a limit, as status 429 says.
+    ) -> bool:
+        """Learn that a request was refused for a limit, as status 429 says; return whether others have to wait for it.
 
         `cause`: what it says is to blame, if it says so; `named`: limits in its text, which are taken for a hint only,
         since they name neither how they are counted nor, always, their window.
@@ -206,7 +206,7 @@ class Pacer:
                 self._explained += 1
                 pause = PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
                 self._unstated.block(now + max(min(explained, pause), retry_after or 0.0))
-            return
+            return True
         if attempt.at <= self._refused_at:
             self._unstated.refused_together(attempt)
         elif cause == "rise":
@@ -218,6 +218,9 @@ class Pacer:
             attempt, now, self._refused_at, retry_after=retry_after, cause=cause, named=self._rates(named)
         ):
             self._refused_at = now
+        else:
+            return self.blocked(now) > 0.0
+        return True
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""

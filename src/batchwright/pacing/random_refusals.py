@@ -20,6 +20,8 @@ _VANISHED = 0.3
 """Part of the least share below which none are at random any more."""
 _SHARE_WEIGHT = 1.0 / 400.0
 """Weight of the latest request in that share."""
+_NONE_COMES = 8.0
+"""Times as many requests as there should be for each refusal without one after which none are at random any more."""
 _EXCESS = 1.5
 """Factor by which more are absorbed than are expected."""
 _CREDIT, _MOST_CREDIT = 3.0, 8.0
@@ -28,9 +30,9 @@ _ROW_PAUSE = 0.5
 """Seconds after a refusal after which the next request would be accepted, were it for a rate or a number at once."""
 _IN_A_ROW, _ROW_WEIGHT = 0.3, 1.0 / 50.0
 """Share of refusals that follow another one all the same, above which windows refuse them; weight of the latest."""
-_TRIED, _GAIN = 3, 1.15
+_TRIED, _GAIN = 2, 1.15
 """Limits that are found in a trial, and the factor by which the last must be above that from before it."""
-_BELIEVED_FOR = 300.0
+_BELIEVED_FOR = 100.0
 """Seconds for which limits are believed that a trial has shown again."""
 _RATES = 32
 
@@ -67,6 +69,8 @@ class RandomRefusals:
             self._refused -= _SHARE_WEIGHT * self._refused
             if self.share and self._refused < _VANISHED * _LEAST * self._sent:
                 self.share = 0.0
+        if self.share and self._number - self._last_refused > _NONE_COMES / self.share:
+            self._forget()
         return self._number
 
     def refused(self, number: int, now: float, *, is_below: bool, is_beside: bool) -> bool:
@@ -79,7 +83,10 @@ class RandomRefusals:
         self._in_a_row += _ROW_WEIGHT * (follows - self._in_a_row)
         if self._in_a_row > _IN_A_ROW:
             self._forget()
-        if not is_below or now < self._not_before:
+        if now < self._not_before:
+            self._sent = self._refused = 0.0
+            return False
+        if not is_below:
             return False
         self._refused += 1.0
         if self._refused < (_FEWEST_BESIDE if is_beside else _FEWEST):
@@ -92,8 +99,9 @@ class RandomRefusals:
             self.share = share
         return self.share > 0.0 and not was_known
 
-    def withdrawn(self, *, is_below: bool) -> None:
+    def refused_together(self, number: int, *, is_below: bool) -> None:
         """Note that a request was refused which was under way with another one that was."""
+        self._last_refused = max(self._last_refused, number)
         if is_below:
             self._sent = max(0.0, self._sent - 1.0)
 
@@ -112,10 +120,10 @@ class RandomRefusals:
         return max(rate, *self._rates, 0.0)
 
     def found(self, rate: float, cap: float, now: float) -> None:
-        """Learn the rate and the number at once that a refusal has shown; 0: none."""
+        """Learn the rate and the number at once that refusals have shown; 0: none."""
         if rate:
             self._rates.append(rate)
-        if not self.share or self._tried >= _TRIED:
+        if not self.share or self._tried >= _TRIED or not (rate or cap):
             return
         self._tried += 1
         if self._tried == _TRIED and rate <= _GAIN * self._rate_before and cap <= _GAIN * self._cap_before:

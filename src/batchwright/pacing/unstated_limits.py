@@ -34,8 +34,8 @@ _LONG_NAMED = 10.0
 """Seconds of a pause that a refusal names which show that no number at once is to blame."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
-_FEWER = 2
-"""Requests fewer than a known number at once that are surely not too many."""
+_FREE_SHARE, _MOST_FREE = 0.075, 3.0
+"""Share of requests beside limits that are stated or told, and refusals in a row, which are taken to come at random."""
 _RECENT = 10.0
 _FAR_MORE = 4.0
 """Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
@@ -61,6 +61,10 @@ class UnstatedLimits:
         self._verdict = 0
         """Times that refusals have shown that not a number at once but a rate is limited, or the reverse."""
         self._recent: deque[Attempt] = deque()
+        self._tried_epoch: int | None = None
+        """Epoch of a number at once that was tried when a request beyond what is proven was last refused."""
+        self._free = 2.0
+        """Refusals beside limits that leave enough which teach nothing if they come now, as long as none has."""
 
     @property
     def _known_window(self) -> FoundWindow | FoundSlidingWindow | None:
@@ -103,7 +107,9 @@ class UnstatedLimits:
 
     def begin(self, amount: float, now: float) -> tuple[bool, int]:
         """Count a request that is sent; return whether it is below the limits that are known, and its number."""
+        self._free = min(_MOST_FREE, self._free + _FREE_SHARE)
         is_below = self._rate.is_below or (self.cap is not None and self.cap.is_below)
+        is_below = is_below and not self._sharing.has_others
         self._rate.begin(amount, now)
         for window in self._windows:
             window.begin(now)
@@ -133,7 +139,7 @@ class UnstatedLimits:
 
     def refused_together(self, attempt: Attempt) -> None:
         """Note that a request was refused which was under way with another one that was: that is one event."""
-        self._random.withdrawn(is_below=attempt.is_below)
+        self._random.refused_together(attempt.number, is_below=attempt.is_below)
         self.withdrawn(attempt)
 
     def refused(
@@ -156,15 +162,18 @@ class UnstatedLimits:
             self.withdrawn(attempt)
             self.block(now + max(retry_after or 0.0, PAUSE))
             return False
-        if cause is None and self._is_random(attempt, now):
+        if cause is None and (retry_after or 0.0) < _LONG_NAMED and self._is_random(attempt, now):
             self.withdrawn(attempt)
             self._search.overloaded(attempt.epoch)  # as by an endpoint that is too busy
             return False
         if not self._sharing.has_others and self._is_window(attempt, now, retry_after):
             self._rate.withdrawn(attempt.amount)
             return True
+        is_first = self._rate.rate is None
         self._learn(attempt, now, retry_after, cause, named)
-        self._random.found(self._rate.rate or 0.0, 0 if self.cap is None else self.cap.value, now)
+        # The first guess is from what was accepted; a later one, from how far the pace had risen, says nothing.
+        rate = self._rate.rate if is_first or self._rate.is_measured else None
+        self._random.found(rate or 0.0, 0 if self.cap is None else self.cap.value, now)
         return True
 
     def note(self) -> dict[str, float]:
@@ -206,14 +215,26 @@ class UnstatedLimits:
 
     def _is_random(self, attempt: Attempt, now: float) -> bool:
         """Learn whether a refusal for which nothing is to blame came at random."""
-        is_below = attempt.is_below and not self._sharing.has_others
-        is_beside = bool(attempt.stated) and self.cap is None
-        if self._random.refused(attempt.number, now, is_below=is_below, is_beside=is_beside):
-            self._search_again(now)
-        if not self._random.share:
+        if self._sharing.has_others:
             return False
-        is_accepted = self.cap is not None and attempt.at_once < self.cap.value - _FEWER
-        return is_accepted or self._random.absorbs()
+        is_beside = bool(attempt.stated) and self.cap is None
+        if self._random.refused(attempt.number, now, is_below=attempt.is_below, is_beside=is_beside):
+            self._search_again(now)
+        if self._random.share:
+            return not self._is_disproved(attempt) and self._random.absorbs()
+        is_free = bool(attempt.stated or attempt.told) and self.cap is None and not self.is_rate_known
+        if not is_free or self._free < 1.0:
+            return False
+        self._free -= 1.0
+        return True
+
+    def _is_disproved(self, attempt: Attempt) -> bool:
+        """Return whether refusals disprove a number at once that is tried: else it would be tried for ever."""
+        if self.cap is None or attempt.at_once <= self.cap.proven:
+            return False
+        is_same = self._tried_epoch == self.cap.epoch
+        self._tried_epoch = self.cap.epoch
+        return is_same
 
     def _search_again(self, now: float) -> None:
         """Forget the limits that refusals showed which may come at random, and search for them anew."""

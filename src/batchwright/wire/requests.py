@@ -280,12 +280,14 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
     return [*([instructions] if isinstance(instructions, str) else []), *_texts_in(body.get("input"))]
 
 
-def text_of_sent(body: Mapping[str, Any]) -> str:
-    """Return the text of the prompt in a body for chats or completions, without what is no text, such as images."""
+def texts_of_sent(body: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the prompts in a body for chats or completions, without what is no text, such as images."""
     messages = body.get("messages")
-    if messages is None:
-        return str(body.get("prompt", ""))
-    return "\n".join(_texts_in(messages))
+    if messages is not None:
+        return ["\n".join(_texts_in(messages))]
+    prompt = body.get("prompt", "")
+    is_several = isinstance(prompt, list) and prompt and all(isinstance(each, str) for each in prompt)
+    return list(prompt) if is_several else [str(prompt)]
 
 
 def _texts_in(messages: object) -> list[str]:
