@@ -296,7 +296,7 @@ class EndpointError(BatchwrightError):
 
     `status` is that of its answer, None when there was none; `body` its error object, if it sent one; `retry_after` the
     seconds after which it wants to be asked again, if it said so. `is_wrong_address`: nothing of its API is there.
-    `waits_alone`: it takes other calls meanwhile, as far as is known.
+    `waits_alone`: only this call has to wait, since the endpoint accepts others meanwhile, as far as is known.
     """
 
     code = "endpoint_error"

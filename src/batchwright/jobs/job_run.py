@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _IN_BATCHES = RetryPolicy(most_in_vain=sys.maxsize)
-"""A batch may tell of many failures at once, and whoever waits for the next one is told of none for hours."""
+"""A batch may end with many failures at once, and lines then wait in the next one for hours: that is no outage."""
 _INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]

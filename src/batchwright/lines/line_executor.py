@@ -91,11 +91,6 @@ class LineExecutor(Generic[_Line]):
         return self._inference.wants - (len(self._tasks) - self._with_model)
 
     @property
-    def under_way(self) -> int:
-        """Number of lines being computed, without those that wait to be tried again."""
-        return sum(task not in self._pausing for task in self._tasks)
-
-    @property
     def all_fail(self) -> bool:
         """Whether so many lines failed, and none succeeded in between, that only one at a time is tried again."""
         return self._in_vain >= self._retries.most_in_vain

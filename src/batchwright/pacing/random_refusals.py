@@ -27,7 +27,7 @@ _EXCESS = 1.5
 _CREDIT, _MOST_CREDIT = 3.0, 8.0
 """Refusals in a row that are absorbed after one that was not, and at most."""
 _ROW_PAUSE = 0.5
-"""Seconds after a refusal after which the next request would be accepted, were it for a rate or a number at once."""
+"""Seconds after a refusal in which a rate, or a number at once, makes room for the next request."""
 _IN_A_ROW, _ROW_WEIGHT = 0.3, 1.0 / 50.0
 """Share of refusals that follow another one all the same, above which windows refuse them; weight of the latest."""
 _TRIED, _GAIN = 2, 1.15
