@@ -27,7 +27,7 @@ WITH_HEADERS: Mapping[str, Bar] = dict.fromkeys(KINDS, HEADERS) | {
     # How many may go at once is no header's matter.
     "16 at once": (0.94, 10.0),
     "100 at once": (0.9, 5.0),
-    "at once, drifting": (0.7, 30.0),
+    "at once, drifting": (0.7, 15.0),
     "slope": (0.85, 20.0),
 }
 """With headers and `retry-after`. Where a bar is lower than the usual one, that is what is reached today."""

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.provider.amounts import Quantity
 from benchmarks.provider.limits import AtRandom, Concurrency, Limit, Limits, TokenBucket
 
+from batchwright.pacing.limits import ToldLimit
 from batchwright.pacing.random_refusals import RandomRefusals
 
 from .simulation import Says, allowed, simulate, works
@@ -44,6 +45,18 @@ def test_a_limit_is_found_beside_them(limit: Callable[[], Limit], says: Says, sh
     all_of_it = allowed(Limits(limit()), works(0), REQUESTS, seconds=600.0, requests=9000)
     assert measured.charged(REQUESTS) >= least * all_of_it
     assert measured.refused_per_thousand <= 1000.0 * share + 80.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beside_limits_that_are_told_and_stated_they_teach_nothing(seed: int) -> None:
+    def bucket() -> Limit:
+        return TokenBucket("requests", REQUESTS, 600, burst=5)
+
+    told = [ToldLimit("requests", 600, 60.0)]
+    limits = Limits(AtRandom(0.05, seed=seed), bucket())
+    measured = simulate(limits, works(0), seconds=300.0, says=HEADERS, told=told)
+    all_of_it = allowed(Limits(bucket()), works(0), REQUESTS, seconds=300.0, requests=4000)
+    assert measured.charged(REQUESTS) >= 0.97 * all_of_it
 
 
 def send(refusals: RandomRefusals, requests: int, *, is_below: bool = True) -> int:

@@ -34,8 +34,9 @@ _LONG_NAMED = 10.0
 """Seconds of a pause that a refusal names which show that no number at once is to blame."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
-_FREE_SHARE, _MOST_FREE = 0.075, 3.0
-"""Share of requests beside limits that are stated or told, and refusals in a row, which are taken to come at random."""
+_FREE_SHARE, _FIRST_FREE, _MOST_FREE = 0.075, 6.0, 10.0
+"""Share of requests beside limits that are stated or told which are taken to be refused at random, such refusals that
+are taken for it at first, and in a row at most."""
 _RECENT = 10.0
 _FAR_MORE = 4.0
 """Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
@@ -63,7 +64,7 @@ class UnstatedLimits:
         self._recent: deque[Attempt] = deque()
         self._tried_epoch: int | None = None
         """Epoch of a number at once that was tried when a request beyond what is proven was last refused."""
-        self._free = 2.0
+        self._free = _FIRST_FREE
         """Refusals beside limits that leave enough which teach nothing if they come now, as long as none has."""
 
     @property
