@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from batchwright.models import DEFAULT_MODEL
-from benchmarks.ray_forms.measure import Measured, Way, measure, ways
+from benchmarks.ray_forms.measure import AT_ONCE, Measured, Way, measure, ways
 from benchmarks.throughput.report import machine, table
 from benchmarks.throughput.systems import DEFAULT_VLLM
 
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def ray_data(
     model: Annotated[str, typer.Option(help="Model.")] = DEFAULT_MODEL,
-    rows: Annotated[int, typer.Option(min=16, help="Rows.")] = 512,
+    rows: Annotated[int, typer.Option(min=16, help="Rows.")] = 1024,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch, and of a block of the dataset.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in turns.")] = 3,
@@ -50,8 +50,9 @@ def ray_data(
         "# Ray Data",
         f"Printed by `benchmarks/ray_data.py` on {host['date']}; {host['processor']}, {host['cores']} cores, Python"
         f" {host['python']}, Ray {importlib.metadata.version('ray')}. {model}, bfloat16, greedy, {rows} rows of 8"
-        f" to 60 words, {tokens} tokens each, batches and blocks of {batch_size} rows, 256 rows at once. Figures are"
-        f" ratios of one run of the benchmark; load average before it {before:.0f}, after it {os.getloadavg()[0]:.0f}."
+        f" to 60 words, {tokens} tokens each, batches and blocks of {batch_size} rows, {AT_ONCE} rows at once. Figures"
+        f" are ratios of one run of the benchmark; load average before it {before:.0f}, after it"
+        f" {os.getloadavg()[0]:.0f}."
         " What is measured and how to repeat it:"
         " [benchmarks/README.md](../README.md#ray-data).",
         _table(found),

@@ -20,6 +20,8 @@ from benchmarks.throughput.process import ROOT
 from benchmarks.throughput.systems import vllm_systems
 
 _PROMPT_WORDS = (8, 60)
+AT_ONCE = 512
+"""Rows that an actor is given at once: twice as many as engines compute, so that others wait when some are done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +100,7 @@ def measure(
                     "tokens": tokens,
                     "cores": len(os.sched_getaffinity(0)),
                     "batch_size": batch_size,
-                    "batches": max(1, 256 // batch_size),
+                    "batches": max(1, AT_ONCE // batch_size),
                     "stamp": str(Path(folder) / "stamp"),
                 }
                 seconds = _of_file(job) if way.module is None else _of_dataset(way, job)

@@ -4,12 +4,13 @@
         batchwright.ray.Generate,
         fn_constructor_kwargs={"prompt": "Is this good? {review}", "defaults": {"max_tokens": 64}},
         batch_size=16,
-        compute=ray.data.ActorPoolStrategy(size=2, max_concurrent_calls_per_actor=4),
+        compute=ray.data.ActorPoolStrategy(size=2, max_concurrent_calls_per_actor=32),
         num_gpus=1,
     )
 
 A batch may be of any format, and keeps it. Ray gives an actor four batches of one block at a time, and with
-`max_concurrent_calls_per_actor` those of as many blocks.
+`max_concurrent_calls_per_actor` those of as many blocks: about twice as many rows as the engine computes at once
+(`max_num_seqs`, by default 256) keep it full.
 """
 
 from __future__ import annotations
