@@ -41,6 +41,8 @@ demo: $(VENV)/.runtime
 serve: $(VENV)/.runtime
 	$(BIN)/batchwright serve
 
+# Where the environment forbids to keep compiled modules, each of the hundreds of commands that tests start compiles all.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -150,7 +150,7 @@ def test_with_all_kinds_of_sampling_together(engines: Callable[..., Engine], lau
 
 
 def test_preempted_sequences(engines: Callable[..., Engine], launched: list[int]) -> None:
-    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 60, "n": 2}
+    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 30, "n": 2}
     few = {"kv_memory": 30 * 2 * 3 * 64 * 4 * 16 * 12}
     plain = answers(engines(ahead=False), requests(**params))
     ahead = engines(ahead=True, **few)

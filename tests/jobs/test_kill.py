@@ -23,7 +23,7 @@ from .fakes import by_id, text_of
 COMMAND = Path(sys.executable).with_name("batchwright")
 LINES = 24
 JOBS = 2
-KILLS = int(os.environ.get("BATCHWRIGHT_RUN_KILLS", "3"))
+KILLS = int(os.environ.get("BATCHWRIGHT_RUN_KILLS", "2"))
 MOST_ATTEMPTS = 3 * KILLS + 1
 POLL_SECONDS = 0.005
 

@@ -38,7 +38,7 @@ QUERY = "Which river is the longest?"
 DOCUMENTS = ["The Rhine.", "Bread.", "A long river, and a wide one.", "Bread."]
 LONG = "rain " * 70
 LABELS = ["bad", "fair", "good"]
-LINES = int(os.environ.get("BATCHWRIGHT_KINDS_LINES", "1000"))
+LINES = int(os.environ.get("BATCHWRIGHT_KINDS_LINES", "400"))
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (RERANK, {"query": QUERY, "documents": DOCUMENTS}),
