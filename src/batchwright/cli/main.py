@@ -96,8 +96,8 @@ def main() -> None:
         print(f"error: {message}", file=sys.stderr)
         sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)
     finally:
-        # Python collects garbage twice more before it ends, which takes half a second with a model's libraries. But what
-        # is not collected of Triton's objects is reported as leaked.
+        # Python collects garbage twice more before it ends, which takes half a second with a model's libraries. But
+        # what is not collected of Triton's objects is reported as leaked.
         if "triton" in sys.modules:
             gc.unfreeze()
         else:
