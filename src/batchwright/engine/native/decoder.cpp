@@ -5,15 +5,14 @@
 // from the first layer to the last: no row moves from one core to another, and a part waits only for keys and values that
 // it reads and another one writes. The weights then go through every core, which is worth it when there are many rows to
 // each. Any other step is computed by all threads together: each takes some columns of a product, and they wait for each
-// other between two phases.
+// other between two phases. The head is shared either way (head.h).
 #include <omp.h>
 
-#include <atomic>
-#include <thread>
+#include <deque>
 #include <type_traits>
 
+#include "head.h"
 #include "parts.h"
-#include "rows.h"
 
 namespace bw {
 namespace {
@@ -23,9 +22,7 @@ struct alignas(64) Progress {
   std::atomic<int64_t> layers{0};
 
   void wait_for(int64_t count) const {
-    for (int64_t spins = 0; layers.load(std::memory_order_acquire) < count; ++spins) {
-      if (spins > 10000) std::this_thread::yield();
-    }
+    wait_until([&] { return layers.load(std::memory_order_acquire) >= count; });
   }
 };
 
@@ -69,11 +66,14 @@ class Decoder {
   using Cache = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
 
  public:
-  // Computes one of the parts of `step`, whose progress is `progress` [parts] and whose times go to `spent` [parts].
+  // Computes one of the parts of `step` by `team` of its `threads`. The part's progress is one of `progress` [parts], and
+  // its times go to `spent` [parts].
   Decoder(const Model& model, const Step& step, const std::vector<Part>& parts, size_t index, Progress* progress,
-          Spent* spent, const Scratch<E>& scratch)
+          Spent* spent, const Scratch<E>& scratch, int threads, int team)
       : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim}, scratch_(scratch),
-        progress_(progress), index_(index), part_(parts[index]) {
+        progress_(progress), index_(index), part_(parts[index]), team_(team),
+        wanted_(step, part_.first_row, part_.end_row),
+        head_(model, step, wanted_, scratch.input, scratch.scales, threads, team) {
     const int64_t first = part_.first_row, end = part_.end_row;
     const int64_t from = std::upper_bound(step.starts, step.starts + step.sequences, first) - step.starts - 1;
     const int64_t to = std::lower_bound(step.starts + from, step.starts + step.sequences, end) - step.starts;
@@ -82,12 +82,6 @@ class Decoder {
       contexts_.push_back(step.contexts[s] - static_cast<int32_t>(std::max<int64_t>(step.starts[s + 1] - end, 0)));
     }
     starts_.push_back(static_cast<int32_t>(end - first));
-    const int64_t* logits_end = step.logit_rows + step.num_logit_rows;
-    const int64_t* wanted = std::lower_bound(step.logit_rows, logits_end, first);
-    for (const int64_t* row = wanted; row < logits_end && *row < end; ++row) logit_rows_.push_back(*row - first);
-    first_logit_ = wanted - step.logit_rows;
-    s_.logits += (first_logit_ - count_greedy(0, first_logit_)) * s_.logits_stride;
-    place_rows();
     s_.rows = end - first;
     s_.residual += first * m_.hidden;
     s_.positions += first;
@@ -96,45 +90,57 @@ class Decoder {
     if (s_.seconds != nullptr) s_.seconds = spent[index].of;
   }
 
-  void run(int threads) {
+  void run() {
     const Problem all = attention();
-    const AttentionPlan plan = attention_plan(all, threads);
+    const AttentionPlan plan = attention_plan(all, team_);
     AttentionPlan last_plan;
-    const bf16* greedy_rows = reinterpret_cast<bf16*>(scratch_.input) + num_plain_ * m_.hidden;
-    Screening screening(m_.screen, greedy_rows, num_greedy_, greedy_masks(), s_.mask_words, threads);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team_)
     {
       lap(kRest);
       Tile<Cache> tile(all, plan);
       const int64_t last = m_.num_layers - 1;
       for (int64_t index = 0; index < last; ++index) {
         const Layer& layer = m_.layers[index];
-        project(layer, threads);
+        project(layer);
         publish_and_wait(index);
-        attend_all(layer, tile, plan, threads);
-        finish(layer, m_.layers[index + 1].qkv, threads);
+        attend_all(layer, tile, plan);
+        finish(layer, m_.layers[index + 1].qkv);
       }
-      project(m_.layers[last], threads);
+      project(m_.layers[last]);
       publish_and_wait(last);
 #pragma omp single
       {
         drop_rows();
-        last_plan = attention_plan(attention(), threads);
+        last_plan = attention_plan(attention(), team_);
       }
       Tile<Cache> last_tile(attention(), last_plan);
-      attend_all(m_.layers[last], last_tile, last_plan, threads);
-      finish(m_.layers[last], num_plain_ > 0 || num_greedy_ == 0 ? m_.head : m_.screen->rough, threads);
-      logits(screening, threads);
+      attend_all(m_.layers[last], last_tile, last_plan);
+      finish(m_.layers[last], head_.first_weight());
+      head_.open();
+      share_head(static_cast<int>(index_) + omp_get_thread_num());
+      lap(kProducts);
     }
+  }
+
+  // Takes what is left of the head when there is something to take; `thread` is the number of this one in the step.
+  void help(int thread, Spent* spent) {
+    head_.wait_until_open();
+    const double began = omp_get_wtime();
+    share_head(thread);
+    spent->of[kProducts] += omp_get_wtime() - began;
   }
 
  private:
   enum Kind { kProducts, kAttention, kRest };
 
   // Queries; keys and values go to the cache.
-  void project(const Layer& layer, int threads) {
+  void project(const Layer& layer) {
     norm_rows(layer.input_norm);
-    product(layer.qkv, input(s_.rows), layer.output, threads, writer(scratch_.qkv, heads_.width()));
+    product(layer.qkv, input(s_.rows), layer.output, [this](int64_t row, int64_t column, VecF low, VecF high) {
+      bf16* to = scratch_.qkv + row * heads_.width() + column;
+      bw::store(to, low);
+      bw::store(to + kLanes, high);
+    });
     rotate(layer);
     lap(kRest);
   }
@@ -146,21 +152,21 @@ class Decoder {
     lap(kAttention);
   }
 
-  void attend_all(const Layer& layer, Tile<Cache>& tile, const AttentionPlan& plan, int threads) {
+  void attend_all(const Layer& layer, Tile<Cache>& tile, const AttentionPlan& plan) {
     tile.read(layer.keys, layer.values, layer.window);
-    attend<Cache>(tile, plan.items, m_.kv_heads, threads);
+    attend<Cache>(tile, plan.items, m_.kv_heads, team_);
     lap(kAttention);
   }
 
   // What is left of a layer after attention; `next` is the product after it.
-  void finish(const Layer& layer, const Linear& next, int threads) {
-    product(layer.output, prepared(scratch_.attended, heads_.queries(), 1), layer.gate_up, threads, adder());
+  void finish(const Layer& layer, const Linear& next) {
+    product(layer.output, prepared(scratch_.attended, heads_.queries(), 1), layer.gate_up, adder());
     norm_rows(layer.post_norm);
-    product(layer.gate_up, input(s_.rows), layer.down, threads,
+    product(layer.gate_up, input(s_.rows), layer.down,
             [this](int64_t row, int64_t column, VecF gate, VecF up) {
               bw::store(scratch_.inner + row * m_.intermediate + column / 2, silu(gate) * up);
             });
-    product(layer.down, prepared(scratch_.inner, m_.intermediate, m_.mix), next, threads, adder());
+    product(layer.down, prepared(scratch_.inner, m_.intermediate, m_.mix), next, adder());
   }
 
   // After the last keys and values, only rows whose logits are wanted matter: most rows of a prompt end here. Attention
@@ -170,9 +176,9 @@ class Decoder {
     int64_t kept = 0;
     for (size_t s = 0; s < contexts_.size(); ++s) {
       const int64_t end = starts_[s + 1];
-      const auto wanted = [&] { return logit < logit_rows_.size() && logit_rows_[logit] < end; };
-      const int64_t first = wanted() ? logit_rows_[logit] : end;
-      for (; wanted(); ++logit) logit_rows_[logit] += kept - first;
+      const auto wanted = [&] { return logit < wanted_.rows.size() && wanted_.rows[logit] < end; };
+      const int64_t first = wanted() ? wanted_.rows[logit] : end;
+      for (; wanted(); ++logit) wanted_.rows[logit] += kept - first;
       move_rows(scratch_.qkv, heads_.width(), first, end, kept);
       move_rows(s_.residual, m_.hidden, first, end, kept);
       starts_[s] = static_cast<int32_t>(kept);
@@ -186,61 +192,14 @@ class Decoder {
     std::memmove(rows + to * width, rows + first * width, (end - first) * width * sizeof(bf16));
   }
 
-  bool greedy(int64_t logit) const { return s_.greedy != nullptr && s_.greedy[logit] != 0; }
-
-  int64_t count_greedy(int64_t first, int64_t end) const {
-    int64_t count = 0;
-    for (int64_t logit = first; logit < end; ++logit) count += greedy(logit);
-    return count;
-  }
-
-  // In the input of the head, rows whose logits are wanted go before those of which only the likeliest token is.
-  void place_rows() {
-    const int64_t count = logit_rows_.size();
-    num_greedy_ = count_greedy(first_logit_, first_logit_ + count);
-    num_plain_ = count - num_greedy_;
-    int64_t next_plain = 0, next_greedy = num_plain_;
-    for (int64_t r = 0; r < count; ++r) places_.push_back(greedy(first_logit_ + r) ? next_greedy++ : next_plain++);
-  }
-
-  std::vector<const uint32_t*> greedy_masks() const {
-    std::vector<const uint32_t*> masks(num_greedy_, nullptr);
-    if (s_.mask_of == nullptr) return masks;
-    for (size_t r = 0; r < logit_rows_.size(); ++r) {
-      const int64_t row = places_[r] - num_plain_, mask = s_.mask_of[first_logit_ + r];
-      if (row >= 0 && mask >= 0) masks[row] = s_.masks + mask * s_.mask_words;
-    }
-    return masks;
-  }
-
-  void logits(Screening& screening, int threads) {
-#pragma omp for schedule(static)
-    for (size_t r = 0; r < logit_rows_.size(); ++r) norm_row(logit_rows_[r], m_.norm, places_[r]);
-    const Linear& next = m_.layers[0].qkv;
-    if (num_plain_ > 0) {
-      const Linear& then = num_greedy_ > 0 ? m_.screen->rough : next;
-      product(m_.head, input(num_plain_), then, threads, writer(s_.logits, s_.logits_stride));
-    }
-    if (num_greedy_ > 0) choose(screening, next, threads);
-  }
-
-  void choose(Screening& screening, const Linear& next, int threads) {
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < num_greedy_; ++row) screening.prepare(row);
-    lap(kRest);
-    screening.find(next, threads, omp_get_thread_num());
-#pragma omp for schedule(dynamic, 1)
-    for (size_t r = 0; r < logit_rows_.size(); ++r) {
-      const int64_t row = places_[r] - num_plain_, logit = first_logit_ + r;
-      if (row >= 0) screening.choose(row, s_.greatest + logit, s_.likeliest + logit);
-    }
-    lap(kProducts);
+  void share_head(int thread) {
+    head_.compute(thread, [this](int64_t row, int64_t place) { norm_row(row, m_.norm, place); });
   }
 
   template <class Done>
-  void product(const Linear& weight, const Rows<E>& rows, const Linear& next, int threads, const Done& done) {
+  void product(const Linear& weight, const Rows<E>& rows, const Linear& next, const Done& done) {
     lap(kRest);
-    multiply(weight, rows, next, threads, done);
+    multiply(weight, rows, next, team_, done);
     lap(kProducts);
   }
 
@@ -307,13 +266,6 @@ class Decoder {
     }
   }
 
-  auto writer(bf16* out, int64_t stride) const {
-    return [out, stride](int64_t row, int64_t column, VecF low, VecF high) {
-      bw::store(out + row * stride + column, low);
-      bw::store(out + row * stride + column + kLanes, high);
-    };
-  }
-
   auto adder() const {
     return [this](int64_t row, int64_t column, VecF low, VecF high) {
       bf16* to = s_.residual + row * m_.hidden + column;
@@ -335,11 +287,10 @@ class Decoder {
   Progress* const progress_;
   const size_t index_;
   const Part& part_;
+  const int team_;
+  WantedRows wanted_;
+  Head<E> head_;
   std::vector<int32_t> starts_, contexts_;  // as in Step, of the rows of the part
-  std::vector<int64_t> logit_rows_;
-  std::vector<int64_t> places_;       // [logit rows] in the input of the head
-  int64_t first_logit_ = 0;           // of the part, among those of the step
-  int64_t num_plain_ = 0, num_greedy_ = 0;
   double lapped_ = 0;
 };
 
@@ -349,21 +300,27 @@ void decode(const Model& model, const Step& step) {
   const std::vector<Part> parts = cut(model, step, threads);
   std::vector<Progress> progress(parts.size());
   std::vector<Spent> spent(parts.size());
-  std::vector<Decoder<E>> decoders;
-  decoders.reserve(parts.size());
+  std::deque<Decoder<E>> decoders;
+  const int team = parts.size() == 1 ? threads : 1;
   char* at = step.scratch;
   for (size_t index = 0; index < parts.size(); ++index) {
     const Scratch<E> scratch(model, parts[index].end_row - parts[index].first_row, at);
-    decoders.emplace_back(model, step, parts, index, progress.data(), spent.data(), scratch);
+    decoders.emplace_back(model, step, parts, index, progress.data(), spent.data(), scratch, threads, team);
     at = scratch.end;
   }
   if (decoders.size() == 1) {
-    decoders[0].run(threads);
+    decoders[0].run();
   } else {
-    // With fewer threads than were asked for, parts are computed in their order, so none waits for one that has not
-    // begun.
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run(1);
+#pragma omp parallel num_threads(threads)
+    {
+      // With fewer threads than were asked for, parts are computed in their order, so none waits for one that has not
+      // begun.
+#pragma omp for schedule(static, 1) nowait
+      for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run();
+      const int thread = omp_get_thread_num();
+      for (size_t ahead = 1; ahead < decoders.size(); ++ahead)
+        decoders[(thread + ahead) % decoders.size()].help(thread, &spent[thread]);
+    }
   }
   if (step.seconds == nullptr) return;
   for (const Spent& each : spent) {

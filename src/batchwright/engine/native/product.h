@@ -61,37 +61,61 @@ struct Groups {
   int64_t first(int64_t group) const { return group * panels / count; }
 };
 
-// For all threads of a team: `done(row, column, low, high)` gets the outputs column..column+15 and +16..+31 of a row.
-// It returns when all are done. Meanwhile the beginning of `next`, the weight that is needed next, is fetched.
-template <class E, class Done>
-void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads, const Done& done) {
-  constexpr int64_t per = 4 / sizeof(E);
-  const int64_t units = w.inputs / per, size = units * kPanel, bytes = size * 4;
-  const Groups groups((w.outputs + kPanel - 1) / kPanel, bytes, threads);
-  const int64_t tiles = (x.count + kMostRows<E> - 1) / kMostRows<E>;
-  const uint32_t* rows = reinterpret_cast<const uint32_t*>(x.values);
-  thread_local std::vector<uint32_t> room;
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t first = groups.first(g), last = groups.first(g + 1), later = groups.first(g + threads) - first;
+// The product of rows with a weight, cut in groups of columns. `next` is the weight that is needed after it: its beginning
+// is fetched meanwhile. `threads`: how many begin it at the same time.
+template <class E>
+class GroupedProduct {
+ public:
+  GroupedProduct(const Linear& w, const Rows<E>& x, const Linear& next, int threads)
+      : w_(w), x_(x), next_(next), threads_(threads), units_(w.inputs / kPer),
+        groups_((w.outputs + kPanel - 1) / kPanel, units_ * kPanel * 4, threads) {}
+
+  int64_t count() const { return groups_.count; }
+
+  // `done(row, column, low, high)` gets the outputs column..column+15 and +16..+31 of a row.
+  template <class Done>
+  void compute(int64_t group, const Done& done) const {
+    const int64_t size = units_ * kPanel, bytes = size * 4;
+    const int64_t first = groups_.first(group), last = groups_.first(group + 1);
+    const int64_t later = groups_.first(group + threads_) - first;
+    const int64_t tiles = (x_.count + kMostRows<E> - 1) / kMostRows<E>;
+    const uint32_t* rows = reinterpret_cast<const uint32_t*>(x_.values);
+    thread_local std::vector<uint32_t> room;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t from = t * x.count / tiles, count = (t + 1) * x.count / tiles - from;
-      const uint32_t* inputs = tile_inputs<E>(rows + from * units, count, units, room);
+      const int64_t from = t * x_.count / tiles, count = (t + 1) * x_.count / tiles - from;
+      const uint32_t* inputs = tile_inputs<E>(rows + from * units_, count, units_, room);
       for (int64_t p = first; p < last; ++p) {
-        const uint32_t* ahead = w.panels + (p + later) * size;
-        if (p + later >= groups.panels) ahead = next.panels + (p + later - groups.panels) * size;
+        const uint32_t* ahead = w_.panels + (p + later) * size;
+        if (p + later >= groups_.panels) ahead = next_.panels + (p + later - groups_.panels) * size;
         typename Sum<E>::Vec sums[2 * kMostRows<E>];
-        multiply_tile<E>(count, inputs, units, w.panels + p * size,
+        multiply_tile<E>(count, inputs, units_, w_.panels + p * size,
                          reinterpret_cast<const char*>(ahead) + t * bytes / tiles, kPanel * 4 / tiles, sums,
                          std::make_integer_sequence<int, kMostRows<E>>());
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;
-          done(from + r, column, finished(sums[2 * r], w, x, from + r, column),
-               finished(sums[2 * r + 1], w, x, from + r, column + kLanes));
+          done(from + r, column, finished(sums[2 * r], w_, x_, from + r, column),
+               finished(sums[2 * r + 1], w_, x_, from + r, column + kLanes));
         }
       }
     }
   }
+
+ private:
+  static constexpr int64_t kPer = 4 / sizeof(E);
+  const Linear& w_;
+  const Rows<E> x_;
+  const Linear& next_;
+  const int threads_;
+  const int64_t units_;
+  const Groups groups_;
+};
+
+// For all threads of a team. It returns when all is done.
+template <class E, class Done>
+void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads, const Done& done) {
+  const GroupedProduct<E> product(w, x, next, threads);
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t group = 0; group < product.count(); ++group) product.compute(group, done);
 }
 
 // The Hadamard transform of N vectors, lane by lane, in place, without its scale.

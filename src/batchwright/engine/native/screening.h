@@ -49,7 +49,8 @@ struct alignas(64) Candidates {
   std::vector<Column> columns;
 };
 
-// Rows of which only the likeliest token is wanted. Their methods are called in their order, with a barrier in between.
+// Rows of which only the likeliest token is wanted: all are prepared, then each group of columns is gone through, and then
+// each row's token is chosen.
 class Screening {
  public:
   // `rows` [count][inputs], which are read later; `masks` [count] has those of rows, of `words`, or null for a row.
@@ -84,15 +85,19 @@ class Screening {
     errors_[row] = std::sqrt(sum(error)) * kRoundedUp;
   }
 
-  // For all threads of a team, as `multiply`.
-  void find(const Linear& next, int threads, int thread) {
+  // The rounded rows with the rounded head; `threads` and `next` as there.
+  GroupedProduct<u8> product(const Linear& next, int threads) const {
+    return {screen_->rough, {values_.data(), scales_.data(), count_}, next, threads};
+  }
+
+  // Goes through the columns of a group of `product`, on thread number `thread`.
+  void find(const GroupedProduct<u8>& product, int64_t group, int thread) {
     Candidates* found = found_.data() + thread * count_;
-    multiply(screen_->rough, Rows<u8>{values_.data(), scales_.data(), count_}, next, threads,
-             [this, found](int64_t row, int64_t column, const VecF& low, const VecF& high) {
-               if (!has_bounds(row)) return;
-               consider(row, column, low, found[row]);
-               consider(row, column + kLanes, high, found[row]);
-             });
+    product.compute(group, [this, found](int64_t row, int64_t column, const VecF& low, const VecF& high) {
+      if (!has_bounds(row)) return;
+      consider(row, column, low, found[row]);
+      consider(row, column + kLanes, high, found[row]);
+    });
   }
 
   // The greatest product of a row, rounded to bfloat16, and its first column. NaN: the row is not finite.
