@@ -347,6 +347,8 @@ def test_greedy_ties_go_to_the_lowest_id(dtype: torch.dtype, logprobs: int | Non
         {"top_k": 40, "min_p": 0.1},
         {"top_p": 0.5},
         {"temperature": 2.0, "top_p": 0.95},
+        {"temperature": 0.3, "top_p": 0.999999},
+        {"temperature": 2.0, "top_p": 0.9, "min_p": 0.02},
         {"temperature": 3.0, "top_p": 0.999, "top_k": 5000},
     ],
 )
@@ -360,3 +362,18 @@ def test_kernels_and_torch_draw_the_same_tokens(vocab: int, params: dict[str, An
     best, _ = sampling.row_maxima(logits)
     drawn = sampling.draw(logits, some, best, each, uniforms)
     assert drawn == sampling.draw_with_torch(logits[some], each, uniforms)
+
+
+@pytest.mark.parametrize("values", [1, 2, 5, 300])
+@pytest.mark.parametrize("params", [{"top_p": 0.2}, {"top_p": 0.97}, {"top_k": 70}, {"top_k": 3, "top_p": 0.5}])
+def test_a_draw_is_as_far_down_the_order_where_logits_are_equal(values: int, params: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(6)
+    logits = (torch.randint(0, values, (30, 5000), generator=generator) * 0.25).bfloat16()
+    uniforms = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
+    best, _ = sampling.row_maxima(logits)
+    each = [SamplingParams(**({"temperature": 1.0} | params))] * len(logits)
+    drawn = sampling.draw(logits, list(range(len(logits))), best, each, uniforms)
+    for row, uniform, token in zip(logits.double().numpy(), uniforms, drawn, strict=True):
+        order = np.argsort(-row, kind="stable")
+        wanted = order[np.searchsorted(np.cumsum(probabilities(row, **params)[order]), uniform, side="right")]
+        assert row[token] == row[wanted]

@@ -1,20 +1,15 @@
-// Drawing tokens: each row in two passes over its logits, nothing the size of the vocabulary written.
-//
-// A token's weight is e^((logit - greatest) / temperature), so the likeliest weighs 1. Weights are summed in groups of
-// kGroup, always from the first token on: a row's draw depends on nothing but the row.
+// Drawing tokens. A token's weight is e^((logit - greatest) / temperature), so the likeliest weighs 1. Weights are summed in
+// groups of kGroup, always from the first token on: a row's draw depends on nothing but the row.
 #include <algorithm>
 #include <limits>
 #include <vector>
 
-#include "simd.h"
+#include "ranked_weights.h"
 
 namespace bw {
 namespace {
 
 constexpr int64_t kGroup = 128;
-// A token is among the candidates of a cutoff when its weight is at least e^-cutoff.
-constexpr float kCutoffs[] = {2.0f, 4.0f, 8.0f, 16.0f};
-constexpr int kNumCutoffs = 4;
 
 struct Choice {
   float greatest, temperature, min_p;
@@ -22,17 +17,12 @@ struct Choice {
   double top_p, uniform;
 };
 
-struct Candidate {
-  float weight;
-  int32_t token;
-};
-
 template <class T>
 class Row {
  public:
   Row(const T* logits, int64_t dim, const Choice& choice) : logits_(logits), dim_(dim), c_(choice) {}
 
-  int64_t draw() { return c_.top_k > 0 || c_.top_p < 1.0 ? draw_sorted() : draw_direct(); }
+  int64_t draw() { return c_.top_k > 0 || c_.top_p < 1.0 ? draw_ranked() : draw_direct(); }
 
  private:
   int64_t groups() const { return (dim_ + kGroup - 1) / kGroup; }
@@ -78,72 +68,41 @@ class Row {
     return group * kGroup + last;
   }
 
-  int64_t draw_sorted() const {
-    std::vector<Candidate> found = candidates();
-    std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-      return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
-    });
-    if (c_.top_k > 0 && static_cast<int64_t>(found.size()) > c_.top_k) found.resize(c_.top_k);
-    double mass = left_;
-    if (c_.top_k > 0) {
-      mass = 0;
-      for (const Candidate& candidate : found) mass += candidate.weight;
+  int64_t draw_ranked() const {
+    float exponents[kGroup];
+    thread_local std::vector<float> weights;
+    weights.resize(groups() * kGroup);
+    double mass = 0;
+    for (int64_t g = 0; g < groups(); ++g) {
+      float* of_group = weights.data() + g * kGroup;
+      weigh(g, exponents, of_group);
+      VecF acc = {};
+      for (int64_t i = 0; i < kGroup; i += kLanes) acc += load(of_group + i);
+      mass += sum(acc);
     }
-    const double nucleus = c_.top_p * mass;
-    double kept = 0;
+    RankedWeights ranked(weights.data(), weights.size());
+    if (c_.top_k > 0) return draw_among(ranked.greatest(c_.top_k));
+    const double kept = ranked.at_mass(c_.top_p * mass).through;
+    return ranked.at_mass(above(c_.uniform * kept)).token;
+  }
+
+  int64_t draw_among(const std::vector<WeightedToken>& found) const {
+    double mass = 0, kept = 0, before = 0;
+    for (const WeightedToken& each : found) mass += each.weight;
     size_t count = 0;
-    for (; count < found.size() && (count == 0 || kept < nucleus); ++count) kept += found[count].weight;
-    const double target = c_.uniform * kept;
-    double before = 0;
+    for (; count < found.size() && (count == 0 || kept < c_.top_p * mass); ++count) kept += found[count].weight;
     for (size_t i = 0; i < count; ++i) {
       before += found[i].weight;
-      if (before > target) return found[i].token;
+      if (before > c_.uniform * kept) return found[i].token;
     }
     return found[count - 1].token;
   }
 
-  // All that top-k and top-p can reach, and few more: those above the highest cutoff that leaves enough.
-  std::vector<Candidate> candidates() const {
-    float exponents[kGroup], weights[kGroup];
-    double mass[kNumCutoffs] = {};
-    int64_t count[kNumCutoffs] = {};
-    left_ = 0;
-    for (int64_t g = 0; g < groups(); ++g) {
-      weigh(g, exponents, weights);
-      VecF all = {}, above[kNumCutoffs] = {};
-      VecI number[kNumCutoffs] = {};
-      for (int64_t i = 0; i < kGroup; i += kLanes) {
-        const VecF w = load(weights + i), e = load(exponents + i);
-        all += w;
-        for (int j = 0; j < kNumCutoffs; ++j) {
-          const VecI in = (VecI)(e >= -kCutoffs[j]) & (VecI)(w > 0.0f);
-          above[j] += select(in, w, VecF{});
-          number[j] -= in;
-        }
-      }
-      left_ += sum(all);
-      for (int j = 0; j < kNumCutoffs; ++j) {
-        mass[j] += sum(above[j]);
-        for (int64_t lane = 0; lane < kLanes; ++lane) count[j] += number[j][lane];
-      }
-    }
-    float cutoff = std::numeric_limits<float>::infinity();
-    for (int j = kNumCutoffs - 1; j >= 0; --j)
-      if (c_.top_k > 0 ? count[j] >= c_.top_k : mass[j] >= c_.top_p * left_) cutoff = kCutoffs[j];
-    std::vector<Candidate> found;
-    for (int64_t g = 0; g < groups(); ++g) {
-      weigh(g, exponents, weights);
-      for (int64_t i = 0; i < kGroup; ++i)
-        if (weights[i] > 0 && exponents[i] >= -cutoff)
-          found.push_back({weights[i], static_cast<int32_t>(g * kGroup + i)});
-    }
-    return found;
-  }
+  static double above(double x) { return std::nextafter(x, std::numeric_limits<double>::infinity()); }
 
   const T* logits_;
   const int64_t dim_;
   const Choice c_;
-  mutable double left_ = 0;  // of the whole row, what min-p leaves
 };
 
 template <class T>

@@ -1,0 +1,180 @@
+// Weights in descending order, without sorting them all: a place in the order is found between two thresholds, by sums
+// over what reaches each of several, and only what is left between two of them is sorted. Of equal weights the first
+// token goes first.
+//
+// What top-p keeps of a flat row is tens of thousands of tokens, and the draw wants one of them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "simd.h"
+
+namespace bw {
+
+struct WeightedToken {
+  float weight;
+  int32_t token;
+};
+
+class RankedWeights {
+ public:
+  struct Place {
+    int32_t token;
+    double through;  // sum of the weights up to this one
+  };
+
+  // Of `weights` [count], positive or 0, a whole number of vectors, which must stay where they are.
+  RankedWeights(const float* weights, int64_t count) : weights_(weights), count_(count) {}
+
+  // The first place up to which weights sum up to `mass`; the last one that weighs anything if they come to less.
+  Place at_mass(double mass) {
+    if (!has_first_) first_ = sums<true>(weights_, count_, kFirst);
+    has_first_ = true;
+    Interval found = all().part(first_, kFirst, 0.0, mass);
+    if (found.amount > static_cast<double>(found.least) * kMany) {
+      const Thresholds finer = found.divided();
+      found = found.part(sums<true>(weights_, count_, finer), finer, 0.0, mass);
+    }
+    collect(found);
+    const double before = found.before;
+    for (int round = 0; round < kRounds && found.amount > static_cast<double>(found.least) * kFew; ++round) {
+      const Thresholds finer = found.divided();
+      found = found.part(sums<true>(kept_weights_.data(), kept_weights_.size(), finer), finer, before, mass);
+    }
+    Place place{0, found.before};
+    for (const WeightedToken& each : sorted(found)) {
+      place = {each.token, place.through + each.weight};
+      if (place.through >= mass) break;
+    }
+    return place;
+  }
+
+  // The `number` greatest weights in their order, or all that are positive if there are fewer.
+  std::vector<WeightedToken> greatest(int64_t number) {
+    const double wanted = static_cast<double>(number);
+    Interval found = all().part(sums<false>(weights_, count_, kFirst), kFirst, 0.0, wanted);
+    for (int round = 0; round < kRounds && found.before + found.amount > 2 * wanted + kFew; ++round) {
+      const Thresholds finer = found.divided();
+      found = found.part(sums<false>(weights_, count_, finer), finer, 0.0, wanted);
+    }
+    found.below = all().below;
+    collect(found);
+    std::vector<WeightedToken> tokens = sorted(found);
+    if (static_cast<int64_t>(tokens.size()) > number) tokens.resize(number);
+    return tokens;
+  }
+
+ private:
+  static constexpr int kSteps = 8, kRounds = 4;
+  static constexpr int64_t kFew = 64, kMany = 2048;  // which are sorted in no time, and which are not copied in no time
+
+  using Thresholds = std::array<float, kSteps>;  // descending
+  using Sums = std::array<double, kSteps>;       // over what reaches each threshold: its weight, or its number
+
+  // e^-1 to e^-16; the likeliest token weighs 1.
+  static constexpr Thresholds kFirst = {0.36787944f,   0.13533528f,  0.049787068f,  0.018315639f,
+                                        0.0024787522f, 3.354626e-4f, 1.6701701e-5f, 1.12535175e-7f};
+
+  // Weights from `least` on that are below `below`.
+  struct Interval {
+    float below, least;
+    double before, amount;  // sum over those that are not below it, and over these
+
+    // The part in which sums, `offset` added to each, begin to reach `wanted`.
+    Interval part(const Sums& sums, const Thresholds& thresholds, double offset, double wanted) const {
+      Interval found{below, least, before, amount};
+      for (int i = 0; i < kSteps; ++i) {
+        const double sum = offset + sums[i];
+        if (sum >= wanted) return {found.below, thresholds[i], found.before, sum - found.before};
+        found = {thresholds[i], least, sum, before + amount - sum};
+      }
+      return found;
+    }
+
+    // Thresholds within it, of which the last is its own.
+    Thresholds divided() const {
+      const double most = std::min(below, 1.0f), ratio = least / most;
+      Thresholds found;
+      for (int i = 0; i < kSteps; ++i)
+        found[i] = static_cast<float>(most * std::pow(ratio, static_cast<double>(i + 1) / kSteps));
+      found.back() = least;
+      return found;
+    }
+  };
+
+  // Whatever is positive.
+  static Interval all() {
+    constexpr double unknown = std::numeric_limits<double>::infinity();
+    return {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::denorm_min(), 0.0, unknown};
+  }
+
+  template <bool kOfWeights>
+  static Sums sums(const float* weights, int64_t count, const Thresholds& thresholds) {
+    constexpr int64_t kBlock = 64 * kLanes;  // that are summed in float
+    Sums found{};
+    for (int64_t from = 0; from < count; from += kBlock) {
+      VecF acc[kSteps] = {};
+      for (int64_t i = from; i < std::min(from + kBlock, count); i += kLanes) {
+        const VecF w = load(weights + i), each = kOfWeights ? w : broadcast(1.0f);
+        for (int j = 0; j < kSteps; ++j) acc[j] += select((VecI)(w >= thresholds[j]), each, VecF{});
+      }
+      for (int j = 0; j < kSteps; ++j) found[j] += sum(acc[j]);
+    }
+    return found;
+  }
+
+  // Copies the weights of an interval, with their tokens, in the order of these.
+  void collect(const Interval& from) {
+    if (from.below == kept_below_ && from.least == kept_least_) return;
+    kept_below_ = from.below;
+    kept_least_ = from.least;
+    kept_weights_.resize(count_ + kLanes);
+    kept_tokens_.resize(count_ + kLanes);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count_; i += kLanes) {
+      if (!reaches(load(weights_ + i), from.least)) continue;
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const float w = weights_[i + lane];
+        kept_weights_[kept] = w;
+        kept_tokens_[kept] = static_cast<int32_t>(i + lane);
+        kept += w >= from.least && w < from.below;
+      }
+    }
+    const int64_t padded = (kept + kLanes - 1) / kLanes * kLanes;
+    std::fill(kept_weights_.begin() + kept, kept_weights_.begin() + padded, 0.0f);
+    kept_weights_.resize(padded);
+    kept_tokens_.resize(padded);
+  }
+
+  // Those of an interval, of which all were collected.
+  std::vector<WeightedToken> sorted(const Interval& of) const {
+    std::vector<WeightedToken> found;
+    bool in_order = true;
+    for (size_t i = 0; i < kept_weights_.size(); ++i) {
+      const float w = kept_weights_[i];
+      if (w < of.least || w >= of.below) continue;
+      in_order &= found.empty() || found.back().weight >= w;
+      found.push_back({w, kept_tokens_[i]});
+    }
+    if (!in_order) {
+      std::sort(found.begin(), found.end(), [](const WeightedToken& a, const WeightedToken& b) {
+        return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+      });
+    }
+    return found;
+  }
+
+  const float* const weights_;
+  const int64_t count_;
+  bool has_first_ = false;
+  Sums first_{};
+  float kept_below_ = 0.0f, kept_least_ = 0.0f;
+  std::vector<float> kept_weights_;
+  std::vector<int32_t> kept_tokens_;
+};
+
+}  // namespace bw
