@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -430,3 +433,31 @@ def test_a_request_with_nan_fails_alone(tmp_path: Path, config: dict[str, Any], 
             assert isinstance(mixed.pop(1).error, NonFiniteLogits)
             assert [response.error for response in mixed] == [None] * len(prompts)
             assert [response.token_ids for response in mixed] == before
+
+
+_ANSWERS = """
+import sys
+from batchwright import Engine, SamplingParams
+with Engine(sys.argv[1], dtype="bfloat16", max_num_seqs=160) as engine:
+    prompts = [[2 + number % 90, 5, 7 + number % 11] for number in range(160)]
+    kinds = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}]
+    params = [SamplingParams(max_tokens=6, ignore_eos=True, **kinds[number % 2]) for number in range(160)]
+    print([list(answer.token_ids) for answer in engine.generate(prompts, params)])
+"""
+
+
+@needs_decoder
+def test_steps_with_fewer_threads_than_asked_for(tmp_path: Path) -> None:
+    """Parts of a step have threads of their own, or share one; either way they help each other to their ends."""
+    saved_model(tmp_path, "llama", TINY)
+    answers = []
+    for threads in (
+        {"OMP_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "5"},
+        {"OMP_NUM_THREADS": "5", "OMP_THREAD_LIMIT": "2"},
+    ):
+        command = [sys.executable, "-c", _ANSWERS, str(tmp_path)]
+        ended = subprocess.run(command, env=os.environ | threads, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        answers.append(ended.stdout)
+    assert answers[1:] == answers[:1] * 2

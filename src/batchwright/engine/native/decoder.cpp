@@ -117,14 +117,16 @@ class Decoder {
       attend_all(m_.layers[last], last_tile, last_plan);
       finish(m_.layers[last], head_.first_weight());
       head_.open();
+      // A part that has a thread to itself is computed by that of its number, if there is one, so no two have one number.
       share_head(static_cast<int>(index_) + omp_get_thread_num());
       lap(kProducts);
     }
   }
 
-  // Takes what is left of the head when there is something to take; `thread` is the number of this one in the step.
+  bool can_be_helped() const { return head_.is_open(); }
+
+  // Takes what is left of the head; `thread` is the number of this one in the step.
   void help(int thread, Spent* spent) {
-    head_.wait_until_open();
     const double began = omp_get_wtime();
     share_head(thread);
     spent->of[kProducts] += omp_get_wtime() - began;
@@ -294,6 +296,23 @@ class Decoder {
   double lapped_ = 0;
 };
 
+// Helps the parts that are not of this thread's number, whichever can be helped first, until all are done.
+template <class E>
+void help_others(std::deque<Decoder<E>>& decoders, int thread, Spent* spent) {
+  std::vector<Decoder<E>*> left;
+  for (size_t ahead = 1; ahead < decoders.size(); ++ahead)
+    left.push_back(&decoders[(thread + ahead) % decoders.size()]);
+  while (!left.empty()) {
+    auto next = left.begin();
+    wait_until([&] {
+      next = std::find_if(left.begin(), left.end(), [](const Decoder<E>* each) { return each->can_be_helped(); });
+      return next != left.end();
+    });
+    (*next)->help(thread, &spent[thread]);
+    left.erase(next);
+  }
+}
+
 template <class E>
 void decode(const Model& model, const Step& step) {
   const int threads = omp_get_max_threads();
@@ -317,9 +336,7 @@ void decode(const Model& model, const Step& step) {
       // begun.
 #pragma omp for schedule(static, 1) nowait
       for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run();
-      const int thread = omp_get_thread_num();
-      for (size_t ahead = 1; ahead < decoders.size(); ++ahead)
-        decoders[(thread + ahead) % decoders.size()].help(thread, &spent[thread]);
+      help_others(decoders, omp_get_thread_num(), spent.data());
     }
   }
   if (step.seconds == nullptr) return;

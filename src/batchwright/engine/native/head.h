@@ -90,12 +90,10 @@ class Head {
 
   // Lets threads of other parts take part.
   void open() { open_.store(true, std::memory_order_release); }
-  void wait_until_open() const {
-    wait_until([this] { return open_.load(std::memory_order_acquire); });
-  }
+  bool is_open() const { return open_.load(std::memory_order_acquire); }
 
-  // For each thread that takes part, which is number `thread` of them. `norm(row, place)` makes a row of the part a row of
-  // the input.
+  // For each thread that takes part. No other one has the number `thread`, which is below `threads`. `norm(row, place)`
+  // makes a row of the part a row of the input.
   template <class Norm>
   void compute(int thread, const Norm& norm) {
     inputs_.compute(wanted_.rows.size(), [&](int64_t r) {

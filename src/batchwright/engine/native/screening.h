@@ -56,13 +56,12 @@ class Screening {
   // `rows` [count][inputs], which are read later; `masks` [count] has those of rows, of `words`, or null for a row.
   Screening(const Screen* screen, const bf16* rows, int64_t count, std::vector<const uint32_t*> masks, int64_t words,
             int threads)
-      : screen_(screen), rows_(rows), count_(count), threads_(threads), masks_(std::move(masks)), words_(words) {
+      : screen_(screen), rows_(rows), count_(count), masks_(std::move(masks)), words_(words), found_(threads) {
     if (count == 0) return;
     values_.resize(count * screen->rough.inputs);
     scales_.resize(count);
     lengths_.resize(count);
     errors_.resize(count);
-    found_.resize(threads * count);
   }
 
   // Rounds a row to 8 bits.
@@ -85,15 +84,16 @@ class Screening {
     errors_[row] = std::sqrt(sum(error)) * kRoundedUp;
   }
 
-  // The rounded rows with the rounded head; `threads` and `next` as there.
+  // The product of the rounded rows with the rounded head; `next` and `threads` as in GroupedProduct.
   GroupedProduct<u8> product(const Linear& next, int threads) const {
     return {screen_->rough, {values_.data(), scales_.data(), count_}, next, threads};
   }
 
-  // Goes through the columns of a group of `product`, on thread number `thread`.
+  // Goes through the columns of a group of `product`. No other thread may have the number `thread`, which is below `threads`.
   void find(const GroupedProduct<u8>& product, int64_t group, int thread) {
-    Candidates* found = found_.data() + thread * count_;
-    product.compute(group, [this, found](int64_t row, int64_t column, const VecF& low, const VecF& high) {
+    std::vector<Candidates>& found = found_[thread];
+    found.resize(count_);
+    product.compute(group, [this, &found](int64_t row, int64_t column, const VecF& low, const VecF& high) {
       if (!has_bounds(row)) return;
       consider(row, column, low, found[row]);
       consider(row, column + kLanes, high, found[row]);
@@ -106,11 +106,14 @@ class Screening {
     *likeliest = 0;
     std::vector<int32_t> numbers;
     if (has_bounds(row)) {
-      float least = found_[row].least;
-      for (int t = 0; t < threads_; ++t) least = std::max(least, found_[t * count_ + row].least);
-      for (int t = 0; t < threads_; ++t)
-        for (const Candidates::Column& column : found_[t * count_ + row].columns)
+      float least = -std::numeric_limits<float>::max();
+      for (const auto& found : found_)
+        if (!found.empty()) least = std::max(least, found[row].least);
+      for (const auto& found : found_) {
+        if (found.empty()) continue;
+        for (const Candidates::Column& column : found[row].columns)
           if (column.upper >= least) numbers.push_back(column.number);
+      }
       std::sort(numbers.begin(), numbers.end());
     } else {
       for (int64_t column = 0; column < screen_->rough.outputs; ++column)
@@ -188,12 +191,11 @@ class Screening {
   const Screen* const screen_;
   const bf16* const rows_;
   const int64_t count_;
-  const int threads_;
   const std::vector<const uint32_t*> masks_;
   const int64_t words_;
   std::vector<u8> values_;
   std::vector<float> scales_, lengths_, errors_;  // of each row: of 8 bits; |x|; |x - x̂|
-  std::vector<Candidates> found_;                 // [threads][rows]
+  std::vector<std::vector<Candidates>> found_;    // [threads][rows], empty for a thread that found none
 };
 
 }  // namespace bw
