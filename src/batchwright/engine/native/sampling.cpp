@@ -120,19 +120,19 @@ void draw_rows(const T* logits, int64_t stride, int64_t dim, const int64_t* rows
 template <class T>
 void mask_rows(T* logits, int64_t stride, int64_t dim, const int64_t* rows, int64_t count, const uint32_t* masks,
                int64_t words) {
-  T none;
-  store(&none, -std::numeric_limits<float>::infinity());
+  const VecF none = broadcast(-std::numeric_limits<float>::infinity());
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; ++i) {
     T* row = logits + rows[i] * stride;
     const uint32_t* mask = masks + i * words;
-    for (int64_t start = 0; start < dim; start += 32) {
-      const uint32_t bits = start / 32 < words ? mask[start / 32] : 0;
-      if (bits == ~0u) continue;
-      const int64_t end = std::min<int64_t>(dim - start, 32);
-      for (int64_t token = 0; token < end; ++token)
-        if (!(bits >> token & 1)) row[start + token] = none;
+    const int64_t whole = dim / kLanes * kLanes;
+    for (int64_t start = 0; start < whole; start += kLanes) {
+      const uint32_t bits = start / 32 < words ? mask[start / 32] >> start % 32 & kAllLanes : 0;
+      if (bits == kAllLanes) continue;
+      store(row + start, bits == 0 ? none : select(lanes_of(bits), load(row + start), none));
     }
+    for (int64_t token = whole; token < dim; ++token)
+      if (token / 32 >= words || !(mask[token / 32] >> token % 32 & 1)) store(row + token, none[0]);
   }
 }
 

@@ -139,7 +139,6 @@ class Screening {
   static constexpr float kBf16Step = 0.0079f;
   // What is smaller may be taken for 0; many times over, for the products of a sum.
   static constexpr float kTiny = 1e-30f;
-  static constexpr uint32_t kAllLanes = (uint64_t{1} << kLanes) - 1;
 
   void consider(int64_t row, int64_t column, const VecF& product, Candidates& found) {
     const uint32_t bits = allowed(row, column) & kAllLanes;
@@ -148,7 +147,7 @@ class Screening {
                                     broadcast(errors_[row]));
     VecF upper = product + slack, lower_bounds = product - slack;
     if (bits != kAllLanes) {
-      const VecI is_allowed = ((VecI{} + static_cast<int32_t>(bits)) >> lane_numbers() & 1) != 0;
+      const VecI is_allowed = lanes_of(bits);
       const VecF none = broadcast(-std::numeric_limits<float>::infinity());
       upper = select(is_allowed, upper, none);
       lower_bounds = select(is_allowed, lower_bounds, none);

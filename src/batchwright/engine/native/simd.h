@@ -59,6 +59,11 @@ struct bf16 {
 
 inline VecI lane_numbers() { return VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
+constexpr uint32_t kAllLanes = (uint64_t{1} << kLanes) - 1;
+
+// The lanes whose bits are set.
+inline VecI lanes_of(uint32_t bits) { return ((VecI{} + static_cast<int32_t>(bits)) >> lane_numbers() & 1) != 0; }
+
 inline float to_float(float x) { return x; }
 
 inline float to_float(bf16 x) {
