@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -45,7 +44,7 @@ class Validators:
             found = next(iter(self.reference.iter_errors(value)), None)
         except Exception:  # a reference to a schema elsewhere, or a pattern that is none in Python
             return []
-        if found is None or (found.validator == "multipleOf" and _is_multiple(found.instance, found.validator_value)):
+        if found is None:
             return []
         return [f"jsonschema, {found.validator}: {found.message[:300]}"]
 
@@ -70,11 +69,6 @@ def _other(schema: dict[str, Any]) -> Any:
         return jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
     except (jsonschema_rs.ValidationError, ValueError):
         return None
-
-
-def _is_multiple(value: Any, of: Any) -> bool:
-    """Whether a number is a multiple in decimals, which its quotient in binary may hide."""
-    return not Decimal(repr(value)) % Decimal(repr(of))
 
 
 def _finite(number: str) -> float:

@@ -336,3 +336,22 @@ def test_jobs_of_earlier_versions_go_on() -> None:
 def test_a_bad_form_of_the_job_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="schema and choices"):
         run("in.jsonl", tmp_path / "out", defaults={"schema": {}, "choices": ["a"]})
+
+
+_UNKEPT = [
+    {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+    {"prompt": "a", "guided_regex": "("},
+    {"custom_id": "r", "method": "POST", "url": "/v1/responses",
+     "body": {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"uniqueItems": True}}}}},
+]  # fmt: skip
+
+
+def test_forms_that_no_model_can_keep_to_are_found_before_one_is_loaded(tmp_path: Path) -> None:
+    given = tmp_path / "in.jsonl"
+    given.write_text("".join(json.dumps(line) + "\n" for line in _UNKEPT))
+    planned = run(given, dry_run=True)
+    assert (planned.total, planned.failed) == (3, 3)
+    ran = run(given, tmp_path / "out.jsonl", model=str(tmp_path / "none"))
+    told = [json.loads(line)["error"]["message"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ran.failed == 3
+    assert [text.partition(":")[0] for text in told] == ["response_format", "guided_regex", "text.format"]

@@ -27,6 +27,10 @@ def read(defaults: Any = None, **fields: Any) -> SamplingParams:
     [
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_object", "schema": {"required": ["a"]}}},
+            {"schema": {"type": "object", "required": ["a"]}},
+        ),
         ({"response_format": NAMED}, {"schema": SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, {"schema": SCHEMA}),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),

@@ -20,7 +20,7 @@ from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
 from batchwright.jobs.field_reordering import check_fields, reordered
 from batchwright.jobs.input_names import STREAM
-from batchwright.jobs.lines import BadLine, LineParser, check_body
+from batchwright.jobs.lines import BadLine, LineParser, check_body, check_form
 from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
 from batchwright.jobs.remote.results import PartedSink, RemoteResults, work_folder
@@ -297,6 +297,8 @@ class Job:
                 if not isinstance(line, BadLine):
                     with suppress(InvalidRequest):
                         check_body(line.endpoint, line.body, self.spec.defaults)
+                        if self.spec.backend is None:
+                            check_form(line.endpoint, line.body)
                         return True
         return False
 

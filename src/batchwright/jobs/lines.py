@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from batchwright.constraints import Constraint, constraint_of
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
 from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.answer_forms import form_overrides, named_in_body
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.classifying import read_classifying, sent_inputs
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
@@ -33,7 +36,7 @@ from batchwright.wire.requests import (
     texts_of_response,
     texts_of_sent,
 )
-from batchwright.wire.text_responses import chat_of_response, named_in_response
+from batchwright.wire.text_responses import chat_of_response, form_of_response, named_in_response
 
 
 class _Url(msgspec.Struct):
@@ -78,6 +81,31 @@ def check_body(
         inputs = read_classifying(endpoint, body).inputs
         return [" ".join(each) if isinstance(each, tuple) else each for each in inputs]
     return read_generation(body, chat=endpoint == CHAT_URL, defaults=defaults).prompts
+
+
+def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Check that models in this process can keep to the form that a valid body asks for.
+
+    Raises `InvalidRequest`, with the keyword of a schema that they cannot keep to and its place.
+    """
+    if endpoint == RESPONSES_URL:
+        with named_in_response():
+            check_form(CHAT_URL, {"response_format": form_of_response(body)})
+        return
+    fields = form_overrides(body)
+    constraint = constraint_of(**fields) if fields else None
+    if constraint is not None and (refusal := _refusal(constraint)) is not None:
+        raise named_in_body(InvalidRequest(f"{constraint.kind}: {refusal}", param=constraint.kind), body)
+
+
+@lru_cache(maxsize=1024)
+def _refusal(constraint: Constraint) -> str | None:
+    from batchwright.engine.grammars import refusal_of
+
+    try:
+        return refusal_of(constraint)
+    except ModuleNotFoundError:
+        return None  # whatever computes asks for the extra
 
 
 def check_sent_body(

@@ -29,7 +29,7 @@ from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import StandIn, not_served
-from batchwright.jobs.lines import check_body, check_sent_body
+from batchwright.jobs.lines import check_body, check_form, check_sent_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
@@ -201,7 +201,9 @@ class ModelChoice:
         if self.backend is None:
             if not self._serves(endpoint):
                 raise not_served(endpoint)
-            return check_body(endpoint, body, defaults)
+            prompts = check_body(endpoint, body, defaults)
+            check_form(endpoint, body)
+            return prompts
         if self.model is not None:
             chosen_model(read_model(body), self.served_model_names or (self.model,), remedy=LEAVE_OUT_MODEL)
         return check_sent_body(self.dialect, endpoint, body, defaults)
@@ -316,6 +318,7 @@ class NoModel(Inference):
 
     async def answer(self, call: Call) -> dict[str, Any]:
         check_body(call.endpoint, call.body, call.defaults)
+        check_form(call.endpoint, call.body)
         raise EngineClosed("no model is loaded")
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:

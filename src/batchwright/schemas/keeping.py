@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from batchwright.schemas.formats import NARROWER
 from batchwright.schemas.patterns import in_rust
@@ -69,7 +69,9 @@ def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
     for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if keyword in changed:
             changed[keyword] = _bound(changed[keyword], upwards=keyword.lower().endswith("minimum"))
-    _bound_multiples(changed)
+    _require_integers(where, changed)
+    _shut_out_ends(where, changed)
+    _bound_multiples(where, changed)
     _translate_patterns(where, changed)
     _narrow_format(changed)
     return _ordered(changed)
@@ -149,10 +151,64 @@ def _unwritable(value: Any) -> str | None:
     for each in _leaves(value):
         if isinstance(each, str) and any(letter < " " and letter not in _SHORT_ESCAPES for letter in each):
             return "a text with a control character"
-        is_number = isinstance(each, (int, float)) and not isinstance(each, bool)
-        if is_number and any(number != each for number in _read(_double(each))):
+        if not _is_number(each):
+            continue
+        if any(number != each for number in _read(_double(each))):
             return f"{each} is not kept exactly in 64 bits"
+        if _is_wide(each):
+            return f"{each} is an integer of more than 64 bits"
     return None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_wide(number: float) -> bool:
+    """Whether a number is an integer that llguidance, which counts in 64 bits, writes as another one."""
+    return _double(number).is_integer() and not -(2**63) <= number < 2**63
+
+
+_BEYOND: Mapping[str, Callable[[float], bool]] = {
+    "minimum": lambda bound: bound >= 2**63,
+    "exclusiveMinimum": lambda bound: bound >= 2**63 - 1,
+    "maximum": lambda bound: bound < -(2**63),
+    "exclusiveMaximum": lambda bound: bound <= -(2**63),
+}
+"""Whether no integer of 64 bits is within a bound, by its keyword."""
+
+
+def _require_integers(where: str, part: _Part) -> None:
+    # The nearest integer that there is would be written.
+    for keyword, is_beyond in _BEYOND.items():
+        if _is_number(bound := part.get(keyword)) and is_beyond(bound):
+            raise UnkeptSchema(where, keyword, f"{bound} is beyond the integers of 64 bits")
+
+
+def _shut_out_ends(where: str, part: _Part) -> None:
+    # An end that is an integer would be let in where no other integer is between it and the other end.
+    low, high = _exclusive(part, "minimum"), _exclusive(part, "maximum")
+    least, most = part.get("minimum", low), part.get("maximum", high)
+    if not _is_number(least) or not _is_number(most) or not 0 < most - least < 1:
+        return
+    # A billionth of what is between them, as a short decimal.
+    away = 10.0 ** math.floor(math.log10((most - least) / 1e9))
+    for name, end, inner in (("minimum", low, least + away), ("maximum", high, most - away)):
+        if not _is_number(end) or not _double(end).is_integer():
+            continue
+        keyword = f"exclusive{name.capitalize()}"
+        if inner == end:
+            raise UnkeptSchema(where, keyword, f"{end} cannot be told from its neighbours in 64 bits")
+        del part[keyword]
+        part[name] = inner
+
+
+def _exclusive(part: _Part, name: str) -> Any:
+    """Return the bound `name` of a part if it is itself shut out, in any draft; else None."""
+    found = part.get(f"exclusive{name.capitalize()}")
+    if isinstance(found, bool):
+        return part.get(name) if found else None
+    return found
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -180,7 +236,7 @@ def _double(number: float) -> float:
 
 def _bound(value: Any, *, upwards: bool) -> Any:
     """Return the nearest bound within `value` that a double has exactly."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not _is_number(value):
         return value
     double, away = _double(value), math.inf if upwards else -math.inf
     if math.isinf(double):
@@ -190,12 +246,19 @@ def _bound(value: Any, *, upwards: bool) -> Any:
     return value if double == value else double
 
 
-def _bound_multiples(part: _Part) -> None:
+def _bound_multiples(where: str, part: _Part) -> None:
     # As long as llguidance writes them, multiples are none any more once they are read as doubles; integers are exact.
     of, kinds = part.get("multipleOf"), part.get("type", _TYPES)
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if isinstance(of, bool) or not isinstance(of, (int, float)) or not isinstance(kinds, list) or "number" not in kinds:
+    if not _is_number(of) or not isinstance(kinds, list) or "number" not in kinds:
         return
+    if Decimal(repr(of)) != Decimal(of):
+        raise UnkeptSchema(
+            where,
+            "multipleOf",
+            f"{of} has no exact double, so that validators reject some of its multiples (of 0.01 they reject 1.14): "
+            "ask for integers of a smaller unit, or for texts with a pattern",
+        )
     if of == int(of):
         integers = [kind for kind in kinds if kind != "number"]
         part["type"] = integers if "integer" in integers else [*integers, "integer"]

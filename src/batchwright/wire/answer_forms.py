@@ -91,6 +91,10 @@ def _of_response_format(value: object) -> list[_Found]:
     if kind == "text":
         return []
     if kind == "json_object":
+        # Several servers take a schema here.
+        if (schema := value.get("schema")) is not None:
+            of_object = {"type": "object", **schema} if isinstance(schema, Mapping) else schema
+            return [_checked(f"{name}.schema", "schema", of_object)]
         return [(name, "json_object", True)]
     told = value.get("json_schema")
     if not isinstance(told, Mapping) or told.get("schema") is None:
