@@ -149,6 +149,21 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:
     assert Decimal(str(spending.cost)) == endpoint.ledger - before
 
 
+def test_an_answer_is_kept_if_there_is_no_money_to_ask_again(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    endpoint = PaidEndpoint()
+    endpoint.least_answer = 50
+    with serving(endpoint):
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "budget": 0.14}
+        options |= {"retry_invalid": 1, "defaults": {"json_object": True}}
+        with pytest.raises(BudgetExhausted):
+            run(source, output, **options)  # 50 tokens take 5 cents, and 100 would take 10
+        (line,) = read(output)
+        assert line["response"]["body"]["choices"][0]["finish_reason"] == "invalid_json"
+        report = run(source, output, **options)
+    assert (report.resumed, endpoint.charged) == (1, 1)
+
+
 def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     shown: list[RunProgress] = []

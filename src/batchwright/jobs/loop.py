@@ -166,6 +166,8 @@ class JobLoop:
         self._common = common
         self._invalid = invalid
         self._expected_tokens = expected_tokens
+        self._asked_again: dict[int, _Line] = {}
+        """Lines that are asked again because their answers were no JSON, by number."""
         self._expected: dict[int, float] = {}
         """Tokens that are expected of the answers to lines being computed, by line."""
         self._held_back: list[tuple[_Line, Exception]] = []
@@ -237,6 +239,7 @@ class JobLoop:
                 self.pacing = pacing_of(self._inference)
                 self._on_progress()
             if self._exhaustion is not None:
+                self._keep_answers()
                 raise self._exhaustion
             if self._held_back and self._common is not None:
                 raise self._common.error
@@ -246,6 +249,12 @@ class JobLoop:
         finally:
             await self._executor.close()
             self.pacing = pacing_of(self._inference)
+
+    def _keep_answers(self) -> None:
+        """Write the latest answers to lines that cannot be asked again: another run would have to pay for them anew."""
+        for line in [*self._asked_again.values()]:
+            if self._invalid is not None and (answer := self._invalid.latest(line.number)) is not None:
+                self._write_answer(line, answer)
 
     async def _wind_down(self) -> None:
         self.stopping = True
@@ -460,12 +469,14 @@ class JobLoop:
             body = self._invalid.again(line.number, line.endpoint, line.body, answer)
             if body is not None:
                 self.tally.asked_again += 1
+                self._asked_again[line.number] = line
                 self._returned.append(line._replace(body=body))
                 return
         self._write_answer(line, answer)
 
     def _write_answer(self, line: _Line, answer: dict[str, Any]) -> None:
         if self._invalid is not None:
+            self._asked_again.pop(line.number, None)
             answer = self._invalid.settled(line.number, answer)
             self.tally.invalid_answers += marked_invalid(answer)
         if self._cost_of is not None:
