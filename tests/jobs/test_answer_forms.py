@@ -166,6 +166,19 @@ def test_an_answer_that_cannot_be_mended_says_so(tmp_path: Path, context: int) -
     assert (report.cut_answers, report.invalid_answers) == (0, 1)
 
 
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_an_answer_is_asked_again_with_as_many_tokens_as_the_context_holds(tmp_path: Path, field: str) -> None:
+    prompt: Any = "x" if field == "prompt" else [{"role": "user", "content": "x"}]
+    engine = CuttingEngine(length=60, context=100, max_model_len=100)
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({field: prompt, "max_tokens": 55, "response_format": {"type": "json_object"}}) + "\n")
+    report = run(source, tmp_path / "out.jsonl", model=engine, retry_invalid=3)  # type: ignore[arg-type]
+    assert endings(tmp_path / "out.jsonl") == ["stop"]
+    (first, again), room = engine.submitted, 100 - len(engine.submitted[0].prompt)
+    assert (first.max_tokens, again.max_tokens) == (55, room)
+    assert (report.succeeded, report.asked_again) == (1, 1)
+
+
 def test_without_being_told_nothing_is_asked_again(tmp_path: Path) -> None:
     source = lines(tmp_path / "in.jsonl", {"max_tokens": 6, "response_format": {"type": "json_object"}})
     report = run(source, tmp_path / "out.jsonl", model=CuttingEngine())  # type: ignore[arg-type]

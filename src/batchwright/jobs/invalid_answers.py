@@ -32,7 +32,7 @@ class _Line:
 class InvalidAnswers:
     """Decides about lines whose answers were to be JSON: most of those that are not were cut by their `max_tokens`.
 
-    Each is asked at most `most` times more, with twice the tokens, and with the next seed if it has one. `defaults`:
+    Each is asked at most `most` times more, with twice the tokens or as many as the context still holds, and with the next seed if it has one. `defaults`:
     the parameters that the job gives to lines.
     """
 
@@ -55,6 +55,19 @@ class InvalidAnswers:
         line.tries += 1
         line.answer = answer
         line.body = self._larger(endpoint, line.body)
+        return line.body
+
+    def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
+        """Return the body to ask line `number` with after twice the tokens were more than the context of an engine
+        has room for: with all that it has. None if it was asked for that, or is not asked again.
+        """
+        line = self._lines.get(number)
+        if line is None:
+            return None
+        name = _limit_name(endpoint, line.body)
+        if line.body.get(name) in (None, MAX_TOKENS):
+            return None
+        line.body = {**line.body, name: MAX_TOKENS}
         return line.body
 
     def settled(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +99,7 @@ class InvalidAnswers:
 
     def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         changed: dict[str, Any] = {}
-        usual = "max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens"
-        name = next((each for each in _LIMITS if body.get(each) is not None), usual)
+        name = _limit_name(endpoint, body)
         limit = body.get(name, self._defaults.get("max_tokens"))
         if type(limit) is int:
             changed[name] = min(2 * limit, MAX_TOKENS)
@@ -95,6 +107,12 @@ class InvalidAnswers:
         if type(seed) is int:
             changed["seed"] = seed + 1
         return {**body, **changed}
+
+
+def _limit_name(endpoint: str, body: Mapping[str, Any]) -> str:
+    """Return the name of the limit of a body's answer, or what it would be."""
+    usual = "max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens"
+    return next((each for each in _LIMITS if body.get(each) is not None), usual)
 
 
 def invalid_texts(answer: Mapping[str, Any]) -> set[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
-from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
+from batchwright.errors import BudgetExhausted, ContextLengthExceeded, EndpointDown, EndpointError, RunFailed
 from batchwright.inference.batches.provider_batches import InABatch
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
 from batchwright.jobs.common_failure import CommonFailure
@@ -425,6 +425,11 @@ class JobLoop:
             self._stop(error)
 
     def _fail_line(self, line: _Line, error: Exception) -> None:
+        if self._invalid is not None and isinstance(error, ContextLengthExceeded):
+            body = self._invalid.filling(line.number, line.endpoint)
+            if body is not None:
+                self._returned.append(line._replace(body=body))
+                return
         self._expected.pop(line.number, None)
         if self._invalid is not None and (answer := self._invalid.latest(line.number)) is not None:
             self._write_answer(line, answer)  # it was asked for more than it can have
