@@ -283,6 +283,25 @@ def test_lines_without_a_form_are_never_asked_again() -> None:
     assert forms.again(3, TEXT, {"echo": True}, {"choices": [{"text": "Give JSON: {}"}]}) is None
 
 
+def test_another_try_differs_from_the_last() -> None:
+    cut, form = {"choices": [{"text": "{"}]}, {"response_format": {"type": "json_object"}}
+    asked = InvalidAnswers(2, {})
+    # An endpoint elsewhere gives 16 tokens to a completion that names no limit.
+    assert asked.again(1, TEXT, form, cut) == {**form, "max_tokens": 32}
+    assert asked.again(1, TEXT, form, cut) == {**form, "max_tokens": 64}
+    # How many it gives to a chat is not known.
+    chat, greedy = {"choices": [{"message": {"content": "{"}}]}, {**form, "temperature": 0, "seed": 1}
+    assert asked.again(2, CHAT, form, chat) == form
+    assert asked.again(3, CHAT, greedy, chat) is None
+    assert marked_invalid(asked.settled(3, chat)) == 1
+    assert InvalidAnswers(2, {"temperature": 0.0}).again(1, CHAT, form, chat) is None
+    assert asked.again(4, TEXT, greedy, cut) == {**greedy, "max_tokens": 32, "seed": 2}
+    last = {**form, "max_tokens": 5, "seed": 2**63 - 1}
+    assert asked.again(5, TEXT, last, cut) == {**form, "max_tokens": 10, "seed": 0}
+    most = {**form, "max_tokens": 2**30}
+    assert asked.again(6, TEXT, most, cut) == {**form, "max_tokens": 2**31 - 1}
+
+
 def response(*texts: str) -> dict[str, Any]:
     """An answer of `/v1/responses` with these texts, and a call of a tool."""
     said = [{"type": "message", "content": [{"type": "output_text", "text": text}]} for text in texts]

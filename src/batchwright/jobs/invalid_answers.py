@@ -10,8 +10,8 @@ from typing import Any
 from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import form_overrides
-from batchwright.wire.fields import MAX_TOKENS
-from batchwright.wire.requests import ENCODER_URLS, RESPONSES_URL
+from batchwright.wire.fields import MAX_TOKENS, RANGES
+from batchwright.wire.requests import COMPLETION_LIMIT, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL
 from batchwright.wire.text_responses import form_of_response
 
 INVALID_JSON = "invalid_json"
@@ -32,8 +32,9 @@ class _Line:
 class InvalidAnswers:
     """Decides about lines whose answers were to be JSON: most of those that are not were cut by their `max_tokens`.
 
-    Each is asked at most `most` times more, with twice the tokens or as many as the context still holds, and with the next seed if it has one. `defaults`:
-    the parameters that the job gives to lines.
+    Each is asked at most `most` times more, with twice the tokens, or as many as the context still holds, and with the
+    next seed if it has one. One that could only get the same answer is not. `defaults`: the parameters that the job
+    gives to lines.
     """
 
     def __init__(self, most: int, defaults: SamplingParams | Mapping[str, Any]) -> None:
@@ -50,12 +51,12 @@ class InvalidAnswers:
         if body.get("echo"):
             return None  # its texts begin with the prompt
         line = self._lines.setdefault(number, _Line(0, body, answer))
-        if line.tries == self._most:
+        larger = self._larger(endpoint, line.body)
+        if line.tries == self._most or larger is None:
             return None
         line.tries += 1
-        line.answer = answer
-        line.body = self._larger(endpoint, line.body)
-        return line.body
+        line.answer, line.body = answer, larger
+        return larger
 
     def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
         """Return the body to ask line `number` with after twice the tokens were more than the context of an engine
@@ -97,15 +98,19 @@ class InvalidAnswers:
             return False  # what an endpoint elsewhere makes of it is not known
         return form.get("schema") is not None or bool(form.get("json_object"))
 
-    def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the body for another try; None if its answer could only be the same."""
         changed: dict[str, Any] = {}
         name = _limit_name(endpoint, body)
-        limit = body.get(name, self._defaults.get("max_tokens"))
-        if type(limit) is int:
+        usual = COMPLETION_LIMIT if endpoint == COMPLETION_URL else None
+        limit = body.get(name, self._defaults.get("max_tokens", usual))
+        if type(limit) is int and limit < MAX_TOKENS:
             changed[name] = min(2 * limit, MAX_TOKENS)
+        elif body.get("temperature", self._defaults.get("temperature")) == 0:
+            return None
         seed = body.get("seed", self._defaults.get("seed"))
         if type(seed) is int:
-            changed["seed"] = seed + 1
+            changed["seed"] = seed + 1 if seed < RANGES["seed"][1] else 0
         return {**body, **changed}
 
 

@@ -60,8 +60,10 @@ _OURS = ("deadline", "deadline_ms", "expected_tokens", "priority")
 _TOKENS_COUNTED = 4096
 """Most tokens of a completion that count towards `MAX_LOGPROBS`: a body without a limit means the whole context."""
 OPENAI_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
-"""Defaults of a chat. The default limit of a completion is 16 tokens."""
-_COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=16)
+"""Defaults of a chat."""
+COMPLETION_LIMIT = 16
+"""Most tokens of a completion whose body names no limit."""
+_COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=COMPLETION_LIMIT)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
 """Types of a message's fields beside its role and content. Any other fields are for the chat template."""
 _FIELDS_OF = {
