@@ -328,6 +328,17 @@ def test_responses_that_are_no_json_are_asked_again() -> None:
     assert defaults.again(1, kind, {"text": None}, response("{")) == {"text": None, "max_output_tokens": 10}
 
 
+def test_labels_of_several_inputs_are_a_list() -> None:
+    def said(*labels: object) -> tuple[object, object]:
+        kind, answer = answer_of({"body": {"data": [{"label": label, "probs": [1.0]} for label in labels]}}, None)
+        return kind, answer.answer
+
+    assert said("good") == ("text", "good")
+    assert said("good", "bad") == ("texts", ["good", "bad"])
+    assert said("good", None) == ("other", ["good", None])
+    assert said(None) == ("other", None)
+
+
 def test_null_is_no_form_and_no_tool() -> None:
     defaults, null = {"json_object": True, "max_tokens": 5, "seed": 1}, {"response_format": None}
     filled = with_defaults({"messages": [], "tool_choice": None, **null}, defaults, chat=True)

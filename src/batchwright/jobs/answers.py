@@ -15,7 +15,7 @@ class Answer(NamedTuple):
 
     answer: object
     """Text; calls of tools; a list of texts where several were asked for; the vector of an embedding, the label of a
-    classification, the score of a pair. None after an error."""
+    classification, the score of a pair, or lists of these. None after an error."""
     finish_reason: str | None
     """Why the first text ended."""
     error: str | None
@@ -101,8 +101,11 @@ def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
             return "other", texts[0] if len(texts) == 1 else texts, reason
         return ("text", texts[0], reason) if len(texts) == 1 else ("texts", texts, reason)
     if isinstance(vectors, list) and vectors and all(isinstance(vector, dict) for vector in vectors):
-        if len(vectors) == 1 and isinstance(label := vectors[0].get("label"), str):
-            return "text", label, None
+        if "label" in vectors[0]:
+            labels = [each.get("label") for each in vectors]
+            if not all(isinstance(label, str) for label in labels):
+                return "other", labels[0] if len(labels) == 1 else labels, None
+            return ("text", labels[0], None) if len(labels) == 1 else ("texts", labels, None)
         if "score" in vectors[0]:
             return "other", vectors[0]["score"] if len(vectors) == 1 else [each.get("score") for each in vectors], None
         found = [vector.get("embedding") for vector in vectors]
