@@ -164,6 +164,19 @@ def test_an_answer_is_kept_if_there_is_no_money_to_ask_again(tmp_path: Path) -> 
     assert (report.resumed, endpoint.charged) == (1, 1)
 
 
+def test_answers_that_are_asked_for_again_count(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "cost": True}
+        report = run(source, output, retry_invalid=2, defaults={"json_object": True}, **options)
+    spending, usages = spending_of(report), [line["response"]["body"]["usage"] for line in read(output)]
+    assert endpoint.charged == 9
+    assert sum(Decimal(str(usage["cost"])) for usage in usages) == endpoint.ledger == Decimal(str(spending.cost))
+    assert report.cached_tokens == spending.cached_tokens
+    assert report.prompt_tokens == 3 * sum(usage["prompt_tokens"] for usage in usages)
+    assert report.generated_tokens > sum(usage["completion_tokens"] for usage in usages)
+
+
 def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     shown: list[RunProgress] = []

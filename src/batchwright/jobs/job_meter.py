@@ -76,7 +76,7 @@ class JobMeter(Meter):
         return self._journal.open
 
     def cost_of(self, call_id: str) -> Picodollars | None:
-        """Return what the answer to a call cost, and forget it; None if it is not known."""
+        """Return what all answers to a call cost so far, and forget it; None if it is not known."""
         return None if self._costs is None else self._costs.pop(call_id, None)
 
     @property
@@ -238,7 +238,8 @@ class JobMeter(Meter):
             Settlement(cost, used.saved_by_cache(rates), saved, used.prompt, used.cached, used.output),
         )
         if self._costs is not None:
-            self._costs[reservation.call_id] = cost
+            # A line may be asked again because its answer was no JSON.
+            self._costs[reservation.call_id] = self._costs.get(reservation.call_id, 0) + cost
         self._wake()
 
     def told_cost(self, call_id: str, prices: ModelPrices | None, answer: Mapping[str, Any]) -> None:

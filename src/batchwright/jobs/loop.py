@@ -89,14 +89,16 @@ class Tally:
         self.saved_prompt_tokens += token_count(answer, "prompt_tokens")
         self.saved_generated_tokens += token_count(answer, "completion_tokens")
 
+    def count_tokens(self, answer: Mapping[str, Any]) -> None:
+        """Count the tokens of an answer, whether or not its line is asked again."""
+        self.prompt_tokens += token_count(answer, "prompt_tokens")
+        self.generated_tokens += token_count(answer, "completion_tokens")
+        self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
+
     def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count a line with its answer, each text of which could have had `limit` tokens."""
         self.succeeded += 1
-        self.prompt_tokens += token_count(answer, "prompt_tokens")
-        generated = token_count(answer, "completion_tokens")
-        self.generated_tokens += generated
-        self.longest_answer = max(self.longest_answer, generated)
-        self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
+        self.longest_answer = max(self.longest_answer, token_count(answer, "completion_tokens"))
         self.answers.count(answer, limit)
 
 
@@ -470,6 +472,7 @@ class JobLoop:
         return None
 
     def _succeed(self, line: _Line, answer: dict[str, Any]) -> None:
+        self.tally.count_tokens(answer)
         if self._invalid is not None:
             body = self._invalid.again(line.number, line.endpoint, line.body, answer)
             if body is not None:
