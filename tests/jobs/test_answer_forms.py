@@ -228,6 +228,19 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
         ({"type": ["integer", "string"]}, "json", False),
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "number", False),
         ({"anyOf": [{"type": "number"}, {"type": "string"}]}, "json", False),
+        ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, "string", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, "number", False),
+        ({"type": ["integer", "number", "null"]}, "number", False),
+        ({"type": "string", "anyOf": [{"minLength": 2}, {"pattern": "a"}]}, "string", False),
+        ({"oneOf": [{"type": "null", "title": "None"}, {"type": "boolean"}]}, "boolean", False),
+        ({"oneOf": [{"const": None}, {"$ref": "#/$defs/colour"}]}, "string", False),
+        ({"allOf": [{"$ref": "#/$defs/colour"}], "default": "red"}, "string", False),
+        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, "json", False),
+        ({"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}, "integer", True),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}, "json", False),
+        ({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "integer"}]}, "json", False),
+        ({"$ref": "#/$defs/lists"}, "json", False),
+        ({"anyOf": [{"type": "null"}]}, "json", False),
         ({"enum": ["a", "b", None]}, "string", False),
         ({"enum": [1, 2.5]}, "number", False),
         ({"enum": [1, "x"]}, "json", False),
@@ -245,7 +258,8 @@ def test_a_line_whose_schema_is_refused_fails_by_the_name_of_its_field(tmp_path:
 def test_types_of_columns(schema: Any, kind: Any, is_list: bool) -> None:
     defs = {"colour": {"enum": ["red"]}, "loop": {"$ref": "#/$defs/loop"}, "root": {"properties": {"a/b": schema}}}
     either = {"anyOf": [{"$ref": "#/$defs/either"}, {"type": "string"}]}
-    schema = {"$defs": {**defs, "either": either}, "$ref": "#/$defs/root"}
+    lists = {"type": "array", "items": {"$ref": "#/$defs/lists"}}
+    schema = {"$defs": {**defs, "either": either, "lists": lists}, "$ref": "#/$defs/root"}
     assert columns_of(schema) == (PropertyColumn("a/b", kind, is_list),)
     assert columns_of({"type": "array"}) == columns_of(None) == ()
 

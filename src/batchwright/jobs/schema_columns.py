@@ -17,8 +17,8 @@ _KINDS: Mapping[str, ValueKind] = {
 _OF_VALUES: Mapping[type, ValueKind] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _MOST_REFERENCES = 16
 """References that follow each other: one of them may lead back to the first."""
-_MOST_ANY_OF = 4
-"""Levels of `anyOf` that are looked into, for the same reason."""
+_MOST_LEVELS = 4
+"""Levels of lists and of options, as in `anyOf`, that are looked into, for the same reason."""
 _MOST_OF_FLOATS = 1e308
 
 
@@ -53,7 +53,7 @@ def columns_of(schema: object) -> tuple[PropertyColumn, ...]:
     properties = _resolved(root, root).get("properties")
     if not isinstance(properties, Mapping):
         return ()
-    return tuple(_column(name, each, root) for name, each in properties.items())
+    return tuple(PropertyColumn(name, *_value_type(each, root)) for name, each in properties.items())
 
 
 def values_of(columns: Sequence[PropertyColumn], answer: object) -> list[object]:
@@ -74,32 +74,50 @@ def _plain(value: object) -> object:
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def _column(name: str, schema: object, root: Mapping[str, Any]) -> PropertyColumn:
+def _value_type(schema: object, root: Mapping[str, Any], left: int = _MOST_LEVELS) -> tuple[ValueKind, bool]:
+    """Return the type that values have beside null, and whether they are lists of values of that type."""
     resolved = _resolved(schema, root)
-    if _type_of(resolved) == "array":
-        kind = _kind(_resolved(resolved.get("items"), root), root)
-        return PropertyColumn(name, kind, is_list=kind != "json")
-    return PropertyColumn(name, _kind(resolved, root))
-
-
-def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], left: int = _MOST_ANY_OF) -> ValueKind:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = [resolved["const"]] if "const" in resolved else resolved.get("enum")
     if isinstance(values, list):
-        kinds = {_OF_VALUES.get(type(value), "json") for value in values if value is not None}
-        return kinds.pop() if len(kinds) == 1 else "number" if kinds == {"integer", "number"} else "json"
-    if isinstance(options := schema.get("anyOf"), list) and left:
-        kinds = {_kind(_resolved(each, root), root, left - 1) for each in options if each != {"type": "null"}}
-        return kinds.pop() if len(kinds) == 1 else "json"
-    return _KINDS.get(str(_type_of(schema)), "json")
+        return _common_type({(_OF_VALUES.get(type(value), "json"), False) for value in values if value is not None})
+    given = _type_of(resolved)
+    if given == "array" and left:
+        kind, is_list = _value_type(resolved.get("items"), root, left - 1)
+        return ("json", False) if kind == "json" or is_list else (kind, True)
+    if given is None and left:
+        options = [each for each in _options(resolved) if not _is_null(_resolved(each, root))]
+        return _common_type({_value_type(each, root, left - 1) for each in options})
+    return _KINDS.get(str(given), "json"), False
+
+
+def _common_type(found: set[tuple[ValueKind, bool]]) -> tuple[ValueKind, bool]:
+    if len(found) == 1:
+        return found.pop()
+    kinds, are_lists = {kind for kind, _ in found}, {is_list for _, is_list in found}
+    return ("number", are_lists.pop()) if kinds == {"integer", "number"} and len(are_lists) == 1 else ("json", False)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of which a value has one; those of `allOf`, of which it has each, only if there is one."""
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        if isinstance(options, list) and (name != "allOf" or len(options) == 1):
+            return options
+    return []
+
+
+def _is_null(schema: Mapping[str, Any]) -> bool:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return schema.get("type") == "null" or values == [None]
 
 
 def _type_of(schema: Mapping[str, Any]) -> object:
-    """Return the type that values have beside null."""
+    """Return the type that values have beside null; None if the schema names none or several."""
     given = schema.get("type")
     if not isinstance(given, list):
         return given
-    others = [each for each in given if each != "null"]
-    return others[0] if len(others) == 1 else None
+    others = {str(each) for each in given} - {"null"}
+    return "number" if others == {"integer", "number"} else others.pop() if len(others) == 1 else None
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
