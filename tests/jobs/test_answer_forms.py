@@ -24,7 +24,7 @@ from batchwright.request import FORM_FIELDS, Choice, InferenceRequest, SamplingP
 from batchwright.wire.chats import read_tools
 from batchwright.wire.requests import read_generation, with_defaults
 
-from .fakes import FakeEngine, read
+from .fakes import FakeEngine, decode, read
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -105,6 +105,25 @@ def test_properties_of_a_schema_are_typed_columns(tmp_path: Path, engine: Engine
     for row in table.to_pylist():
         parsed = json.loads(row["answer"])
         assert {**{name: row[name] for name in SCHEMA["properties"]}, "by": json.loads(row["by"])} == parsed
+
+
+def test_whole_numbers_of_more_than_64_bits_are_text(tmp_path: Path) -> None:
+    @dataclass
+    class CountingEngine(FakeEngine):
+        def _choice(self, request: InferenceRequest, index: int) -> Choice:
+            number = 2**64 if "large" in decode(request.prompt) else -(2**63)
+            return Choice(index, json.dumps({"a": number, "b": [number, None], "c": 5}), (7,), "stop")
+
+    source, output = tmp_path / "in.csv", tmp_path / "out.parquet"
+    source.write_text("prompt\nsmall\nlarge\n")
+    kinds: dict[str, Any] = {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {**kinds, "c": {"type": "integer"}}}
+    run(source, output, model=CountingEngine(), defaults=SamplingParams(schema=schema))  # type: ignore[arg-type]
+    table = pq.read_table(output)
+    assert table["a"].to_pylist() == [str(-(2**63)), str(2**64)]
+    assert table["b"].to_pylist() == [f"[{-(2**63)}, null]", f"[{2**64}, null]"]
+    assert table.schema.field("c").type == pa.int64()
+    assert table["c"].to_pylist() == [5, 5]
 
 
 def test_the_order_of_properties_is_part_of_a_job(tmp_path: Path) -> None:
@@ -269,7 +288,7 @@ def test_values_of_another_type_are_left_out() -> None:
     for answer in ("no JSON", '{"stars": ', "[1]", None, [], ["5", "{}"]):
         assert values_of(columns, answer) == [None] * len(columns)
     assert values_of(columns[:1], ['{"stars": 4}', "x"]) == [4]
-    assert [PropertyColumn("a", "integer").typed(value) for value in (3.0, 3.5, 2**63, True, "3")] == [3] + [None] * 4
+    assert [PropertyColumn("a", "integer").typed(value) for value in (3.0, 3.5, True, "3")] == [3] + [None] * 3
     assert PropertyColumn("a", "number").typed(10**400) is None
     assert PropertyColumn("a", "string", is_list=True).typed(["a", 1]) is None
     assert PropertyColumn("a", "string", is_list=True).typed(["a", None]) == ["a", None]

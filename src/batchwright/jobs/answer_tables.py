@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
@@ -18,7 +18,7 @@ from batchwright.jobs.compression import compressing, pyarrow_for
 from batchwright.jobs.output_forms import OutputForm
 from batchwright.jobs.remote.parts import OutputTarget
 from batchwright.jobs.resume import ResultsByNumber
-from batchwright.jobs.schema_columns import PropertyColumn, values_of
+from batchwright.jobs.schema_columns import PropertyColumn, TooLargeForColumn, values_of
 from batchwright.jobs.sources import ChainedSource, Source
 from batchwright.jobs.table_sources import JsonRowSource
 
@@ -53,11 +53,19 @@ class TableColumns:
         return (self.answer, *names, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS, *last)
 
     def values(self, answer: Answer, *, typed: bool = False) -> tuple[object, ...]:
-        """Values of the columns that are added; `typed`: those of properties as the types of their columns are."""
+        """Values of the columns that are added; `typed`: those of properties as the types of their columns are.
+
+        Raises `TooLargeForColumn` for a value that is to be `typed` and cannot be.
+        """
         found: list[object] = values_of(self.properties, answer.answer)
         if typed:
             found = [column.typed(value) for column, value in zip(self.properties, found, strict=True)]
         return (answer.answer, *found, *(answer[1:] if self.cost else answer[1:-1]))
+
+    def with_text(self, column: PropertyColumn) -> TableColumns:
+        """Return these columns with one of a property as JSON text, which holds any value."""
+        text = PropertyColumn(column.name, "json")
+        return replace(self, properties=tuple(text if each == column else each for each in self.properties))
 
     def kept(self, available: Sequence[str]) -> tuple[str, ...]:
         """The columns of the input that are kept. Raises `InputError` for one that is not there, or in the way."""
@@ -163,11 +171,15 @@ def _cell(value: object) -> object:
 def _write_parquet(
     source: Source, results: ResultsByNumber, target: OutputTarget, columns: TableColumns, kept: Sequence[str]
 ) -> None:
-    first = next((kind for kind, _ in map(read_answer, results) if kind is not None), "text")
-    try:
-        _write_groups(source, results, target, columns, kept, first)
-    except _MixedKinds:
-        _write_groups(source, results, target, columns, kept, "other")
+    first: str = next((kind for kind, _ in map(read_answer, results) if kind is not None), "text")
+    while True:
+        try:
+            _write_groups(source, results, target, columns, kept, first)
+            return
+        except _MixedKinds:
+            first = "other"
+        except TooLargeForColumn as error:
+            columns = columns.with_text(error.column)
 
 
 class _MixedKinds(Exception):
@@ -182,7 +194,10 @@ def _write_groups(
     kept: Sequence[str],
     kind: str,
 ) -> None:
-    """Write a Parquet file whose answers are all of one kind, or are JSON if it is "other". Raises `_MixedKinds`."""
+    """Write a Parquet file whose answers are all of one kind, or are JSON if it is "other".
+
+    Raises `_MixedKinds`, and `TooLargeForColumn`.
+    """
     pa = pyarrow_for("Parquet")
     import pyarrow.parquet as pq
 

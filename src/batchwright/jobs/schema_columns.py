@@ -22,6 +22,14 @@ _MOST_LEVELS = 4
 _MOST_OF_FLOATS = 1e308
 
 
+class TooLargeForColumn(Exception):
+    """A whole number of more than 64 bits is to be in a column of whole numbers."""
+
+    def __init__(self, column: PropertyColumn) -> None:
+        super().__init__(column.name)
+        self.column = column
+
+
 @dataclass(frozen=True, slots=True)
 class PropertyColumn:
     """Column of one property."""
@@ -33,16 +41,33 @@ class PropertyColumn:
     """Whether each value is a list of such values."""
 
     def typed(self, value: object) -> object:
-        """Return a value as this column holds it: JSON as text, and None for a value of another type."""
+        """Return a value as this column holds it: JSON as text, and None for a value of another type.
+
+        Raises `TooLargeForColumn`.
+        """
         if value is None or self.kind == "json":
             return None if value is None else json.dumps(value, ensure_ascii=False)
         if not self.is_list:
-            return _typed(self.kind, value)
+            return self._typed(value)
         if not isinstance(value, list):
             return None
-        items = [_typed(self.kind, item) for item in value]
+        items = [self._typed(item) for item in value]
         lost = any(item is None and given is not None for item, given in zip(items, value, strict=True))
         return None if lost else items
+
+    def _typed(self, value: object) -> object:
+        if self.kind in ("boolean", "string"):
+            return value if isinstance(value, bool if self.kind == "boolean" else str) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        if self.kind == "number":
+            return float(value) if abs(value) < _MOST_OF_FLOATS else None
+        # JSON has one type of numbers: 3.0 is whole.
+        if value != value // 1:
+            return None
+        if not -(2**63) <= value < 2**63:
+            raise TooLargeForColumn(self)
+        return int(value)
 
 
 def columns_of(schema: object) -> tuple[PropertyColumn, ...]:
@@ -133,14 +158,3 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
             key = part.replace("~1", "/").replace("~0", "~")
             schema = schema.get(key) if isinstance(schema, Mapping) else None
     return {}
-
-
-def _typed(kind: ValueKind, value: object) -> object:
-    if kind in ("boolean", "string"):
-        return value if isinstance(value, bool if kind == "boolean" else str) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if kind == "number":
-        return float(value) if abs(value) < _MOST_OF_FLOATS else None
-    # JSON has one type of numbers: 3.0 is whole.
-    return int(value) if value == value // 1 and -(2**63) <= value < 2**63 else None
