@@ -361,6 +361,17 @@ def test_responses_that_are_no_json_are_asked_again() -> None:
     assert defaults.again(1, kind, {"text": None}, response("{")) == {"text": None, "max_output_tokens": 10}
 
 
+@pytest.mark.parametrize(
+    "content", [[{"type": "output_text"}], [{"type": "output_text", "text": 5}], 5, "text", {"type": "output_text"}]
+)
+def test_a_malformed_response_has_no_answer(content: object) -> None:
+    body = {"status": "completed", "output": [{"type": "message", "content": content}]}
+    kind, answer = answer_of({"body": body}, None)
+    assert (kind, answer.answer, answer.finish_reason, answer.error) == (None, None, "stop", None)
+    for whole in ([5, None, {"type": "reasoning"}], [{"type": "message", "content": [5, {"type": "refusal"}]}]):
+        assert answer_of({"body": {"output": whole}}, None)[1].answer == whole
+
+
 def test_labels_of_several_inputs_are_a_list() -> None:
     def said(*labels: object) -> tuple[object, object]:
         kind, answer = answer_of({"body": {"data": [{"label": label, "probs": [1.0]} for label in labels]}}, None)

@@ -89,7 +89,7 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
     )
 
 
-def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
+def _said(body: Mapping[str, Any]) -> tuple[AnswerKind | None, object, str | None]:
     choices, vectors, items = body.get("choices"), body.get("data"), body.get("output")
     if isinstance(items, list):
         return _response(body, items)
@@ -115,18 +115,24 @@ def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
     return "other", body, None
 
 
-def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, object, str | None]:
-    """What an answer of `/v1/responses` says: the texts of its messages as one, or its calls if it has any."""
+def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind | None, object, str | None]:
+    """What an answer of `/v1/responses` says: the texts of its messages as one, or its calls if it has any.
+
+    Nothing, if the endpoint gave messages that have no form of a text.
+    """
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
-    parts = [part for item in items if isinstance(item, dict) for part in item.get("content") or ()]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+    contents = [content for item in items if isinstance(item, dict) and (content := item.get("content")) is not None]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
     details = body.get("incomplete_details")
     why = details.get("reason") if isinstance(details, dict) else body.get("status")
     reason = {"completed": "stop", "max_output_tokens": "length"}.get(str(why), why)
+    reason = reason if isinstance(reason, str) else None
     if calls:
-        return "other", calls, "tool_calls" if reason == "stop" else reason if isinstance(reason, str) else None
-    kind: AnswerKind = "text" if texts and all(isinstance(text, str) for text in texts) else "other"
-    return kind, "".join(texts) if kind == "text" else items, reason if isinstance(reason, str) else None
+        return "other", calls, "tool_calls" if reason == "stop" else reason
+    if not all(isinstance(each, list) for each in contents) or not all(isinstance(text, str) for text in texts):
+        return None, None, reason
+    return ("text", "".join(texts), reason) if texts else ("other", items, reason)
 
 
 def _content(choice: Mapping[str, Any]) -> object:
