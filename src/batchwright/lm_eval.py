@@ -46,7 +46,8 @@ class Model(TemplateLM):  # type: ignore[misc]
     `pretrained` is what `Engine` takes as `model`, or an open `Engine`; `options` are fields of `EngineConfig`. The
     engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. What is too long loses its
     beginning, with a warning: first the context, but for one token, then the continuation, of which the rest is scored.
-    Raises what `Engine` raises, and `UnsupportedModel` for a model without a tokenizer.
+    Raises what `Engine` raises, ValueError for options beside an open `Engine`, and `UnsupportedModel` for a model
+    without a tokenizer.
     """
 
     def __init__(
@@ -61,11 +62,15 @@ class Model(TemplateLM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__()
+        if device is not None:
+            options["device"] = device
         if isinstance(pretrained, Engine):
+            if max_length is not None:
+                options["max_length"] = max_length
+            if options:
+                raise ValueError(f"{next(iter(options))}: the engine that is given has its own; leave it out")
             self.engine = pretrained
         else:
-            if device is not None:
-                options["device"] = device
             self.engine = Engine(pretrained, max_model_len=max_length, **options)
         inner = self.engine.core.tokenizer.inner
         if inner is None or self.engine.core.tokenizer.first_token_id is None:

@@ -149,6 +149,13 @@ def test_chats_are_rendered_by_the_template(ours: Model, theirs: Any) -> None:
     assert (ours.eot_token_id, ours.prefix_token_id) == (theirs.eot_token_id, theirs.prefix_token_id)
 
 
+@pytest.mark.parametrize("option", [{"max_length": 64}, {"device": "cpu"}, {"dtype": "float32"}])
+def test_an_engine_that_is_given_has_its_own_options(ours: Model, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: the engine that is given has its own; leave it out"):
+        Model(ours.engine, **option)
+    assert Model(ours.engine, batch_size=8).engine is ours.engine
+
+
 def test_the_harness_knows_it_by_its_name() -> None:
     from lm_eval.api.registry import get_model
 
