@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 
-from batchwright.errors import BudgetExhausted, InputError, ResumeRefused
+from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
@@ -162,6 +163,21 @@ def test_an_answer_is_kept_if_there_is_no_money_to_ask_again(tmp_path: Path) -> 
         assert line["response"]["body"]["choices"][0]["finish_reason"] == "invalid_json"
         report = run(source, output, **options)
     assert (report.resumed, endpoint.charged) == (1, 1)
+
+
+def test_an_answer_is_kept_if_the_quota_is_used_up_before_it_is_asked_again(tmp_path: Path) -> None:
+    class ShortOfMoney(PaidEndpoint):
+        async def chat(self, request: web.Request) -> web.StreamResponse:
+            if self.charged:
+                error = {"message": "You exceeded your current quota", "code": "insufficient_quota"}
+                return web.json_response({"error": error}, status=429)
+            return await super().chat(request)
+
+    source, output = write_lines(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    with serving(ShortOfMoney()) as endpoint, pytest.raises(RunFailed, match="quota"):
+        run(source, output, backend=endpoint.url, model="paid", retry_invalid=1, defaults={"json_object": True})
+    (line,) = read(output)
+    assert line["response"]["body"]["choices"][0]["finish_reason"] == "invalid_json"
 
 
 def test_answers_that_are_asked_for_again_count(tmp_path: Path) -> None:

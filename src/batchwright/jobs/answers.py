@@ -123,14 +123,15 @@ def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind | N
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     contents = [content for item in items if isinstance(item, dict) and (content := item.get("content")) is not None]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+    told = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+    texts = [text for text in told if isinstance(text, str)]
     details = body.get("incomplete_details")
     why = details.get("reason") if isinstance(details, dict) else body.get("status")
     reason = {"completed": "stop", "max_output_tokens": "length"}.get(str(why), why)
     reason = reason if isinstance(reason, str) else None
     if calls:
         return "other", calls, "tool_calls" if reason == "stop" else reason
-    if not all(isinstance(each, list) for each in contents) or not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(each, list) for each in contents) or len(texts) < len(told):
         return None, None, reason
     return ("text", "".join(texts), reason) if texts else ("other", items, reason)
 
