@@ -112,7 +112,7 @@ def constraint_of(
 
 
 def _require_schema(schema: Mapping[str, Any]) -> None:
-    _require_nesting(schema)
+    require_nesting("schema", schema)
     try:
         text = _compact(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -120,7 +120,8 @@ def _require_schema(schema: Mapping[str, Any]) -> None:
     _require_size("schema", len(text))
 
 
-def _require_nesting(schema: Mapping[str, Any]) -> None:
+def require_nesting(name: str, schema: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest`, naming the field, for a schema that is nested too deep."""
     level: list[Any] = [schema]
     for _ in range(MAX_NESTING):
         level = [
@@ -131,7 +132,7 @@ def _require_nesting(schema: Mapping[str, Any]) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest(f"schema is nested more than {MAX_NESTING} levels deep", param="schema")
+    raise InvalidRequest(f"{name} is nested more than {MAX_NESTING} levels deep", param=name)
 
 
 def _require_choices(choices: Sequence[object]) -> None:

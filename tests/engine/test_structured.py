@@ -18,7 +18,7 @@ import torch
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse, SamplingParams
 from batchwright.constraints import Constraint
-from batchwright.engine.grammars import Grammars, MaskMaker
+from batchwright.engine.grammars import Grammars, MaskMaker, refusal_of
 from batchwright.engine.sampling import mask_rows
 from batchwright.engine.tokenizer import Tokenizer as ModelTokenizer
 from batchwright.errors import InvalidRequest
@@ -255,6 +255,24 @@ def test_an_end_is_put_off_as_long_as_the_form_can_go_on(engine: Engine) -> None
     assert (endless.finish_reason, len(endless.output)) == ("length", 40)
 
 
+def test_a_stop_token_ends_a_form_that_ignores_other_ends(engine: Engine) -> None:
+    (letter,) = engine.core.tokenizer.encode("b")
+    asked = SamplingParams(regex="[ab]*", max_tokens=60, min_tokens=20, temperature=1.0, ignore_eos=True, seed=1)
+    for response in engine.generate(["x"] * 3, replace(asked, stop_token_ids=(letter,))):
+        assert response.finish_reason == "stop"
+        assert 20 <= len(response.token_ids) < 60
+
+
+def test_schemas_in_a_grammar_are_kept_to_as_others_are(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    guided = json.dumps(schema | {"x-guidance": {"whitespace_flexible": True}})
+    asked = SamplingParams(grammar=f'start: "x" %json {guided} "y"', temperature=2.0, max_tokens=60)
+    assert [each.output for each in engine.generate(["x"] * 4, asked)] == ['x{"a":1}y'] * 4
+    refused = SamplingParams(grammar='start: %json {"type": "number", "multipleOf": 0.01}')
+    (response,) = engine.generate(["x"], refused)
+    assert "multipleOf: 0.01 has no exact double" in str(response.error)
+
+
 def test_a_stop_text_ends_an_answer_of_any_form(engine: Engine) -> None:
     (response,) = engine.generate(["x"], replace(FORM, stop=('"age"',)))
     assert response.finish_reason == "stop"
@@ -447,10 +465,30 @@ def test_masked_logits(dtype: torch.dtype) -> None:
     assert torch.equal(logits, expected)
 
 
+_ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "told"),
+    [
+        (Constraint("regex", r"[^\s\S]"), "regex: there is no text that it allows"),
+        (Constraint("schema", '{"$ref": "#"}'), "schema: there is no text that it allows"),
+        (Constraint("schema", json.dumps(_ENDLESS)), "schema: the beginning of an answer takes too much work"),
+        (Constraint("regex", "(a{1000}){1000}"), "regex: the beginning of an answer takes too much work"),
+        (Constraint("grammar", 'start: "x" start'), "grammar: the beginning of an answer takes too much work"),
+    ],
+)
+def test_a_form_that_no_text_can_begin_is_refused(tiny: Path, constraint: Constraint, told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Grammars(ModelTokenizer(tiny, 311), 311).matcher(constraint)
+    assert str(refused.value).startswith(told)
+    assert str(refused.value) == f"{constraint.kind}: {refusal_of(constraint)}"
+
+
 def test_an_object_with_too_many_optional_properties_is_refused(tiny: Path) -> None:
-    names = [f"p{number}" for number in range(1001)]
+    names = [f"p{number}" for number in range(401)]
     item = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
     grammars = Grammars(ModelTokenizer(tiny, 311), 311)
-    with pytest.raises(InvalidRequest, match=r"#/items has 1,001 properties that are not.*in required"):
+    with pytest.raises(InvalidRequest, match=r"#/items has 401 properties that are not.*in required"):
         grammars.matcher(Constraint("schema", json.dumps({"type": "array", "items": item})))
     grammars.matcher(Constraint("schema", json.dumps({"type": "array", "items": item | {"required": names[:1]}})))

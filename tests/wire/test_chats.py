@@ -77,6 +77,11 @@ def test_templates_see_no_fields_that_say_nothing(calls: Any) -> None:
     assert prompt[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
 
+_DEEP: dict[str, Any] = {}
+for _ in range(300):
+    _DEEP = {"properties": {"a": _DEEP}}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -89,10 +94,13 @@ def test_templates_see_no_fields_that_say_nothing(calls: Any) -> None:
         ({"tools": [tool("f" * 65)]}, "tools[0].function.name"),
         ({"tools": [tool(), tool()]}, "tools[1].function.name"),
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool(parameters=_DEEP)]}, "tools[0].function.parameters"),
         ({"tools": [tool(strict=1)]}, "tools[0].function.strict"),
         ({"tools": [tool()], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
+        ({"tools": [tool()], "tool_choice": tool(["f"])}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool()], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,9 +56,13 @@ _NESTED = {
     "list": ("anyOf", "oneOf", "allOf", "prefixItems", "items"),
 }
 """Keywords with schemas below them: by name, directly, and in a list."""
-_MOST_OPTIONAL = 1000
-"""Most properties of an object that may be left out: of 4,000, a mask took 0.4 s."""
+_MOST_OPTIONAL = 400
+"""Most properties of an object that may be left out: of 500, there are more ways on than llguidance follows."""
+_STEPS_BEGUN = 4
+"""Runs of forced tokens at the beginning of an answer that are gone through to see whether it can begin."""
 _REASON_SHOWN = 500
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
+_DECODER = json.JSONDecoder()
 _MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 _MOST_REMAINDERS = 50_000
 """Greatest common multiple of the values of `multipleOf`: it takes a second to compile."""
@@ -259,36 +264,59 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
     """Return the matcher of a constraint, or why there is none."""
     from llguidance import LLMatcher
 
+    source, refusal = _readable(constraint)
+    if source is None:
+        return None, refusal
+    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
+    if not matcher.is_error() and (refusal := _dead_end(matcher)) is None:
+        return matcher, None
+    if constraint.around and (own := _compile(replace(constraint, around=""), vocabulary)[1]) is not None:
+        return None, own
+    return None, refusal or _told(constraint, matcher.get_error())
+
+
+@lru_cache(maxsize=1024)
+def refusal_of(constraint: Constraint) -> str | None:
+    """Return why no model can keep to a constraint, None if one may. It needs neither a model nor torch."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    source, refusal = _readable(constraint)
+    if source is None:
+        return refusal
+    matcher = LLMatcher(LLTokenizer("byte"), source, log_level=0, limits=_limits())
+    return _told(constraint, matcher.get_error()) if matcher.is_error() else _dead_end(matcher)
+
+
+def _readable(constraint: Constraint) -> tuple[str | None, str | None]:
+    """Return a constraint as a grammar of llguidance, or why there is none."""
     if (too_much := _too_much(constraint)) is not None:
         return None, too_much
     try:
-        source = _source(constraint)
+        return _source(constraint), None
     except UnkeptSchema as error:
         return None, str(error)
     except ValueError as error:
         return None, f"cannot be read: {error}"
-    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
-    if not matcher.is_error():
-        return matcher, None
-    if constraint.around and (own := _compile(replace(constraint, around=""), vocabulary)[1]) is not None:
-        return None, own
-    return None, _told(constraint, matcher.get_error())
 
 
-def refusal_of(constraint: Constraint) -> str | None:
-    """Return why no model can keep to a constraint, None if one may. It needs neither a model nor torch."""
-    from llguidance import LLMatcher
-
-    if (too_much := _too_much(constraint)) is not None:
-        return too_much
-    try:
-        source = _source(constraint)
-    except UnkeptSchema as error:
-        return str(error)
-    except ValueError as error:
-        return f"cannot be read: {error}"
-    failed, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
-    return _told(constraint, messages[0]) if failed else None
+def _dead_end(matcher: LLMatcher) -> str | None:
+    """Return why no text can begin as a grammar asks, None if one can."""
+    begun = matcher.deep_copy()
+    for _ in range(_STEPS_BEGUN):
+        forced = begun.compute_ff_tokens()
+        if begun.is_stopped() and not begun.is_error():
+            return None
+        if not forced:
+            begun.compute_logit_bias()
+        elif begun.consume_tokens(forced):
+            continue
+        break
+    if not begun.is_error():
+        return None
+    reason = _first_line(begun.get_error())
+    if reason.startswith(_NOTHING_FOLLOWS):
+        return "there is no text that it allows"
+    return f"the beginning of an answer takes too much work: {reason}"
 
 
 def _told(constraint: Constraint, reason: str) -> str:
@@ -325,10 +353,37 @@ def _own_source(constraint: Constraint) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.text)
         case "choices":
-            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
+            texts = (
+                json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in json.loads(constraint.text)
+            )
             return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
         case "grammar":
-            return LLMatcher.grammar_from_lark(constraint.text)
+            return LLMatcher.grammar_from_lark(_with_kept_schemas(constraint.text))
+
+
+def _with_kept_schemas(grammar: str) -> str:
+    """Return a Lark grammar whose schemas, behind `%json`, are kept to as those of requests are.
+
+    Those of calls of tools are so already, and say it.
+    """
+    found, end = [], 0
+    for match in _EMBEDDED.finditer(grammar):
+        try:
+            schema, behind = _DECODER.raw_decode(grammar, match.end())
+        except ValueError:
+            continue  # which llguidance finds, too, if it is no text of the grammar
+        if isinstance(schema, dict) and not _is_bounded(schema.get("x-guidance")):
+            found += [grammar[end : match.end()], json.dumps({**kept(schema), "x-guidance": _JSON})]
+            end = behind
+    return "".join([*found, grammar[end:]])
+
+
+def _is_bounded(guidance: object) -> bool:
+    """Whether what says how a schema is compiled differs from ours in separators at most."""
+    separators = {"item_separator", "key_separator"}
+    return isinstance(guidance, dict) and all(
+        guidance.get(name) == value for name, value in _JSON.items() if name not in separators
+    )
 
 
 def _limits() -> Any:
@@ -361,7 +416,7 @@ def _too_much(constraint: Constraint) -> str | None:
 def _too_optional(schema: Mapping[str, Any]) -> str | None:
     """Return which object of a schema has too many properties that may be left out, None if none has.
 
-    Any of them may come next, so that the first mask of each answer takes a time that grows with their square.
+    Any of them may come next, and llguidance follows 2,000 ways, some of them for each property.
     """
     for where, part in _all_parts("#", schema):
         properties, required = part.get("properties"), part.get("required")

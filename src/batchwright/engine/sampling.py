@@ -270,7 +270,9 @@ class SamplingState:
         self._generated = array("q")
         self._counts = array("f")
         self._ends = array("q", sorted(ends))
-        self._held_ends = sorted(ends if matcher is None or not params.ignore_eos else ends | matcher.ends)
+        never_wanted = matcher.ends - ends if matcher is not None and params.ignore_eos else frozenset()
+        self._unwanted_ends = sorted(never_wanted)
+        self._unwanted_so_far = sorted(ends | never_wanted)
         self._bias_ids = array("q", params.logit_bias)
         self._bias = array("f", params.logit_bias.values())
         self._penalises = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -341,10 +343,11 @@ class SamplingState:
 
         They stay if nothing else may come: a form that is complete ends.
         """
-        if self.generated >= self.params.min_tokens and not self.params.ignore_eos:
+        unwanted = self._unwanted_ends if self.generated >= self.params.min_tokens else self._unwanted_so_far
+        if not unwanted:
             return
         held = mask.view(np.uint32).copy()
-        for token in self._held_ends:
+        for token in unwanted:
             held[token // 32] &= ~np.uint32(1 << token % 32)
         if held.any():
             mask[:] = held.view(np.int32)

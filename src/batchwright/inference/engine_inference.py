@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol, cast
 
+from batchwright.constraints import constraint_of
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
@@ -214,8 +215,10 @@ class EngineInference(Route):
         }
         grammar: str | None = None
         if tools.choice == "required":
+            _require_kept(tools.schemas, [tools.named] if tools.named is not None else [*tools.schemas])
             grammar = call_grammar(template.tool_format, tools.schemas, named=tools.named, **places)
         elif tools.choice == "auto" and tools.strict:
+            _require_kept(tools.schemas, sorted(tools.strict))
             grammar = lazy_call_grammar(template.tool_format, tools.schemas, strict=tools.strict, **places)
         try:
             return params if grammar is None else replace(params, grammar=grammar)
@@ -292,3 +295,19 @@ class EngineInference(Route):
         if response.error is not None:
             raise response.error
         return response
+
+
+def _require_kept(schemas: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raise `InvalidRequest` if the arguments of one of these tools cannot be held to its schema."""
+    from batchwright.engine.grammars import refusal_of
+
+    for name in names:
+        form = constraint_of(
+            schema={"type": "object", **schemas[name]}, json_object=False, regex=None, choices=(), grammar=None
+        )
+        try:
+            refusal = None if form is None else refusal_of(form)
+        except ModuleNotFoundError:
+            return  # the engine asks for the extra
+        if refusal is not None:
+            raise InvalidRequest(f"tools: the parameters of {name}: {refusal}", param="tools")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -98,7 +97,6 @@ def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
         raise named_in_body(InvalidRequest(f"{constraint.kind}: {refusal}", param=constraint.kind), body)
 
 
-@lru_cache(maxsize=1024)
 def _refusal(constraint: Constraint) -> str | None:
     from batchwright.engine.grammars import refusal_of
 

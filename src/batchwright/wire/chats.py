@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from batchwright.constraints import require_nesting
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import ChatMessage
 from batchwright.wire.bounds import MAX_LABEL, MAX_NAME
@@ -114,7 +115,16 @@ def _schemas(tools: list[Any]) -> dict[str, Mapping[str, Any]]:
             if function.get(field) is not None:
                 require_type(f"{where}.function.{field}", function[field], kind)
         schemas[name] = function.get("parameters") or {}
+        _require_object(f"{where}.function.parameters", schemas[name])
     return schemas
+
+
+def _require_object(where: str, schema: Mapping[str, Any]) -> None:
+    require_nesting(where, schema)
+    if (kind := schema.get("type", "object")) != "object":
+        raise InvalidRequest(
+            f"{where}.type={shown(kind)}: must be object, since arguments have names", param=f"{where}.type"
+        )
 
 
 def _choice(value: Any, schemas: Mapping[str, object]) -> tuple[ChoiceMode, str | None]:
@@ -125,7 +135,7 @@ def _choice(value: Any, schemas: Mapping[str, object]) -> tuple[ChoiceMode, str 
         named = None
     elif isinstance(value, Mapping) and value.get("type") == "function" and isinstance(value.get("function"), Mapping):
         named = value["function"].get("name")
-        if named not in schemas:
+        if not isinstance(named, str) or named not in schemas:
             raise InvalidRequest(
                 f"tool_choice.function.name={shown(named)}: must be the name of one of the tools",
                 param="tool_choice.function.name",
