@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -177,7 +177,10 @@ def _close_objects(schema: Any) -> None:
 
 
 def _is_of_pydantic(given: object) -> bool:
-    return hasattr(given, "__pydantic_core_schema__") or hasattr(given, "__pydantic_validator__")
+    """Whether a type is one of pydantic, or made of some, as `list[Model]` is."""
+    if hasattr(given, "__pydantic_core_schema__") or hasattr(given, "__pydantic_validator__"):
+        return True
+    return any(_is_of_pydantic(each) for each in get_args(given))
 
 
 @lru_cache(maxsize=256)

@@ -41,7 +41,7 @@ class Pair(TypedDict):
     right: int
 
 
-@pytest.mark.parametrize("kind", [Animal, Review, Pair, list[Animal], Kind])
+@pytest.mark.parametrize("kind", [Animal, Review, Pair, list[Animal], list[Review], Kind])
 def test_a_class_has_a_schema_without_other_properties(kind: Any) -> None:
     schema = schema_of(kind)
     assert json.loads(json.dumps(schema)) == schema
@@ -53,6 +53,7 @@ def test_a_class_has_a_schema_without_other_properties(kind: Any) -> None:
 def test_a_text_becomes_an_object_of_the_class() -> None:
     assert parsed_as(Animal, '{"name":"a","kind":"bird"}') == Animal("a", Kind.BIRD)
     assert parsed_as(Review, '{"stars":4,"tone":"kind"}') == Review(stars=4, tone="kind")
+    assert parsed_as(list[Review], '[{"stars":4,"tone":"kind"}]') == [Review(stars=4, tone="kind")]
     assert parsed_as({"type": "object"}, '{"a":1}') == {"a": 1}
     for text in ('{"name":"a","ki', "", '{"name":"a","kind":"cat"}'):
         with pytest.raises(ValueError, match=r"."):
