@@ -80,6 +80,10 @@ KEPT: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "number", "multipleOf": 1.5}, ["-4.5", "3"], ["92000702213708924704871339547.0", "4"]),
     ({"multipleOf": 3}, ["9", f"{3 * 10**30}", '"a"'], ["9.0", "10"]),
     ({"type": ["integer", "number"], "multipleOf": 2, "minimum": 3}, ["4"], ["2", "5"]),
+    # Bounds of integers of 64 bits, and of doubles.
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["-7", f"{10**18}"], [f"{2**63}"]),
+    ({"type": "number", "minimum": 0, "maximum": 1e300}, ["7.5", f"{10**18}"], ["-1"]),
+    ({"type": "number", "exclusiveMinimum": -1e300}, ["7.5", f"-{10**17}"], []),
     # An end that is no answer, where no other integer is between the ends.
     ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "type": "number"}, ["0.4", "0.000001"], ["0", "0.0", "0.5"]),
     ({"exclusiveMinimum": 3, "maximum": 3.5, "type": "number"}, ["3.5", "3.000001"], ["3", "3.0", "4"]),

@@ -35,6 +35,8 @@ _DRAFTS_OF_CONTENT = re.compile(r"json-schema\.org/draft-0[67]/")
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
 _MOST_OF_MULTIPLES = 10**12
 """Bound of multiples of a fraction that have none: with it a double tells them from their neighbours."""
+_FARTHEST = 10**18
+"""Bound of numbers whose bounds are farther from zero."""
 _SHORT_ESCAPES = "\b\t\n\f\r"
 
 
@@ -70,6 +72,7 @@ def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
         if keyword in changed:
             changed[keyword] = _bound(changed[keyword], upwards=keyword.lower().endswith("minimum"))
     _require_integers(where, changed)
+    _bring_near(changed)
     _shut_out_ends(where, changed)
     _bound_multiples(where, changed)
     _translate_patterns(where, changed)
@@ -183,6 +186,17 @@ def _require_integers(where: str, part: _Part) -> None:
     for keyword, is_beyond in _BEYOND.items():
         if _is_number(bound := part.get(keyword)) and is_beyond(bound):
             raise UnkeptSchema(where, keyword, f"{bound} is beyond the integers of 64 bits")
+
+
+def _bring_near(part: _Part) -> None:
+    # Farther bounds, such as those of 64 bits, are refused by llguidance. Answers within nearer ones are within both.
+    lows, highs = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+    for names, opposite, sign in ((lows, highs, -1), (highs, lows, 1)):
+        if any(_is_number(bound := part.get(name)) and sign * bound >= _FARTHEST for name in opposite):
+            continue
+        for name in names:
+            if _is_number(bound := part.get(name)) and sign * bound > _FARTHEST:
+                part[name] = sign * _FARTHEST
 
 
 def _shut_out_ends(where: str, part: _Part) -> None:
