@@ -85,7 +85,7 @@ def require_constraint(
             f"{' and '.join(given)} are given together: an answer can have one form, give one of them", param=given[1]
         )
     if "schema" in given:
-        _require_schema(schema_of(schema))
+        require_schema("schema", schema_of(schema))
     if "choices" in given:
         _require_choices(choices)
     for name in ("regex", "grammar"):
@@ -111,17 +111,17 @@ def constraint_of(
     return None if grammar is None else Constraint("grammar", grammar)
 
 
-def _require_schema(schema: Mapping[str, Any]) -> None:
-    require_nesting("schema", schema)
+def require_schema(name: str, schema: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest`, naming the field, for a schema that is no JSON, nested too deep or too large."""
+    _require_nesting(name, schema)
     try:
         text = _compact(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"schema: must be JSON ({error})", param="schema") from error
-    _require_size("schema", len(text))
+        raise InvalidRequest(f"{name}: must be JSON ({error})", param=name) from error
+    _require_size(name, len(text))
 
 
-def require_nesting(name: str, schema: Mapping[str, Any]) -> None:
-    """Raise `InvalidRequest`, naming the field, for a schema that is nested too deep."""
+def _require_nesting(name: str, schema: Mapping[str, Any]) -> None:
     level: list[Any] = [schema]
     for _ in range(MAX_NESTING):
         level = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from batchwright.constraints import require_nesting
+from batchwright.constraints import require_schema
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import ChatMessage
 from batchwright.wire.bounds import MAX_LABEL, MAX_NAME
@@ -115,15 +115,17 @@ def _schemas(tools: list[Any]) -> dict[str, Mapping[str, Any]]:
             if function.get(field) is not None:
                 require_type(f"{where}.function.{field}", function[field], kind)
         schemas[name] = function.get("parameters") or {}
-        _require_object(f"{where}.function.parameters", schemas[name])
+        _require_arguments(f"{where}.function.parameters", schemas[name])
     return schemas
 
 
-def _require_object(where: str, schema: Mapping[str, Any]) -> None:
-    require_nesting(where, schema)
-    if (kind := schema.get("type", "object")) != "object":
+def _require_arguments(where: str, schema: Mapping[str, Any]) -> None:
+    require_schema(where, schema)
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise InvalidRequest(
-            f"{where}.type={shown(kind)}: must be object, since arguments have names", param=f"{where}.type"
+            f"{where}.type={shown(kinds)}: must be object, since arguments have names: put the value into a property",
+            param=f"{where}.type",
         )
 
 

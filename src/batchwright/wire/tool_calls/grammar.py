@@ -155,7 +155,7 @@ def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str
 
 def _arguments(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        return {"type": "object", **kept(schema), "x-guidance": _JSON}
+        return {**kept(schema), "type": "object", "x-guidance": _JSON}
     except UnkeptSchema as error:
         raise InvalidRequest(f"tools: the parameters of {name}: {error}", param="tools") from error
 
