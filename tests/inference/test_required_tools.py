@@ -160,6 +160,36 @@ async def test_what_is_wrong_with_a_form_is_said_also_where_a_model_thinks(
     assert "#/properties/a" in told[0]
 
 
+UNKEPT: dict[str, tuple[dict[str, Any], str]] = {
+    "keyword": (
+        {"properties": {"a": {"uniqueItems": True}}},
+        '#/properties/a has keywords that are not supported: ["uniqueItems"]',
+    ),
+    "rewritten": ({"properties": {"a": {"const": "\x01"}}}, "#/properties/a is not supported: const: a text"),
+}
+
+
+@pytest.mark.parametrize("unkept", UNKEPT)
+@pytest.mark.parametrize("choice", ["required", "named", "strict"])
+@in_real_time
+async def test_a_schema_that_cannot_be_kept_is_named_with_its_tool(
+    inferences: dict[str, EngineInference], unkept: str, choice: str
+) -> None:
+    schema, told = UNKEPT[unkept]
+    bad = {"type": "function", "function": {"name": "f.g", "parameters": schema, "strict": choice == "strict"}}
+    wanted = {"type": "function", "function": {"name": "f.g"}} if choice == "named" else choice
+    asked = chat(tools=[*TOOLS, bad], tool_choice="auto" if choice == "strict" else wanted)
+    for model in ("hermes", "thinking"):
+        with pytest.raises(InvalidRequest) as caught:
+            await inferences[model].answer(asked)
+        assert str(caught.value).startswith(f"tools: the parameters of f.g: {told}")
+        assert "call" not in str(caught.value)
+        assert caught.value.param == "tools"
+        with pytest.raises(InvalidRequest) as streamed:
+            [chunk async for chunk in inferences[model].stream(asked)]
+        assert str(streamed.value) == str(caught.value)
+
+
 @in_real_time
 async def test_what_cannot_be_required(inferences: dict[str, EngineInference], monkeypatch: pytest.MonkeyPatch) -> None:
     bad = {
@@ -172,6 +202,6 @@ async def test_what_cannot_be_required(inferences: dict[str, EngineInference], m
     with pytest.raises(InvalidRequest) as caught:
         await inferences["hermes"].answer(chat(tool_choice="required", response_format={"type": "json_object"}))
     assert caught.value.param == "tool_choice"
-    monkeypatch.setattr(constraints, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(constraints, "MAX_CHARACTERS", 200)
     with pytest.raises(InvalidRequest, match=r"^tools: has \d+ characters"):
         await inferences["hermes"].answer(chat(tool_choice="required"))

@@ -209,6 +209,19 @@ async def test_a_template_without_tools_refuses_them_by_name(plain: Model) -> No
 
 
 @in_real_time
+async def test_a_schema_that_a_call_cannot_be_held_to_is_refused_with_its_place(hermes: Model) -> None:
+    unkept = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}}
+    forecast = {"type": "function", "function": {"name": "forecast", "parameters": unkept, "strict": True}}
+    told = r"^tools: the parameters of forecast: #/properties/days has keywords that are not supported: .*uniqueItems"
+    for choice in ("required", "auto", {"type": "function", "function": {"name": "forecast"}}):
+        with pytest.raises(InvalidRequest, match=told):
+            await hermes.answer(tools=[WEATHER, forecast], tool_choice=choice)
+    hermes.say(CALLS)
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert (await hermes.answer(tools=[WEATHER, forecast], tool_choice=named)).message.tool_calls
+
+
+@in_real_time
 async def test_a_thought_is_no_part_of_the_content(thinking: Model) -> None:
     said = f"Hm.\n</think>\n\nI see.\n{CALLS}"
     thinking.say(said, said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -9,8 +10,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol, cast
 
-from batchwright.constraints import constraint_of
+from batchwright.constraints import Constraint
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
+from batchwright.engine.grammars import refusal_of
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, closing, merged, time_left
@@ -113,7 +115,7 @@ class EngineInference(Route):
             try:
                 responses = await all_of([self._computed(request) for request in requests])
             except InvalidRequest as error:
-                raise named_in_body(error, call.body) from error
+                raise await self._named(error, call, body) from error
         echoes = [self._echo(body, *pair) for pair in zip(body.prompts, requests, strict=True)] if body.echo else None
         return completion_body(replace(head, form=form), responses, echoes=echoes, prompt_logprobs=body.prompt_logprobs)
 
@@ -128,7 +130,7 @@ class EngineInference(Route):
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             chunks = Chunks(replace(head, form=self._form(body, requests)), include_usage=body.include_usage)
-            async with aclosing(merged([self._events(request, call) for request in requests])) as events:
+            async with aclosing(merged([self._events(request, call, body) for request in requests])) as events:
                 async for position, event in events:
                     index = position * body.n + event.index
                     for chunk in chunks.text(
@@ -215,10 +217,8 @@ class EngineInference(Route):
         }
         grammar: str | None = None
         if tools.choice == "required":
-            _require_kept(tools.schemas, [tools.named] if tools.named is not None else [*tools.schemas])
             grammar = call_grammar(template.tool_format, tools.schemas, named=tools.named, **places)
         elif tools.choice == "auto" and tools.strict:
-            _require_kept(tools.schemas, sorted(tools.strict))
             grammar = lazy_call_grammar(template.tool_format, tools.schemas, strict=tools.strict, **places)
         try:
             return params if grammar is None else replace(params, grammar=grammar)
@@ -280,7 +280,7 @@ class EngineInference(Route):
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
         return self._accepted(await self.engine.generate(request))
 
-    async def _events(self, request: InferenceRequest, call: Call) -> AsyncGenerator[StreamEvent]:
+    async def _events(self, request: InferenceRequest, call: Call, body: GenerationBody) -> AsyncGenerator[StreamEvent]:
         try:
             async with aclosing(self.engine.stream(request)) as events:
                 async for event in events:
@@ -288,7 +288,16 @@ class EngineInference(Route):
                         self._accepted(event.response)
                     yield event
         except InvalidRequest as error:
-            raise named_in_body(error, call.body) from error
+            raise await self._named(error, call, body) from error
+
+    async def _named(self, error: InvalidRequest, call: Call, body: GenerationBody) -> InvalidRequest:
+        """Return `error` with the field of the body that it is about, and the tool if that is in a grammar of calls."""
+        if error.param == "grammar" and body.tools is not None and not body.is_constrained:
+            held = body.tools.held
+            refused = await self._threads.run(call.traffic, _refused, held) if self._threads else _refused(held)
+            if refused is not None:
+                return refused
+        return named_in_body(error, call.body)
 
     def _accepted(self, response: InferenceResponse) -> InferenceResponse:
         """Return `response`. Raises its error, if it has one."""
@@ -297,17 +306,10 @@ class EngineInference(Route):
         return response
 
 
-def _require_kept(schemas: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Raise `InvalidRequest` if the arguments of one of these tools cannot be held to its schema."""
-    from batchwright.engine.grammars import refusal_of
-
-    for name in names:
-        form = constraint_of(
-            schema={"type": "object", **schemas[name]}, json_object=False, regex=None, choices=(), grammar=None
-        )
-        try:
-            refusal = None if form is None else refusal_of(form)
-        except ModuleNotFoundError:
-            return  # the engine asks for the extra
+def _refused(schemas: Mapping[str, Mapping[str, Any]]) -> InvalidRequest | None:
+    """Return the error for the first of the tools with these schemas whose arguments cannot be held to its own."""
+    for name, schema in schemas.items():
+        refusal = refusal_of(Constraint("schema", json.dumps({**schema, "type": "object"})))
         if refusal is not None:
-            raise InvalidRequest(f"tools: the parameters of {name}: {refusal}", param="tools")
+            return InvalidRequest(f"tools: the parameters of {name}: {refusal}", param="tools")
+    return None

@@ -63,6 +63,14 @@ class ChatTools:
     strict: frozenset[str]
     """Names of the tools whose arguments are to be as their schemas say, whenever they are called."""
 
+    @property
+    def held(self) -> Mapping[str, Mapping[str, Any]]:
+        """The schemas that arguments are to satisfy, by the names of their tools."""
+        if self.choice == "required":
+            return self.schemas if self.named is None else {self.named: self.schemas[self.named]}
+        strict = self.strict if self.choice == "auto" else ()
+        return {name: schema for name, schema in self.schemas.items() if name in strict}
+
 
 def read_chat(messages: Iterable[ChatMessage], body: Mapping[str, Any], tools: ChatTools | None) -> Chat:
     """Return the prompt of a chat with these valid messages. Raises `InvalidRequest`, naming the field."""
