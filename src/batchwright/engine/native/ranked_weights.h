@@ -95,12 +95,13 @@ class RankedWeights {
       return found;
     }
 
-    // Thresholds within it, of which the last is its own.
+    // Thresholds within it, of which the last is its own. Roots need no newer C library, as powers would.
     Thresholds divided() const {
-      const double most = std::min(below, 1.0f), ratio = least / most;
+      static_assert(kSteps == 8);
+      const double most = std::min(below, 1.0f), step = std::sqrt(std::sqrt(std::sqrt(least / most)));
       Thresholds found;
-      for (int i = 0; i < kSteps; ++i)
-        found[i] = static_cast<float>(most * std::pow(ratio, static_cast<double>(i + 1) / kSteps));
+      double threshold = most;
+      for (float& each : found) each = static_cast<float>(threshold *= step);
       found.back() = least;
       return found;
     }
