@@ -43,7 +43,7 @@ class RankedWeights {
     const double before = found.before;
     for (int round = 0; round < kRounds && found.amount > static_cast<double>(found.least) * kFew; ++round) {
       const Thresholds finer = found.divided();
-      found = found.part(sums<true>(kept_weights_.data(), kept_weights_.size(), finer), finer, before, mass);
+      found = found.part(sums<true>(room().weights.data(), kept_, finer), finer, before, mass);
     }
     Place place{0, found.before};
     for (const WeightedToken& each : sorted(found)) {
@@ -107,6 +107,17 @@ class RankedWeights {
     }
   };
 
+  struct Room {
+    std::vector<float> weights;
+    std::vector<int32_t> tokens;
+  };
+
+  // What a thread copies to, one row after another: making it anew would cost as much as the sums.
+  static Room& room() {
+    thread_local Room found;
+    return found;
+  }
+
   // Whatever is positive.
   static Interval all() {
     constexpr double unknown = std::numeric_limits<double>::infinity();
@@ -133,33 +144,35 @@ class RankedWeights {
     if (from.below == kept_below_ && from.least == kept_least_) return;
     kept_below_ = from.below;
     kept_least_ = from.least;
-    kept_weights_.resize(count_ + kLanes);
-    kept_tokens_.resize(count_ + kLanes);
+    auto& [weights, tokens] = room();
+    if (static_cast<int64_t>(weights.size()) < count_ + kLanes) {
+      weights.resize(count_ + kLanes);
+      tokens.resize(count_ + kLanes);
+    }
     int64_t kept = 0;
     for (int64_t i = 0; i < count_; i += kLanes) {
       if (!reaches(load(weights_ + i), from.least)) continue;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const float w = weights_[i + lane];
-        kept_weights_[kept] = w;
-        kept_tokens_[kept] = static_cast<int32_t>(i + lane);
+        weights[kept] = w;
+        tokens[kept] = static_cast<int32_t>(i + lane);
         kept += w >= from.least && w < from.below;
       }
     }
-    const int64_t padded = (kept + kLanes - 1) / kLanes * kLanes;
-    std::fill(kept_weights_.begin() + kept, kept_weights_.begin() + padded, 0.0f);
-    kept_weights_.resize(padded);
-    kept_tokens_.resize(padded);
+    kept_ = (kept + kLanes - 1) / kLanes * kLanes;
+    std::fill(weights.begin() + kept, weights.begin() + kept_, 0.0f);
   }
 
   // Those of an interval, of which all were collected.
   std::vector<WeightedToken> sorted(const Interval& of) const {
     std::vector<WeightedToken> found;
     bool in_order = true;
-    for (size_t i = 0; i < kept_weights_.size(); ++i) {
-      const float w = kept_weights_[i];
+    const auto& [weights, tokens] = room();
+    for (int64_t i = 0; i < kept_; ++i) {
+      const float w = weights[i];
       if (w < of.least || w >= of.below) continue;
       in_order &= found.empty() || found.back().weight >= w;
-      found.push_back({w, kept_tokens_[i]});
+      found.push_back({w, tokens[i]});
     }
     if (!in_order) {
       std::sort(found.begin(), found.end(), [](const WeightedToken& a, const WeightedToken& b) {
@@ -174,8 +187,7 @@ class RankedWeights {
   bool has_first_ = false;
   Sums first_{};
   float kept_below_ = 0.0f, kept_least_ = 0.0f;
-  std::vector<float> kept_weights_;
-  std::vector<int32_t> kept_tokens_;
+  int64_t kept_ = 0;  // a whole number of vectors
 };
 
 }  // namespace bw
