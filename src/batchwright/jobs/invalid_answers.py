@@ -59,8 +59,9 @@ class InvalidAnswers:
         return larger
 
     def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
-        """Return the body to ask line `number` with after twice the tokens were more than the context of an engine
-        has room for: with all that it has. None if it was asked for that, or is not asked again.
+        """Return the body to ask line `number` with when twice the tokens do not fit into the context: all that do.
+
+        None if it was asked for that already, or is not asked again.
         """
         line = self._lines.get(number)
         if line is None:
