@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -246,6 +247,7 @@ class JobRun:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
         is_complete = False
         began = self.clock.now()
+        tokenizer = self._tokenizer_beside(loaded)
         opened = self.choice.opened(
             loaded, self._meter, self._batch_job(job), lambda text: self._show("loading", job, text)
         )
@@ -257,7 +259,7 @@ class JobRun:
                 if self.terms is not None and inference.models:
                     self.terms.require_price(self.choice.model or inference.models[0])
                 self._bound = self._begun_bound(job, loaded)
-                await self._loop_through(job, inference)
+                await self._loop_through(job, inference, self._order(inference, await tokenizer))
                 is_complete = True
         finally:
             if self._engine is not None and self.given_engine is None:
@@ -269,7 +271,7 @@ class JobRun:
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)
 
-    async def _loop_through(self, job: Job, inference: Inference) -> None:
+    async def _loop_through(self, job: Job, inference: Inference, order: LineOrder[Any] | None) -> None:
         started, model_before = self.clock.now(), self._stats.model_seconds
         sink = job.begin()
         self._forecast = RunForecast(job, self._engine, self.clock)
@@ -284,7 +286,7 @@ class JobRun:
                     defaults=self.spec.defaults,
                     on_progress=lambda: self._show_loop(job),
                     tally=self._tally,
-                    order=self._order(inference),
+                    order=order,
                     identical=identical,
                     cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
@@ -307,18 +309,23 @@ class JobRun:
                 self._bound.end()
             self._model_seconds = self._stats.model_seconds - model_before
 
-    def _order(self, inference: Inference) -> LineOrder[Any] | None:
+    def _tokenizer_beside(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
+        """The tokenizer by which lines are put in order; read in a thread, which takes seconds, if replicas have it."""
+        if self.planned and self.given_inference is None and loaded.replicas_of is not None:
+            reading = asyncio.ensure_future(asyncio.to_thread(self.choice.tokenizer))
+            # Replicas that cannot be opened say why, mostly for the same reason: its own is then not asked for.
+            reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            return reading
+        known: asyncio.Future[Tokenizer | None] = asyncio.get_running_loop().create_future()
+        known.set_result(None if self._engine is None else self._engine.core.tokenizer)
+        return known
+
+    def _order(self, inference: Inference, tokenizer: Tokenizer | None) -> LineOrder[Any] | None:
         """The order in which lines are taken up; None: that of the input."""
         if self.choice.is_live_elsewhere:
             return EndpointOrder()
         stats = engine_stats_of(inference)
-        if not self.planned or stats is None or not stats.max_num_seqs or not stats.block_size:
-            return None
-        if self._engine is not None:
-            tokenizer: Tokenizer | None = self._engine.core.tokenizer
-        else:
-            tokenizer = None if self.given_inference is not None else self.choice.tokenizer()
-        if tokenizer is None:
+        if not self.planned or tokenizer is None or stats is None or not stats.max_num_seqs or not stats.block_size:
             return None
         replicas = max(1, stats.max_num_seqs // (self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS))
         caches = Caches(1 if self._engine is not None else replicas, stats.kv_blocks, stats.block_size)
