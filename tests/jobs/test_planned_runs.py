@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 from tests.jobs.fakes import FakeEngine, by_id, codes, read, run_and_die, text_of
 
+from batchwright.inference.inference import Inference
+from batchwright.jobs import loading
+from batchwright.jobs.loading import LoadedModels
 from batchwright.jobs.run import run
 
 
@@ -38,6 +43,26 @@ def test_prompts_that_begin_alike_follow_one_another(tmp_path: Path) -> None:
     run(source, tmp_path / "other.jsonl", model=arrival, planned=False)  # type: ignore[arg-type]
     assert [prompt[0] for prompt in arrival.prompts] == [str(number % 6) for number in range(60)]
     assert by_id(tmp_path / "out.jsonl").keys() == by_id(tmp_path / "other.jsonl").keys()
+
+
+def test_the_tokenizer_is_read_while_replicas_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, engine = threading.Event(), FakeEngine(slots=15)
+    engine.stats.kv_blocks = 200
+
+    def load_tokenizer(model: str) -> Any:
+        reading.set()
+        return engine.core.tokenizer
+
+    async def open_replicas(*given: Any, **more: Any) -> Inference:
+        assert await asyncio.to_thread(reading.wait, 30)
+        return LoadedModels(engine, None).inference()  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading, "load_tokenizer", load_tokenizer)
+    monkeypatch.setattr(loading, "open_replicas", open_replicas)
+    source = write(tmp_path / "in.jsonl", few_shot(60, 6))
+    assert run(source, tmp_path / "out.jsonl", model="smollm2-135m", replicas=2).succeeded == 60
+    firsts = [prompt[0] for prompt in engine.prompts]
+    assert sum(one != other for one, other in pairwise(firsts)) == 5
 
 
 def test_identical_lines_are_computed_once(tmp_path: Path) -> None:

@@ -311,7 +311,8 @@ class JobRun:
 
     def _tokenizer_beside(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
         """The tokenizer by which lines are put in order; read in a thread, which takes seconds, if replicas have it."""
-        if self.planned and self.given_inference is None and loaded.replicas_of is not None:
+        generates = loaded.replicas_of is not None and loaded.replicas_of[0] is not None
+        if generates and self.planned and self.given_inference is None:
             reading = asyncio.ensure_future(asyncio.to_thread(self.choice.tokenizer))
             # Replicas that cannot be opened say why, mostly for the same reason: its own is then not asked for.
             reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
