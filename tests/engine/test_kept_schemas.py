@@ -31,6 +31,12 @@ _ONE_MORE = 2**53 + 1
 Possible = Callable[[Any, str], bool]
 
 
+def _tagged(tag: str, name: str) -> dict[str, Any]:
+    """A schema of objects with a tag that has a default, as pydantic writes it."""
+    properties = {"kind": {"const": tag, "default": tag, "type": "string"}, name: {"type": "integer"}}
+    return {"type": "object", "properties": properties}
+
+
 @pytest.fixture(scope="module")
 def possible(tmp_path_factory: pytest.TempPathFactory) -> Possible:
     """Whether a text is an answer that a schema allows."""
@@ -112,6 +118,23 @@ KEPT: list[tuple[Any, list[str], list[str]]] = [
     ({"x-guidance": {"whitespace_pattern": " "}, "type": "array"}, ["[]"], ["[ ]"]),
     # A part is kept wherever a reference finds it.
     ({"$ref": "#/x/y/z", "x": {"y": {"z": {"type": "string", "pattern": r"^\s$"}}}}, ['" "'], ['"\x85"']),
+    # One of several schemas, also if only a tag, the type around them, or what they require tells them apart.
+    ({"type": ["string", "null"], "oneOf": [{"const": "a", "title": "A"}, {"type": "null"}]}, ['"a"', "null"], ['"b"']),
+    ({"oneOf": [_tagged("a", "x"), _tagged("b", "y")]}, ['{"kind":"a","x":1}', '{"kind":"b"}'], ['{"x":1}', "3"]),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":1}', '{"b":1,"c":2}'],
+        ['{"a":1,"b":1}', "{}"],
+    ),
+    ({"oneOf": [{"type": "null"}, {"type": "array"}], "anyOf": [{"maxItems": 1}]}, ["null", "[1]"], ["3", "[1,2]"]),
+    (
+        {"$ref": "#/$defs/node",
+         "$defs": {"node": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/pair"}]},
+                   "leaf": _tagged("leaf", "value"),
+                   "pair": {**_tagged("pair", "size"), "additionalProperties": {"$ref": "#/$defs/node"}}}},
+        ['{"kind":"pair","left":{"kind":"leaf","value":1},"right":{"kind":"pair"}}'],
+        ['{"kind":"pair","left":{"value":1}}', '{"kind":"pair","left":3}'],
+    ),
     # A part's own draft, if it is the same, and constants, whatever they look like.
     (_DRAFT_7 | {"items": {"$schema": "http://json-schema.org/draft-07/schema", "type": "null"}}, ["[null]"], ["[1]"]),
     ({"items": _DRAFT_4 | {"exclusiveMinimum": True, "minimum": 3, "const": 4}}, ["[4]"], ["[3]", "[5]"]),
@@ -147,7 +170,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"patternProperties": {"\\d": {}, "[0-9]": {"const": 1}}}, "# is not supported: patternProperties"),
     ({"patternProperties": {"a[": {}}}, "# is not supported: patternProperties"),
     ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+    ({"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, "# is not supported: oneOf: a value may satisfy"),
     ({"prefixItems": [{"uniqueItems": False}, {"uniqueItems": True}]}, "#/prefixItems/1 has keywords"),
+    (
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"], "properties": {"b": {"not": {}}}}]},
+        '#/oneOf/1/properties/b has keywords that are not supported: ["not"]',
+    ),
 ]  # fmt: skip
 
 

@@ -150,17 +150,26 @@ def test_rates_are_measured_once(quick: Engine) -> None:
     assert len(said) == 1
 
 
-def test_rates_that_are_kept_only_rise(quick: Engine) -> None:
+def test_rates_that_are_kept_rise_until_they_are_measured(quick: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     body, blocks = quick.core.body, quick.core.scheduler.blocks
+
+    def rates(*, again: bool = False) -> MachineRates:
+        found = machine_rates(body, blocks.block_size, blocks.num_blocks, again=again)
+        assert found is not None
+        return found
+
     keep_rates(replace(SLOW, products=1e18), body)
     keep_rates(replace(SLOW, attention=1e18), body)
-    kept = machine_rates(body, blocks.block_size, blocks.num_blocks)
-    assert kept is not None
-    assert (kept.products, kept.attention, kept.bandwidth) == (1e18, 1e18, 1.0)
-    again = machine_rates(body, blocks.block_size, blocks.num_blocks, again=True)
-    assert again is not None
-    assert (again.products, again.attention) == (1e18, 1e18)
-    assert again.bandwidth > 1.0
+    assert (rates().products, rates().attention, rates().bandwidth) == (1e18, 1e18, 1.0)
+    monkeypatch.setattr(rates_module._Probe, "rates", lambda probe: replace(SLOW, products=3.0, settled=False))
+    # A busy machine says nothing of what it can do.
+    assert rates(again=True).products == 1e18
+    monkeypatch.setattr(rates_module._Probe, "rates", lambda probe: replace(SLOW, products=3.0))
+    assert rates().products == 1e18
+    assert rates(again=True).products == rates().products == 3.0
+    monkeypatch.setattr(rates_module._Probe, "rates", lambda probe: replace(SLOW, products=4.0))
+    monkeypatch.setattr(rates_module, "_SETTLED_FOR", -1.0)
+    assert rates().products == 4.0
 
 
 def test_the_least_time_of_what_was_answered_is_known_once_rates_are(quick: Engine) -> None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from batchwright.constraints import Constraint
 from batchwright.errors import GenerationError, InvalidRequest, MissingExtra, shown
 from batchwright.scheduling import Drafter
-from batchwright.schemas import UnkeptSchema, kept
+from batchwright.schemas import UnkeptSchema, kept, says_nothing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -74,6 +74,11 @@ _CHARACTERS_LOOKED_AT = 200_000
 """Characters of all of these, which take seconds to compile."""
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
+_ONE_OF = "oneOf constraints are not supported"
+_SEVERAL = (
+    "oneOf: a value may satisfy several of its schemas: use anyOf, or give each of them a type, a const or enum, or a "
+    "required property with a const of its own"
+)
 _NOTHING_FOLLOWS = "NoExtension"
 """What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
 _TOO_LARGE = "schema too large"
@@ -328,6 +333,8 @@ def _told(constraint: Constraint, reason: str) -> str:
     if constraint.kind != "schema":
         return _shown(reason)
     place = _place(json.loads(constraint.text), reason)
+    if reason.startswith(_ONE_OF):
+        return f"{place} is not supported: {_SEVERAL}"
     what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
     return f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 
@@ -435,7 +442,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
     """Return where in `schema` the innermost part is that is refused for this reason, as a JSON pointer."""
     if reason.startswith(_KEYWORDS):
         keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
-        return next((where for where, part in _all_parts("#", kept(schema)) if keywords <= part.keys()), "#")
+        return next((where for where, part in _all_parts("#", schema) if keywords <= _saying(part)), "#")
     if reason.startswith(_TOO_LARGE):
         return "#"
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
@@ -452,6 +459,11 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
                 break
         else:
             return where
+
+
+def _saying(part: Mapping[str, Any]) -> set[str]:
+    """Return the keywords of a part of a schema that allow less than all."""
+    return {keyword for keyword in part if not says_nothing(keyword, dict(part))}
 
 
 def _all_parts(where: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -3,8 +3,9 @@
 The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
 the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights. The
 bandwidth of memory is that of a plain sum. The best of all repetitions counts. Where few come near it, others use the
-processors, and the rates are measured again before long. What is kept only ever gets better: `WorkMeter` finds what a
-run reaches beyond it.
+processors, and the rates are measured again before long. Until the next measurement what is kept only gets better:
+`WorkMeter` finds what a run reaches beyond it. A measurement that has settled takes the place of what was kept: a
+processor with others beside it (a virtual machine) is faster on one day than on another.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _SECONDS = 0.4
 _LEAST_STEPS = 3
 _MOST_SECONDS = 1.0
 """Seconds after which a rate that has not settled is taken as it is."""
+_SETTLED_FOR = 86_400.0
+"""Seconds for which rates are used before they are measured again."""
 _UNSETTLED_FOR = 600.0
 """Seconds for which rates are used that have not settled."""
 _NEAR = 1.03
@@ -59,7 +62,7 @@ def machine_rates(
 ) -> MachineRates | None:
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
-    They are measured once, in about two seconds, and kept in the cache folder; `again` measures them once more.
+    They are measured once a day, in about two seconds, and kept in the cache folder; `again` measures them at once.
     `progress` is called with a line of text when they are measured. None if the times of the body cannot be told apart,
     or its KV cache is too small for a measurement.
     """
@@ -68,15 +71,14 @@ def machine_rates(
         return None
     path = _path(model, body)
     kept = _read(path)
-    if kept is not None and not again and (kept.settled or time.time() - path.stat().st_mtime < _UNSETTLED_FOR):
+    if kept is not None and not again and _age(path) < (_SETTLED_FOR if kept.settled else _UNSETTLED_FOR):
         return kept
-    progress("measuring the rates of this machine, once")
+    progress("measuring the rates of this machine")
     probe = _Probe(body, model, seconds, block_size, num_blocks)
     rates = probe.rates()
     if rates is None:
         return None
-    keep_rates(rates, body, measured=True)
-    return rates if kept is None else kept.with_best(rates)
+    return keep_rates(rates, body, measured=True)
 
 
 def kept_rates(body: ModelBody) -> MachineRates | None:
@@ -84,20 +86,20 @@ def kept_rates(body: ModelBody) -> MachineRates | None:
     return None if body.costs is None else _read(_path(body.costs, body))
 
 
-def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) -> None:
-    """Keep `rates` where they are better than those that are kept.
+def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) -> MachineRates:
+    """Keep `rates` where they are better than those that are kept, and return what is best.
 
-    `measured`: whether they are those of a measurement. Where they are of a run, rates that have not settled are
-    measured again as soon as without it.
+    `measured`: whether they are those of a measurement, which take the place of what is kept if they have settled.
+    Where they are of a run, rates are measured again as soon as without it.
     """
     model = body.costs
     if model is None:
-        return
+        return rates
     path = _path(model, body)
     kept = _read(path)
-    best = rates if kept is None else kept.with_best(rates)
-    if best == kept and kept.settled:
-        return
+    best = rates if kept is None or (measured and rates.settled) else kept.with_best(rates)
+    if best == kept and not measured:
+        return best
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         measured_at = path.stat().st_mtime if kept is not None and not measured else None
@@ -107,6 +109,15 @@ def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) 
             os.utime(path, (measured_at, measured_at))
     except OSError as error:
         _log.info("the rates of this machine are not kept: %s", error)
+    return best
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since the rates in a file were measured."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0  # it was there a moment ago
 
 
 def _read(path: Path) -> MachineRates | None:

@@ -6,13 +6,17 @@ than validators do: each rule names its reason.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import count
 from typing import Any, TypeAlias, TypeGuard
 
 from batchwright.schemas.formats import NARROWER
+from batchwright.schemas.one_of import narrowed, narrowings, target
 from batchwright.schemas.patterns import in_rust
 
 _Part: TypeAlias = dict[str, Any]
@@ -49,6 +53,23 @@ class UnkeptSchema(ValueError):
         self.keyword = keyword
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The whole schema as it was given, the draft that it names, and definitions that are added to it."""
+
+    schema: Mapping[str, Any]
+    draft: str
+    names: dict[str, str] = field(default_factory=dict)
+    """Names of added definitions, by what they are definitions of."""
+    added: dict[str, _Part] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> set[str]:
+        """Names of definitions."""
+        given = self.schema.get("$defs")
+        return {*(given if isinstance(given, Mapping) else ()), *self.names.values()}
+
+
 def kept(schema: Mapping[str, Any]) -> _Part:
     """Return a schema for llguidance of which each answer satisfies `schema`. Raises `UnkeptSchema`."""
     written = schema.get("$schema")
@@ -56,14 +77,21 @@ def kept(schema: Mapping[str, Any]) -> _Part:
     if _OLD_DRAFTS.search(named):
         raise UnkeptSchema("#", "$schema", "a draft before the fourth, whose keywords mean something else")
     # The author of a schema does not choose how it is compiled.
-    return _kept("#", {key: value for key, value in schema.items() if key != "x-guidance"}, named)
+    whole = _Whole({key: value for key, value in schema.items() if key != "x-guidance"}, named)
+    found = _kept("#", whole.schema, whole)
+    if whole.added:
+        found["$defs"] = {**found.get("$defs", {}), **whole.added}
+    return found
 
 
-def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
-    changed = {key: _below(f"{where}/{_pointer(key)}", key, value, draft) for key, value in part.items()}
+def _kept(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
+    draft = whole.draft
+    changed = {key: _below(f"{where}/{_pointer(key)}", key, value, whole) for key, value in part.items()}
+    if "oneOf" in part:
+        _replace_one_of(where, changed, part, whole)
     _require_draft(where, changed, draft)
     _require_distinct(where, changed)
-    for keyword in [keyword for keyword in changed if _says_nothing(keyword, changed)]:
+    for keyword in [keyword for keyword in changed if says_nothing(keyword, changed)]:
         del changed[keyword]
     for keyword in ("const", "enum"):
         if keyword in changed and (reason := _unwritable(changed[keyword])) is not None:
@@ -80,23 +108,51 @@ def _kept(where: str, part: Mapping[str, Any], draft: str) -> _Part:
     return _ordered(changed)
 
 
-def _below(where: str, key: str, value: Any, draft: str) -> Any:
+def _below(where: str, key: str, value: Any, whole: _Whole) -> Any:
     """Return the value of a keyword, rewritten as far as there may be schemas in it: `$ref` may point to any place."""
     if key in _DATA:
         return value
     if isinstance(value, Mapping):
         if key not in _BY_NAME:
-            return _kept(where, value, draft)
+            return _kept(where, value, whole)
         return {
-            name: _kept(f"{where}/{_pointer(name)}", each, draft) if isinstance(each, Mapping) else each
+            name: _kept(f"{where}/{_pointer(name)}", each, whole) if isinstance(each, Mapping) else each
             for name, each in value.items()
         }
     if isinstance(value, list):
         return [
-            _kept(f"{where}/{number}", each, draft) if isinstance(each, Mapping) else each
+            _kept(f"{where}/{number}", each, whole) if isinstance(each, Mapping) else each
             for number, each in enumerate(value)
         ]
     return value
+
+
+def _replace_one_of(where: str, changed: _Part, part: Mapping[str, Any], whole: _Whole) -> None:
+    found = narrowings(part, whole.schema)
+    if found is None:
+        return  # llguidance may know better, and refuses it otherwise
+    schemas = []
+    for number, (kept_schema, keywords) in enumerate(zip(changed.pop("oneOf"), found, strict=True)):
+        schema = part["oneOf"][number]
+        schemas.append(_narrowed(f"{where}/oneOf/{number}", schema, keywords, whole) if keywords else kept_schema)
+    if "anyOf" in changed:
+        every = changed.get("allOf")
+        changed["allOf"] = [*(every if isinstance(every, list) else []), {"anyOf": schemas}]
+    else:
+        changed["anyOf"] = schemas
+
+
+def _narrowed(where: str, schema: Any, keywords: Mapping[str, Any], whole: _Whole) -> _Part:
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    if reference is None:
+        return _kept(where, narrowed(schema, keywords), whole)
+    # In a definition of its own: it may refer to itself, and llguidance takes nothing beside such a reference.
+    key = f"{reference} {json.dumps(keywords)}"
+    if key not in whole.names:
+        name = whole.names[key] = next(name for number in count() if (name := f"narrowed-{number}") not in whole.taken)
+        (schema_there,) = target(reference, whole.schema)
+        whole.added[name] = _narrowed(reference, schema_there, keywords, whole)
+    return {**_kept(where, schema, whole), "$ref": f"#/$defs/{whole.names[key]}"}
 
 
 def _require_draft(where: str, part: _Part, draft: str) -> None:
@@ -126,7 +182,7 @@ def _require_distinct(where: str, part: _Part) -> None:
             )
 
 
-def _says_nothing(keyword: str, part: _Part) -> bool:
+def says_nothing(keyword: str, part: _Part) -> bool:
     """Whether a keyword that llguidance would refuse, or misread, allows anything."""
     value = part[keyword]
     match keyword:
