@@ -1,11 +1,17 @@
 // Tiles for processors that multiply pairs of bfloat16, and four bytes at a time, in vectors of 512 bits.
 #pragma once
 
+#include <type_traits>
+
 #include "units.h"
 
 namespace bw {
 
 constexpr bool kHasProducts = true;
+constexpr int64_t kLine = 64;  // bytes of a line of the caches
+// Whether each line is fetched ahead, not only the first of a unit's two: measured. Fewer rows wait for memory itself.
+template <class E, int R>
+constexpr bool kBothLines = std::is_same_v<E, bf16> && R > 4;
 template <class E>
 constexpr int64_t kMostRows = 12;  // two vectors of sums for each, and the panel's, fill 32 registers
 
@@ -29,6 +35,7 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
   for (int64_t u = 0; u < units; ++u) {
     const VecU left = load_as<VecU>(panel + u * kPanel), right = load_as<VecU>(panel + u * kPanel + kLanes);
     __builtin_prefetch(ahead + u * step, 0, 2);
+    if (kBothLines<E, R> && step > kLine) __builtin_prefetch(ahead + u * step + kLine, 0, 2);
     for (int r = 0; r < R; ++r) {
       const VecU input = VecU{} + rows[r * units + u];
       low[r] = add_products(low[r], left, input);
