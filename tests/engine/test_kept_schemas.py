@@ -129,12 +129,21 @@ KEPT: list[tuple[Any, list[str], list[str]]] = [
     ({"oneOf": [{"type": "null"}, {"type": "array"}], "anyOf": [{"maxItems": 1}]}, ["null", "[1]"], ["3", "[1,2]"]),
     (
         {"$ref": "#/$defs/node",
-         "$defs": {"node": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/pair"}]},
+         "$defs": {"node": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/pair"}],
+                            "discriminator": {"propertyName": "kind"}, "default": {}},
                    "leaf": _tagged("leaf", "value"),
                    "pair": {**_tagged("pair", "size"), "additionalProperties": {"$ref": "#/$defs/node"}}}},
         ['{"kind":"pair","left":{"kind":"leaf","value":1},"right":{"kind":"pair"}}'],
         ['{"kind":"pair","left":{"value":1}}', '{"kind":"pair","left":3}'],
     ),
+    (
+        {"oneOf": [{"oneOf": [_tagged("a", "x"), _tagged("b", "y")], "title": "ab"}, _tagged("c", "x")]},
+        ['{"kind":"b","y":1}', '{"kind":"c","x":1}'],
+        ['{"x":1}', '{"kind":"c","x":"a"}'],
+    ),
+    ({"$id": "http://a/b", "type": "object", "properties": {"kind": {"const": 1}, "in": {"oneOf": [{"$ref": "#"},
+      _tagged("a", "x")]}}}, ['{"in":{"kind":1,"in":{"kind":"a"}}}'], ['{"in":{}}']),
+    ({"oneOf": [{"type": "object", "properties": {"c": {"$ref": "#/oneOf/1"}}}, {"type": "null"}]}, ["null"], ["1"]),
     # A part's own draft, if it is the same, and constants, whatever they look like.
     (_DRAFT_7 | {"items": {"$schema": "http://json-schema.org/draft-07/schema", "type": "null"}}, ["[null]"], ["[1]"]),
     ({"items": _DRAFT_4 | {"exclusiveMinimum": True, "minimum": 3, "const": 4}}, ["[4]"], ["[3]", "[5]"]),
@@ -170,7 +179,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"patternProperties": {"\\d": {}, "[0-9]": {"const": 1}}}, "# is not supported: patternProperties"),
     ({"patternProperties": {"a[": {}}}, "# is not supported: patternProperties"),
     ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-    ({"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, "# is not supported: oneOf: a value may satisfy"),
+    ({"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, "# is not supported: oneOf: its schemas cannot"),
+    # A property that must be there to tell two schemas apart would be missing from what a third one allows.
+    ({"oneOf": [{"oneOf": [_tagged("a", "x"), {"properties": {"kind": {"const": 2}}}]}, {"type": "string"}]}, "oneOf"),
+    (_DRAFT_4 | {"oneOf": [{"const": 1}, {"const": 2}]}, "# is not supported: oneOf"),
+    ({"oneOf": [{"const": 1}, _DRAFT_4 | {"const": 2}]}, "#/oneOf/1 is not supported: $schema"),
+    ({"oneOf": [{"type": [["x"]]}, {"type": "null"}]}, "is not supported"),
     ({"prefixItems": [{"uniqueItems": False}, {"uniqueItems": True}]}, "#/prefixItems/1 has keywords"),
     (
         {"oneOf": [{"required": ["a"]}, {"required": ["b"], "properties": {"b": {"not": {}}}}]},

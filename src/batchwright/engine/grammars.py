@@ -75,9 +75,10 @@ _CHARACTERS_LOOKED_AT = 200_000
 _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
 _ONE_OF = "oneOf constraints are not supported"
-_SEVERAL = (
-    "oneOf: a value may satisfy several of its schemas: use anyOf, or give each of them a type, a const or enum, or a "
-    "required property with a const of its own"
+"""What it says of a `oneOf` that it cannot keep, before advice for programs."""
+_NOT_TOLD_APART = (
+    "oneOf: its schemas cannot be told apart, so that a value could satisfy several: use anyOf, or give each of them a "
+    "type, a const or enum, or a required property with a const of its own"
 )
 _NOTHING_FOLLOWS = "NoExtension"
 """What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
@@ -334,7 +335,7 @@ def _told(constraint: Constraint, reason: str) -> str:
         return _shown(reason)
     place = _place(json.loads(constraint.text), reason)
     if reason.startswith(_ONE_OF):
-        return f"{place} is not supported: {_SEVERAL}"
+        return f"{place} is not supported: {_NOT_TOLD_APART}"
     what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
     return f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 
@@ -463,7 +464,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
 
 def _saying(part: Mapping[str, Any]) -> set[str]:
     """Return the keywords of a part of a schema that allow less than all."""
-    return {keyword for keyword in part if not says_nothing(keyword, dict(part))}
+    return {keyword for keyword in part if not says_nothing(keyword, part)}
 
 
 def _all_parts(where: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -87,10 +88,10 @@ def kept_rates(body: ModelBody) -> MachineRates | None:
 
 
 def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) -> MachineRates:
-    """Keep `rates` where they are better than those that are kept, and return what is best.
+    """Store `rates`, merged with those that are kept, and return the result.
 
-    `measured`: whether they are those of a measurement, which take the place of what is kept if they have settled.
-    Where they are of a run, rates are measured again as soon as without it.
+    `measured`: whether they are those of a measurement, which take the place of what is kept if they have settled, and
+    let it count as not settled if they have not. Rates of a run do not put off the next measurement.
     """
     model = body.costs
     if model is None:
@@ -98,6 +99,7 @@ def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) 
     path = _path(model, body)
     kept = _read(path)
     best = rates if kept is None or (measured and rates.settled) else kept.with_best(rates)
+    best = replace(best, settled=rates.settled) if measured else best
     if best == kept and not measured:
         return best
     try:
@@ -115,9 +117,10 @@ def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) 
 def _age(path: Path) -> float:
     """Return the seconds since the rates in a file were measured."""
     try:
-        return time.time() - path.stat().st_mtime
+        age = time.time() - path.stat().st_mtime
     except OSError:
         return 0.0  # it was there a moment ago
+    return age if age >= 0.0 else math.inf  # a clock was set back
 
 
 def _read(path: Path) -> MachineRates | None:

@@ -247,7 +247,7 @@ class JobRun:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
         is_complete = False
         began = self.clock.now()
-        tokenizer = self._tokenizer_beside(loaded)
+        tokenizer = self._begin_reading_tokenizer(loaded)
         opened = self.choice.opened(
             loaded, self._meter, self._batch_job(job), lambda text: self._show("loading", job, text)
         )
@@ -309,8 +309,8 @@ class JobRun:
                 self._bound.end()
             self._model_seconds = self._stats.model_seconds - model_before
 
-    def _tokenizer_beside(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
-        """The tokenizer by which lines are put in order; read in a thread, which takes seconds, if replicas have it."""
+    def _begin_reading_tokenizer(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
+        """Begin to read the tokenizer that orders lines, and return its future; an engine of this process has one."""
         generates = loaded.replicas_of is not None and loaded.replicas_of[0] is not None
         if generates and self.planned and self.given_inference is None:
             reading = asyncio.ensure_future(asyncio.to_thread(self.choice.tokenizer))

@@ -10,13 +10,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import count
 from typing import Any, TypeAlias, TypeGuard
 
 from batchwright.schemas.formats import NARROWER
-from batchwright.schemas.one_of import narrowed, narrowings, target
+from batchwright.schemas.one_of import Option, narrowed, options, target
 from batchwright.schemas.patterns import in_rust
 
 _Part: TypeAlias = dict[str, Any]
@@ -53,21 +52,69 @@ class UnkeptSchema(ValueError):
         self.keyword = keyword
 
 
-@dataclass(frozen=True, slots=True)
 class _Whole:
-    """The whole schema as it was given, the draft that it names, and definitions that are added to it."""
+    """The whole schema as it was given, its draft, and narrowed definitions that are added to it."""
 
-    schema: Mapping[str, Any]
-    draft: str
-    names: dict[str, str] = field(default_factory=dict)
-    """Names of added definitions, by what they are definitions of."""
-    added: dict[str, _Part] = field(default_factory=dict)
+    def __init__(self, schema: Mapping[str, Any], draft: str, *, may_narrow: bool) -> None:
+        self.schema = schema
+        self.draft = draft
+        self.may_narrow = may_narrow
+        """Whether a `oneOf` may be replaced by less than it is."""
+        self.is_narrowed = False
+        self.has_one_of = self.has_one_of_left = False
+        self.other_draft_at: str | None = None
+        """Where a part names another draft; None if none does."""
+        references, has_ids = _references(schema)
+        self.may_replace = not any("oneOf" in reference.split("/") for reference in references)
+        """Whether no reference goes through a `oneOf`."""
+        self.followed = {} if has_ids else schema
+        """Where references lead; nowhere if they may be relative to a part of the schema."""
+        given = schema.get("$defs")
+        self._numbers = (number for number in count() if not isinstance(given, Mapping) or _name(number) not in given)
+        self._names: dict[tuple[str, str], str] = {}
+        self._waiting: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    @property
-    def taken(self) -> set[str]:
-        """Names of definitions."""
-        given = self.schema.get("$defs")
-        return {*(given if isinstance(given, Mapping) else ()), *self.names.values()}
+    def narrowed(self, reference: str, keywords: Mapping[str, Any]) -> str:
+        """Return a reference to a definition that is what `reference` points to, narrowed."""
+        key = reference, json.dumps(keywords)
+        if key not in self._names:
+            self._names[key] = _name(next(self._numbers))
+            self._waiting.append((self._names[key], reference, keywords))
+        return f"#/$defs/{self._names[key]}"
+
+    def definitions(self) -> _Part:
+        """Return the definitions that were asked for, and those that they ask for in turn."""
+        found: _Part = {}
+        while self._waiting:
+            name, reference, keywords = self._waiting.pop()
+            (schema,) = target(reference, self.schema)
+            found[name] = _kept_option(reference, Option("", schema, keywords), self)
+        return found
+
+
+def _name(number: int) -> str:
+    return f"narrowed-{number}"
+
+
+def _references(schema: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Return all references in a schema, and whether a part of it has an id, to which they may be relative.
+
+    Names of properties are no keywords, and neither is what looks like one in constants.
+    """
+    references, has_ids = list[str](), False
+    waiting: list[tuple[Any, bool]] = [(schema, False)]
+    while waiting:
+        value, has_names = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(each, False) for each in value]
+        elif isinstance(value, Mapping) and has_names:
+            waiting += [(each, False) for each in value.values()]
+        elif isinstance(value, Mapping):
+            references += [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+            is_part = value is not schema
+            has_ids |= is_part and any(isinstance(value.get(name), str) for name in ("$id", "id"))
+            waiting += [(each, key in _BY_NAME) for key, each in value.items() if key not in _DATA]
+    return references, has_ids
 
 
 def kept(schema: Mapping[str, Any]) -> _Part:
@@ -77,18 +124,33 @@ def kept(schema: Mapping[str, Any]) -> _Part:
     if _OLD_DRAFTS.search(named):
         raise UnkeptSchema("#", "$schema", "a draft before the fourth, whose keywords mean something else")
     # The author of a schema does not choose how it is compiled.
-    whole = _Whole({key: value for key, value in schema.items() if key != "x-guidance"}, named)
+    given = {key: value for key, value in schema.items() if key != "x-guidance"}
+    whole = _Whole(given, named, may_narrow=True)
+    found = _whole_kept(whole)
+    if whole.is_narrowed and whole.has_one_of_left:
+        # What is less in one of the schemas of a `oneOf` may be more in another.
+        whole = _Whole(given, named, may_narrow=False)
+        found = _whole_kept(whole)
+    if whole.other_draft_at is not None and whole.has_one_of:
+        # What means more in one draft than in another may be less for a schema beside it.
+        raise UnkeptSchema(
+            whole.other_draft_at, "$schema", "another one than that of the whole schema, which has a oneOf"
+        )
+    return found
+
+
+def _whole_kept(whole: _Whole) -> _Part:
     found = _kept("#", whole.schema, whole)
-    if whole.added:
-        found["$defs"] = {**found.get("$defs", {}), **whole.added}
+    if added := whole.definitions():
+        found["$defs"] = {**found.get("$defs", {}), **added}
     return found
 
 
 def _kept(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
     draft = whole.draft
-    changed = {key: _below(f"{where}/{_pointer(key)}", key, value, whole) for key, value in part.items()}
-    if "oneOf" in part:
-        _replace_one_of(where, changed, part, whole)
+    changed = _rewritten_within(where, part, whole)
+    if where != "#" and isinstance(own := part.get("$schema"), str) and own.rstrip("#") != (draft or _LATEST):
+        whole.other_draft_at = where
     _require_draft(where, changed, draft)
     _require_distinct(where, changed)
     for keyword in [keyword for keyword in changed if says_nothing(keyword, changed)]:
@@ -106,6 +168,30 @@ def _kept(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
     _translate_patterns(where, changed)
     _narrow_format(changed)
     return _ordered(changed)
+
+
+def _rewritten_within(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
+    """Return a part whose schemas are rewritten, `oneOf` replaced by `anyOf` where that says the same or less."""
+    if "oneOf" not in part:
+        return {key: _below(f"{where}/{_pointer(key)}", key, value, whole) for key, value in part.items()}
+    whole.has_one_of = True
+    chosen = None
+    if whole.may_replace:
+        chosen = options(part, whole.followed, whole.draft, may_narrow=whole.may_narrow)
+    whole.has_one_of_left |= chosen is None
+    changed = {
+        key: _below(f"{where}/{_pointer(key)}", key, value, whole)
+        for key, value in part.items()
+        if chosen is None or key != "oneOf"
+    }
+    if chosen is not None:
+        whole.is_narrowed |= any(option.keywords for option in chosen)
+        schemas = {"anyOf": [_kept_option(f"{where}/{option.where}", option, whole) for option in chosen]}
+        if "anyOf" in changed:
+            every = changed.get("allOf")
+            schemas = {"allOf": [*(every if isinstance(every, list) else []), schemas]}
+        changed |= schemas
+    return changed
 
 
 def _below(where: str, key: str, value: Any, whole: _Whole) -> Any:
@@ -127,32 +213,15 @@ def _below(where: str, key: str, value: Any, whole: _Whole) -> Any:
     return value
 
 
-def _replace_one_of(where: str, changed: _Part, part: Mapping[str, Any], whole: _Whole) -> None:
-    found = narrowings(part, whole.schema)
-    if found is None:
-        return  # llguidance may know better, and refuses it otherwise
-    schemas = []
-    for number, (kept_schema, keywords) in enumerate(zip(changed.pop("oneOf"), found, strict=True)):
-        schema = part["oneOf"][number]
-        schemas.append(_narrowed(f"{where}/oneOf/{number}", schema, keywords, whole) if keywords else kept_schema)
-    if "anyOf" in changed:
-        every = changed.get("allOf")
-        changed["allOf"] = [*(every if isinstance(every, list) else []), {"anyOf": schemas}]
-    else:
-        changed["anyOf"] = schemas
-
-
-def _narrowed(where: str, schema: Any, keywords: Mapping[str, Any], whole: _Whole) -> _Part:
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if reference is None:
-        return _kept(where, narrowed(schema, keywords), whole)
+def _kept_option(where: str, option: Option, whole: _Whole) -> Any:
+    if not isinstance(option.schema, Mapping):
+        return option.schema
+    if not option.keywords:
+        return _kept(where, option.schema, whole)
+    if "$ref" not in option.schema:
+        return _kept(where, narrowed(option.schema, option.keywords), whole)
     # In a definition of its own: it may refer to itself, and llguidance takes nothing beside such a reference.
-    key = f"{reference} {json.dumps(keywords)}"
-    if key not in whole.names:
-        name = whole.names[key] = next(name for number in count() if (name := f"narrowed-{number}") not in whole.taken)
-        (schema_there,) = target(reference, whole.schema)
-        whole.added[name] = _narrowed(reference, schema_there, keywords, whole)
-    return {**_kept(where, schema, whole), "$ref": f"#/$defs/{whole.names[key]}"}
+    return {**_kept(where, option.schema, whole), "$ref": whole.narrowed(option.schema["$ref"], option.keywords)}
 
 
 def _require_draft(where: str, part: _Part, draft: str) -> None:
@@ -182,7 +251,7 @@ def _require_distinct(where: str, part: _Part) -> None:
             )
 
 
-def says_nothing(keyword: str, part: _Part) -> bool:
+def says_nothing(keyword: str, part: Mapping[str, Any]) -> bool:
     """Whether a keyword that llguidance would refuse, or misread, allows anything."""
     value = part[keyword]
     match keyword:
@@ -198,6 +267,8 @@ def says_nothing(keyword: str, part: _Part) -> bool:
             return "contains" not in part
         case "then" | "else":
             return "if" not in part
+        case "default" | "discriminator":
+            return True  # beside a reference, they would keep it from being circular
         case "$dynamicAnchor" | "$recursiveAnchor":
             return True  # what refers to it is refused
         case "if":
@@ -301,7 +372,7 @@ def _double(number: float) -> float:
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(math.inf, number)
+        return math.inf if number > 0 else -math.inf
 
 
 def _bound(value: Any, *, upwards: bool) -> Any:

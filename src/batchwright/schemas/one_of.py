@@ -26,40 +26,109 @@ _KINDS = {
 """Kinds of values by type. Every integer is a number."""
 _ALL_KINDS = frozenset(kind for kinds in _KINDS.values() for kind in kinds)
 _OBJECTS = frozenset({"object"})
+_SILENT = frozenset({"title", "description", "discriminator", "default", "examples", "deprecated"})
+"""Keywords that forbid no value."""
+_OF_DOCUMENTS = frozenset({"$id", "id", "$schema", "$defs", "definitions", "$anchor"})
+"""Keywords of a schema that are about its place in a document."""
 _MOST_SCHEMAS = 200
+_MOST_FORBIDDEN = 1000
+"""Bound of the properties that are forbidden in all schemas together, each of which makes the grammar larger."""
+_LONGEST_INDEX = 6
 
 
-def narrowings(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the keywords by which each schema of the `oneOf` of `part` is narrowed, so that it excludes the others.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One schema of a `oneOf`, and what narrows it so that it excludes the others."""
 
-    `root`: the whole schema, for references. None if some cannot be told apart.
+    where: str
+    """Its place below the `oneOf`."""
+    schema: Any
+    keywords: Mapping[str, Any]
+    """Keywords to add, see `narrowed`; empty if nothing has to be."""
+
+
+def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may_narrow: bool) -> list[Option] | None:
+    """Return the schemas of the `oneOf` of `part`, of which no value satisfies two once they are narrowed.
+
+    Those in a `oneOf` or `anyOf` that is all of a schema are among them. `root`: the whole schema, for references;
+    `draft`: its `$schema`. None if some cannot be told apart; without `may_narrow`, if they would have to be narrowed.
     """
-    schemas = part["oneOf"]
-    if not isinstance(schemas, list) or not 0 < len(schemas) <= _MOST_SCHEMAS:
+    leaves = list(_leaves("oneOf", part["oneOf"]))
+    if not 0 < len(leaves) <= _MOST_SCHEMAS or "$ref" in part:
         return None
-    followed = {} if _has_ids_within(root) else root
     around = {key: value for key, value in part.items() if key != "oneOf"}
-    views = [_View.of([around, each], followed) for each in schemas]
-    found = []
-    for number, view in enumerate(views):
-        narrowing = _Narrowing(view)
+    document = _Document(root, draft)
+    views = [_View.of([around, schema], document) for _, schema in leaves]
+    found, forbidden = [], 0
+    for number, (where, schema) in enumerate(leaves):
+        narrowing = _Narrowing(views[number])
         if not all(narrowing.excludes(other) for other in (*views[:number], *views[number + 1 :])):
             return None
-        if narrowing.keywords and not _is_found(schemas[number], followed):
+        forbidden += len(narrowing.forbidden)
+        if narrowing.keywords and not (may_narrow and _can_be_narrowed(schema, root)):
             return None
-        found.append(narrowing.keywords)
-    return found
+        found.append(Option(where, schema, narrowing.keywords))
+    return found if forbidden <= _MOST_FORBIDDEN else None
 
 
 def narrowed(schema: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema`, which refers to no other, with the keywords of a narrowing."""
-    found = {**_mapping(schema), **keywords}
+    """Return a copy of `schema`, which refers to no other, with the keywords of a narrowing."""
+    given = _mapping(schema)
+    found: dict[str, Any] = {key: value for key, value in given.items() if key not in _OF_DOCUMENTS}
+    found.update(keywords)
     if "required" in keywords:
-        given = _mapping(schema).get("required")
-        found["required"] = [*dict.fromkeys([*(given if isinstance(given, list) else []), *keywords["required"]])]
+        found["required"] = [*dict.fromkeys([*given.get("required", ()), *keywords["required"]])]
     if "properties" in keywords:
-        found["properties"] = {**_mapping(_mapping(schema).get("properties")), **keywords["properties"]}
+        found["properties"] = {**given.get("properties", {}), **keywords["properties"]}
     return found
+
+
+def target(reference: Any, root: Mapping[str, Any]) -> list[Any]:
+    """Return the schema in `root` that a reference points to, in a list; an empty one if it cannot be followed."""
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+        return []
+    found: Any = root
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and len(name) <= _LONGEST_INDEX and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name in found:
+            found = found[name]
+        else:
+            return []
+    return [found]
+
+
+def _leaves(where: str, schemas: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas of a list with their places, those of lists that say all of a schema instead of it."""
+    for number, schema in enumerate(schemas) if isinstance(schemas, list) else ():
+        said = schema.keys() - _SILENT if isinstance(schema, Mapping) else set()
+        inner = next(iter(said)) if len(said) == 1 else ""
+        if inner in ("oneOf", "anyOf") and isinstance(schema[inner], list) and schema[inner]:
+            yield from _leaves(f"{where}/{number}/{inner}", schema[inner])
+        else:
+            yield f"{where}/{number}", schema
+
+
+def _can_be_narrowed(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether what `schema` is or refers to is there, and has lists and mappings where keywords are added."""
+    seen = list[Any]()
+    while isinstance(schema, Mapping) and "$ref" in schema:
+        found = target(schema["$ref"], root)
+        if not found or schema["$ref"] in seen or not isinstance(root.get("$defs", {}), Mapping):
+            return False
+        seen.append(schema["$ref"])
+        schema = found[0]
+    given = _mapping(schema)
+    return isinstance(given.get("required", []), list) and isinstance(given.get("properties", {}), Mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """What schemas are parts of."""
+
+    root: Mapping[str, Any]
+    draft: str
 
 
 @dataclass(frozen=True)
@@ -68,12 +137,12 @@ class _View:
 
     layers: tuple[Any, ...]
     """The schemas, without those that only refer to others."""
-    root: Mapping[str, Any]
+    document: _Document
 
     @classmethod
-    def of(cls, schemas: Sequence[Any], root: Mapping[str, Any]) -> _View:
-        """The view of `schemas`, whose references are to parts of `root`."""
-        return cls(tuple(_layers(schemas, root)), root)
+    def of(cls, schemas: Sequence[Any], document: _Document) -> _View:
+        """The view of `schemas`."""
+        return cls(tuple(_layers(schemas, document)), document)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -85,14 +154,15 @@ class _View:
     @cached_property
     def speaks_of_objects(self) -> bool:
         """Whether values of all kinds are allowed, but something is said only of objects."""
-        return self.kinds == _ALL_KINDS and bool(self.properties or self.required)
+        is_untyped = not any("type" in _mapping(layer) for layer in self.layers)
+        return is_untyped and self.kinds == _ALL_KINDS and bool(self.properties or self.required)
 
     @cached_property
     def values(self) -> frozenset[Any] | None:
         """The only values, if they are listed and plain; integers and other numbers that are equal are one."""
         found: frozenset[Any] | None = None
         for layer in self.layers:
-            listed = _listed(layer)
+            listed = _listed(layer, has_const="draft-04" not in self.document.draft)
             if listed is not None:
                 found = listed if found is None else found & listed
         return found
@@ -104,7 +174,7 @@ class _View:
         for layer in self.layers:
             for name, schema in _mapping(_mapping(layer).get("properties")).items():
                 found.setdefault(name, []).append(schema)
-        return {name: _View.of(schemas, self.root) for name, schemas in found.items()}
+        return {name: _View.of(schemas, self.document) for name, schemas in found.items()}
 
     @cached_property
     def required(self) -> dict[str, None]:
@@ -171,7 +241,9 @@ class _Narrowing:
         for name in (*view.required, *self.required):
             if other.forbids(name) or view.differs_in(name, other):
                 return True
-        return any(name in self.forbidden or view.forbids(name) for name in other.required)
+        return any(
+            name in self.forbidden or view.forbids(name) or view.differs_in(name, other) for name in other.required
+        )
 
     def _narrows(self, other: _View) -> bool:
         """Have a property that tells both apart required, or one that `other` requires forbidden, if there is one."""
@@ -186,66 +258,23 @@ class _Narrowing:
         return True
 
 
-def _layers(schemas: Sequence[Any], root: Mapping[str, Any]) -> Iterator[Any]:
+def _layers(schemas: Sequence[Any], document: _Document) -> Iterator[Any]:
     """All schemas that values of `schemas` satisfy: these, what they refer to, and what is in their `allOf`."""
-    waiting, seen = [*schemas], set[str]()
+    waiting, seen = [*schemas], list[Any]()
     while waiting:
         schema = waiting.pop(0)
         if not isinstance(schema, Mapping):
             yield schema
-            continue
-        reference = schema.get("$ref")
-        if reference is None:
+        elif "$ref" in schema:
+            # What is beside a reference is ignored up to draft 7.
+            if schema["$ref"] not in seen:
+                seen.append(schema["$ref"])
+                waiting += target(schema["$ref"], document.root)
+        elif str(schema.get("$schema", document.draft)).rstrip("#") == document.draft:
+            # In another draft its keywords could mean something else.
             yield schema
             every = schema.get("allOf")
             waiting += every if isinstance(every, list) else []
-        elif isinstance(reference, str) and reference not in seen:
-            # What is beside a reference is ignored up to draft 7.
-            seen.add(reference)
-            waiting += target(reference, root)
-
-
-def _is_found(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether what `schema` refers to is there."""
-    seen = set[str]()
-    while isinstance(schema, Mapping) and "$ref" in schema:
-        reference = schema["$ref"]
-        found = target(reference, root) if isinstance(reference, str) and reference not in seen else []
-        if not found:
-            return False
-        seen.add(reference)
-        schema = found[0]
-    return True
-
-
-def target(reference: str, root: Mapping[str, Any]) -> list[Any]:
-    """Return the schema in `root` that a reference points to; none if it cannot be followed."""
-    if reference != "#" and not reference.startswith("#/"):
-        return []
-    found: Any = root
-    for step in unquote(reference).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, Mapping) and name in found:
-            found = found[name]
-        else:
-            return []
-    return [found]
-
-
-def _has_ids_within(root: Mapping[str, Any]) -> bool:
-    """Whether references may be relative to a part of `root`."""
-    waiting: list[Any] = [*root.values()]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            if any(isinstance(value.get(name), str) for name in ("$id", "id")):
-                return True
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return False
 
 
 def _kinds_of(schema: Any) -> frozenset[str]:
@@ -256,7 +285,7 @@ def _kinds_of(schema: Any) -> frozenset[str]:
     named = schema.get("type")
     names = [named] if isinstance(named, str) else named
     kinds = _ALL_KINDS
-    if isinstance(names, list) and all(name in _KINDS for name in names):
+    if isinstance(names, list) and all(isinstance(name, str) and name in _KINDS for name in names):
         kinds = frozenset(kind for name in names for kind in _KINDS[name])
     return kinds
 
@@ -271,11 +300,11 @@ def _kind_of(value: float | str | bool | None) -> str:
     return "integer" if isinstance(value, int) or value.is_integer() else "fraction"
 
 
-def _listed(schema: Any) -> frozenset[Any] | None:
+def _listed(schema: Any, *, has_const: bool) -> frozenset[Any] | None:
     """The values of `const` and `enum`, each beside whether it is a truth value; None if there are others."""
     if not isinstance(schema, Mapping):
         return None
-    if "const" in schema:
+    if has_const and "const" in schema:
         values = [schema["const"]]
     elif isinstance(schema.get("enum"), list):
         values = schema["enum"]

@@ -35,7 +35,9 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
   for (int64_t u = 0; u < units; ++u) {
     const VecU left = load_as<VecU>(panel + u * kPanel), right = load_as<VecU>(panel + u * kPanel + kLanes);
     __builtin_prefetch(ahead + u * step, 0, 2);
-    if (kBothLines<E, R> && step > kLine) __builtin_prefetch(ahead + u * step + kLine, 0, 2);
+    if constexpr (kBothLines<E, R>) {
+      if (step > kLine) __builtin_prefetch(ahead + u * step + kLine, 0, 2);
+    }
     for (int r = 0; r < R; ++r) {
       const VecU input = VecU{} + rows[r * units + u];
       low[r] = add_products(low[r], left, input);
