@@ -12,8 +12,9 @@ import pytest
 
 from batchwright.engine import machine_rates as rates_module
 from batchwright.engine.engine import Engine
-from batchwright.engine.machine_rates import keep_rates, machine_rates
+from batchwright.engine.machine_rates import keep_rates, kept_rates, machine_rates
 from batchwright.engine.work_meter import WorkMeter
+from batchwright.jobs.run_bound import RunBound
 from batchwright.planning.bound import MachineRates, Work, bound_of
 from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest
@@ -170,6 +171,18 @@ def test_rates_that_are_kept_rise_until_they_are_measured(quick: Engine, monkeyp
     monkeypatch.setattr(rates_module._Probe, "rates", lambda probe: replace(SLOW, products=4.0))
     monkeypatch.setattr(rates_module, "_SETTLED_FOR", -1.0)
     assert rates().products == 4.0
+
+
+def test_a_run_does_not_bring_back_rates_that_were_measured_anew(quick: Engine) -> None:
+    body, meter = quick.core.body, quick.core.meter
+    assert meter is not None
+    keep_rates(replace(SLOW, products=5.0), body)
+    known = keep_rates(meter.lasting_rates, body)
+    keep_rates(SLOW, body, measured=True)
+    RunBound(quick, meter, known).end()
+    assert kept_rates(body) == SLOW
+    RunBound(quick, meter, SLOW).end()
+    assert kept_rates(body) == SLOW.with_best(meter.lasting_rates)
 
 
 def test_the_least_time_of_what_was_answered_is_known_once_rates_are(quick: Engine) -> None:

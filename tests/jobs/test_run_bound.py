@@ -91,9 +91,16 @@ def test_few_lines_do_not_wait_for_rates_to_be_measured(
 
 
 def test_many_lines_have_the_rates_measured(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates_module, "kept_rates", lambda _: pytest.fail("not measured"))
+    measure, measured = rates_module.machine_rates, list[object]()
+
+    def noted(*given: Any) -> MachineRates | None:
+        measured.append(given[0])
+        return measure(*given)
+
+    monkeypatch.setattr(rates_module, "machine_rates", noted)
     report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(64)])
     assert report.bound is not None
+    assert len(measured) == 1
 
 
 def test_nothing_is_told_of_an_engine_that_has_computed_before(tmp_path: Path, engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import BatchwrightError
 from batchwright.models.cache import Progress
-from batchwright.planning.bound import Bound, Shares, bound_of, shares_of
+from batchwright.planning.bound import Bound, MachineRates, Shares, bound_of, shares_of
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
@@ -22,9 +22,11 @@ _LEAST_LINES = 64
 class RunBound:
     """Measures one run of an engine that computes nothing else, from `begin` to `end`."""
 
-    def __init__(self, engine: Engine, meter: WorkMeter) -> None:
+    def __init__(self, engine: Engine, meter: WorkMeter, known: MachineRates | None) -> None:
+        """`known`: the rates that are kept as it begins."""
         self._engine = engine
         self._meter = meter
+        self._known = known
 
     @classmethod
     def begin(cls, engine: Engine, lines: int, progress: Progress) -> RunBound | None:
@@ -50,15 +52,18 @@ class RunBound:
         if rates is None or (seconds := body.watch()) is None:
             return None
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
-        return cls(engine, core.meter)
+        return cls(engine, core.meter, kept_rates(body))
 
     def end(self) -> None:
         """Measure no more, and keep rates that were better than those known before."""
-        from batchwright.engine.machine_rates import keep_rates
+        from batchwright.engine.machine_rates import keep_rates, kept_rates
 
         with suppress(BatchwrightError):  # it may be closed
-            self._engine.core.meter = None
-            keep_rates(self._meter.lasting_rates, self._engine.core.body)
+            core = self._engine.core
+            core.meter = None
+            # What another process has measured meanwhile is not to be mixed with what this run began with.
+            if kept_rates(core.body) == self._known:
+                keep_rates(self._meter.lasting_rates, core.body)
 
     def figures(self, loop_seconds: float) -> dict[str, Any]:
         """Fields of the report of a run that took `loop_seconds`."""
