@@ -132,6 +132,19 @@ def test_schemas_that_may_both_be_satisfied_are_left_as_they_are() -> None:
     assert not is_replaced({"$ref": "#/$defs/n"}, {"type": "integer"}, **{"$defs": {"n": {"type": "null"}}}, **inside)
 
 
+def test_tags_that_a_discriminator_names_are_required() -> None:
+    ways = [
+        {"type": "object", "properties": {"a": {"const": value}, name: {}}, "additionalProperties": False}
+        for value, name in ((0, "b"), (1, "c"))
+    ]
+    ways = [{**way, "required": [name]} for way, name in zip(ways, "bc", strict=True)]
+    assert kept({"oneOf": ways}) == {"anyOf": ways}
+    tagged = {"oneOf": ways, "discriminator": {"propertyName": "a"}}
+    assert [way["required"] for way in kept(tagged)["anyOf"]] == [["b", "a"], ["c", "a"]]
+    nested = kept({"oneOf": [tagged, {"type": "null"}]})
+    assert [way.get("required") for way in nested["anyOf"]] == [["b", "a"], ["c", "a"], None]
+
+
 def test_many_schemas_take_no_time_that_grows_with_their_depth() -> None:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(24):

@@ -53,15 +53,17 @@ def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may
     Those in a `oneOf` or `anyOf` that is all of a schema are among them. `root`: the whole schema, for references;
     `draft`: its `$schema`. None if some cannot be told apart; without `may_narrow`, if they would have to be narrowed.
     """
-    leaves = list(_leaves("oneOf", part["oneOf"]))
+    leaves = list(_leaves("oneOf", part, part["oneOf"]))
     if not 0 < len(leaves) <= _MOST_SCHEMAS or "$ref" in part:
         return None
     around = {key: value for key, value in part.items() if key != "oneOf"}
     document = _Document(root, draft)
-    views = [_View.of([around, schema], document) for _, schema in leaves]
+    views = [_View.of([around, schema], document) for _, schema, _ in leaves]
     found, forbidden = [], 0
-    for number, (where, schema) in enumerate(leaves):
+    for number, (where, schema, tags) in enumerate(leaves):
         narrowing = _Narrowing(views[number])
+        if may_narrow and _can_be_narrowed(schema, root):
+            narrowing.require(tags)
         if not all(narrowing.excludes(other) for other in (*views[:number], *views[number + 1 :])):
             return None
         forbidden += len(narrowing.forbidden)
@@ -99,15 +101,21 @@ def target(reference: Any, root: Mapping[str, Any]) -> list[Any]:
     return [found]
 
 
-def _leaves(where: str, schemas: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas of a list with their places, those of lists that say all of a schema instead of it."""
+def _leaves(where: str, part: Mapping[str, Any], schemas: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """The schemas of a list of `part`, with places and tags; of a schema that only has such a list, those in it instead.
+
+    Tags: properties that a `discriminator` names. In OpenAPI they are required, whatever the schema says.
+    """
+    tag = _mapping(part.get("discriminator")).get("propertyName")
+    tags = (tag,) if isinstance(tag, str) else ()
     for number, schema in enumerate(schemas) if isinstance(schemas, list) else ():
         said = schema.keys() - _SILENT if isinstance(schema, Mapping) else set()
         inner = next(iter(said)) if len(said) == 1 else ""
         if inner in ("oneOf", "anyOf") and isinstance(schema[inner], list) and schema[inner]:
-            yield from _leaves(f"{where}/{number}/{inner}", schema[inner])
+            for place, leaf, more in _leaves(f"{where}/{number}/{inner}", schema, schema[inner]):
+                yield place, leaf, (*tags, *more)
         else:
-            yield f"{where}/{number}", schema
+            yield f"{where}/{number}", schema, tags
 
 
 def _can_be_narrowed(schema: Any, root: Mapping[str, Any]) -> bool:
@@ -224,6 +232,12 @@ class _Narrowing:
         if self.forbidden:
             found["properties"] = dict.fromkeys(self.forbidden, False)
         return found
+
+    def require(self, names: Sequence[str]) -> None:
+        """Have these properties required, as far as something is said of them."""
+        if self.view.kinds == _OBJECTS:
+            known = [name for name in names if name in self.view.properties and name not in self.view.required]
+            self.required.update(dict.fromkeys(known))
 
     def excludes(self, other: _View) -> bool:
         """Whether nothing satisfies both this schema and `other`, once it is narrowed as far as that needs."""
