@@ -102,7 +102,7 @@ def target(reference: Any, root: Mapping[str, Any]) -> list[Any]:
 
 
 def _leaves(where: str, part: Mapping[str, Any], schemas: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """The schemas of a list of `part`, with places and tags; of a schema that only has such a list, those in it instead.
+    """The schemas of a list of `part`, with places and tags; instead of one that only has such a list, those in it.
 
     Tags: properties that a `discriminator` names. In OpenAPI they are required, whatever the schema says.
     """
