@@ -314,7 +314,7 @@ class JobRun:
         generates = loaded.replicas_of is not None and loaded.replicas_of[0] is not None
         if generates and self.planned and self.given_inference is None:
             reading = asyncio.ensure_future(asyncio.to_thread(self.choice.tokenizer))
-            # Replicas that cannot be opened say why, mostly for the same reason: its own is then not asked for.
+            # Where replicas cannot be opened, nobody awaits it, and asyncio would report an error that was not read.
             reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             return reading
         known: asyncio.Future[Tokenizer | None] = asyncio.get_running_loop().create_future()

@@ -128,7 +128,8 @@ def kept(schema: Mapping[str, Any]) -> _Part:
     whole = _Whole(given, named, may_narrow=True)
     found = _whole_kept(whole)
     if whole.is_narrowed and whole.has_one_of_left:
-        # What is less in one of the schemas of a `oneOf` may be more in another.
+        # Less in one of the schemas of a `oneOf` may be more for the others. So it would be within `not` and `if`, but
+        # those are refused.
         whole = _Whole(given, named, may_narrow=False)
         found = _whole_kept(whole)
     if whole.other_draft_at is not None and whole.has_one_of:
@@ -170,15 +171,17 @@ def _kept(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
     return _ordered(changed)
 
 
+def _chosen(part: Mapping[str, Any], whole: _Whole) -> list[Option] | None:
+    """Return what replaces the `oneOf` of a part; None if it has to be left as it is."""
+    found = options(part, whole.followed, whole.draft, may_narrow=whole.may_narrow) if whole.may_replace else None
+    whole.has_one_of = True
+    whole.has_one_of_left |= found is None
+    return found
+
+
 def _rewritten_within(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
     """Return a part whose schemas are rewritten, `oneOf` replaced by `anyOf` where that says the same or less."""
-    if "oneOf" not in part:
-        return {key: _below(f"{where}/{_pointer(key)}", key, value, whole) for key, value in part.items()}
-    whole.has_one_of = True
-    chosen = None
-    if whole.may_replace:
-        chosen = options(part, whole.followed, whole.draft, may_narrow=whole.may_narrow)
-    whole.has_one_of_left |= chosen is None
+    chosen = _chosen(part, whole) if "oneOf" in part else None
     changed = {
         key: _below(f"{where}/{_pointer(key)}", key, value, whole)
         for key, value in part.items()

@@ -31,9 +31,11 @@ _SILENT = frozenset({"title", "description", "discriminator", "default", "exampl
 _OF_DOCUMENTS = frozenset({"$id", "id", "$schema", "$defs", "definitions", "$anchor"})
 """Keywords of a schema that are about its place in a document."""
 _MOST_SCHEMAS = 200
+"""Schemas of a `oneOf` that are compared, each with each."""
 _MOST_FORBIDDEN = 1000
 """Bound of the properties that are forbidden in all schemas together, each of which makes the grammar larger."""
 _LONGEST_INDEX = 6
+"""Digits of a place in a list that a reference names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may
     found, forbidden = [], 0
     for number, (where, schema, tags) in enumerate(leaves):
         narrowing = _Narrowing(views[number])
-        if may_narrow and _can_be_narrowed(schema, root):
+        may_add = may_narrow and _can_be_narrowed(schema, root)
+        if may_add:
             narrowing.require(tags)
         if not all(narrowing.excludes(other) for other in (*views[:number], *views[number + 1 :])):
             return None
         forbidden += len(narrowing.forbidden)
-        if narrowing.keywords and not (may_narrow and _can_be_narrowed(schema, root)):
+        if narrowing.keywords and not may_add:
             return None
         found.append(Option(where, schema, narrowing.keywords))
     return found if forbidden <= _MOST_FORBIDDEN else None
