@@ -48,14 +48,22 @@ class EngineCore:
     """Step-by-step computation of requests. The blocks of `scheduler` must be those that `body` has allocated."""
 
     def __init__(
-        self, body: ModelBody, tokenizer: Tokenizer, scheduler: Scheduler, clock: Clock, *, max_model_len: int
+        self,
+        body: ModelBody,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        max_model_len: int,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: those of `tokenizer`, if they are being read already."""
         self.body = body
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.clock = clock
         self.max_model_len = max_model_len
-        self.grammars = Grammars(tokenizer, body.vocab_size)
+        self.grammars = grammars or Grammars(tokenizer, body.vocab_size)
         """Compiled forms of answers. Any thread may use it."""
         self.meter: WorkMeter | None = None
         """What measures steps and counts what answers needed, if somebody wants to know."""

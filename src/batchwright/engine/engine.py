@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +13,7 @@ from batchwright.engine.bodies import ModelBody, load_body
 from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.grammars import Grammars
 from batchwright.engine.machine_rates import kept_rates
 from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.scoring import PromptScores, most_scored
@@ -24,14 +26,16 @@ from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve, served_nam
 from batchwright.planning.bound import MachineRates
 from batchwright.planning.needed_work import Answered, least_seconds
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
-from batchwright.scheduling.sizes import BLOCK_SIZE
+from batchwright.scheduling import Scheduler
+from batchwright.scheduling.sizes import BLOCK_SIZE, EngineSizes
 
 
 class Engine:
     """Continuous batching over one model.
 
     `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `config` says how to compute;
-    `options` are fields of `EngineConfig` that go before it, as in `Engine("smollm2", max_num_seqs=64)`.
+    `options` are fields of `EngineConfig` that go before it, as in `Engine("smollm2", max_num_seqs=64)`. `forms` says
+    that answers of a given form will be asked for: what these need is then read while the weights are.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     Not safe for use from several threads: that is what `AsyncEngine` is for.
@@ -43,6 +47,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         clock: Clock | None = None,
+        forms: bool = False,
         **options: Any,
     ) -> None:
         config = (config or EngineConfig()).with_options(**options)
@@ -53,7 +58,9 @@ class Engine:
         try:
             self.facts = _facts(loaded, config.attention)
             """What of it depends on its model and this machine alone."""
-            self._core: EngineCore | None = _core(loaded, config, clock or MonotonicClock(), folder, self.facts)
+            self._core: EngineCore | None = _core(
+                loaded, config, clock or MonotonicClock(), folder, self.facts, forms=forms
+            )
         except BaseException:
             loaded.close()
             raise
@@ -232,9 +239,30 @@ class Engine:
         self.close()
 
 
-def _core(body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, facts: EngineFacts) -> EngineCore:
+def _core(
+    body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, facts: EngineFacts, *, forms: bool
+) -> EngineCore:
     """Return the loop over `body`, whose KV cache is allocated here."""
     sizes = facts.sizes(config)
+    # The tokenizer takes half as long as the weights.
+    beside = ThreadPoolExecutor(1, thread_name_prefix="batchwright-tokenizer")
+    try:
+        reading = beside.submit(_grammars, folder, body.vocab_size, sizes.max_model_len)
+        if forms:
+            beside.submit(lambda: reading.result().read())
+        scheduler = _allocated(body, config, sizes)
+        grammars = reading.result()
+    finally:
+        beside.shutdown(wait=False)
+    return EngineCore(body, grammars.tokenizer, scheduler, clock, max_model_len=sizes.max_model_len, grammars=grammars)
+
+
+def _grammars(folder: Path, width: int, context: int) -> Grammars:
+    return Grammars(Tokenizer(folder, width, context=context), width)
+
+
+def _allocated(body: ModelBody, config: EngineConfig, sizes: EngineSizes) -> Scheduler:
+    """Allocate the KV cache of `body`, make it ready to compute, and return the scheduler over its blocks."""
     body.allocate(sizes.num_blocks, BLOCK_SIZE, config.attention)
     max_scored = most_scored(body.vocab_size, sizes.max_batch_tokens)
     logit_rows = sizes.max_num_seqs + max_scored
@@ -242,9 +270,7 @@ def _core(body: ModelBody, config: EngineConfig, clock: Clock, folder: Path, fac
         raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
     body.prepare(sizes.max_num_seqs)
     draft_rows = body.free_rows if config.drafting else 0
-    scheduler = sizes.scheduler(config, draft_rows=draft_rows, max_scored=max_scored)
-    tokenizer = Tokenizer(folder, body.vocab_size, context=sizes.max_model_len)
-    return EngineCore(body, tokenizer, scheduler, clock, max_model_len=sizes.max_model_len)
+    return sizes.scheduler(config, draft_rows=draft_rows, max_scored=max_scored)
 
 
 def _facts(body: ModelBody, attention: str) -> EngineFacts:

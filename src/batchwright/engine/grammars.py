@@ -94,7 +94,7 @@ class Grammars:
     """Grammars of one model, whose logits have a value for each of `width` tokens. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, width: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._width = width
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -105,7 +105,7 @@ class Grammars:
     def form(self, constraint: Constraint) -> Form:
         """Return the form of answers that keep a constraint, which is compiled already if others use it."""
         with self._lock:
-            found = self._forms.setdefault(constraint, Form(constraint, self._read))
+            found = self._forms.setdefault(constraint, Form(constraint, self.read))
             self._forms.move_to_end(constraint)
             if len(self._forms) > _KEPT:
                 self._forms.popitem(last=False)
@@ -115,11 +115,12 @@ class Grammars:
         """Return a matcher at the beginning of a text. Raises `InvalidRequest` if the constraint cannot be kept."""
         return self.form(constraint).matcher()
 
-    def _read(self) -> _Vocabulary | str:
+    def read(self) -> _Vocabulary | str:
+        """Return the tokens of the model as grammars need them, or why they cannot be had; read only once."""
         # It takes a second, for which whoever asks for another form does not wait.
         with self._reading:
             if self._vocabulary is None:
-                self._vocabulary = _Vocabulary.of(self._tokenizer, self._width)
+                self._vocabulary = _Vocabulary.of(self.tokenizer, self._width)
             return self._vocabulary
 
 

@@ -139,10 +139,11 @@ class Tokenizer:
         backend = getattr(self._inner, "backend_tokenizer", None)
         if backend is None:
             return None
-        own = copy(backend)
-        own.no_padding()
-        own.no_truncation()
-        text: str = own.to_str()
+        if backend.padding is not None or backend.truncation is not None:
+            backend = copy(backend)  # which takes longer than all the rest
+            backend.no_padding()
+            backend.no_truncation()
+        text: str = backend.to_str()
         return text
 
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:

@@ -43,10 +43,12 @@ def load_models(
     embedding_model: str | None,
     config: EngineConfig,
     progress: Progress = lambda text: None,
+    *,
+    forms: bool = False,
 ) -> tuple[Engine | None, Encoder | None]:
     """Load a generating model, an embedding model, or both. Takes seconds, since it imports torch.
 
-    `progress` is called with a line of text at each step that may take long.
+    `progress` is called with a line of text at each step that may take long; `forms` as in `Engine`.
 
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
     loading a model.
@@ -62,7 +64,7 @@ def load_models(
         from batchwright.engine.engine import Engine
 
         encoder = None if embedding_model is None else Encoder(embedding_model, device=config.device)
-        return None if model is None else Engine(model, config), encoder
+        return None if model is None else Engine(model, config, forms=forms), encoder
     except BatchwrightError:
         raise
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
 from batchwright.jobs.field_reordering import check_fields, reordered
 from batchwright.jobs.input_names import STREAM
-from batchwright.jobs.lines import BadLine, LineParser, check_body, check_form
+from batchwright.jobs.lines import BadLine, Line, LineParser, check_body, check_form
 from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
 from batchwright.jobs.remote.results import PartedSink, RemoteResults, work_folder
@@ -289,8 +289,8 @@ class Job:
                 break
         return found
 
-    def has_valid_line(self) -> bool:
-        """Whether there is a valid line that earlier runs did not finish."""
+    def first_valid_line(self) -> Line | None:
+        """The first valid line that earlier runs did not finish; None if there is none."""
         for record in self.source.records():
             if record.number not in self.finished:
                 line = self.parser.parse(record)
@@ -299,8 +299,8 @@ class Job:
                         check_body(line.endpoint, line.body, self.spec.defaults)
                         if self.spec.backend is None:
                             check_form(line.endpoint, line.body)
-                        return True
-        return False
+                        return line
+        return None
 
     @property
     def complete(self) -> bool:

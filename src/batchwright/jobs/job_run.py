@@ -30,6 +30,7 @@ from batchwright.jobs.invalid_answers import InvalidAnswers
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.line_orders import EndpointOrder, EngineOrder, LineOrder
+from batchwright.jobs.lines import asks_for_form
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.remote.addresses import shown_address
@@ -220,12 +221,15 @@ class JobRun:
         if self.given_inference is not None:
             return LoadedModels(None, None)
         # An endpoint knows best what it takes.
-        if self.choice.backend is None and not job.has_valid_line():
-            self.given_inference = NoModel()
-            return LoadedModels(None, None)
+        forms = False
+        if self.choice.backend is None:
+            if (first := job.first_valid_line()) is None:
+                self.given_inference = NoModel()
+                return LoadedModels(None, None)
+            forms = asks_for_form(first.endpoint, first.body, self.spec.defaults)
         self._show("loading" if self.choice.backend is None else "connecting", job)
         endpoints = job.endpoints(told) if (told := self.choice.told_apart) else ()
-        loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text))
+        loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text), forms=forms)
         self._engine = loaded.engine
         return loaded
 
@@ -329,6 +333,8 @@ class JobRun:
         if not self.planned or tokenizer is None or stats is None or not stats.max_num_seqs or not stats.block_size:
             return None
         replicas = max(1, stats.max_num_seqs // (self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS))
+        if self._engine is not None and self.given_engine is None:
+            self._engine.core.scheduler.blocks.keeps_unshared = False
         caches = Caches(1 if self._engine is not None else replicas, stats.kv_blocks, stats.block_size)
         return EngineOrder(stats.max_num_seqs, caches, tokenizer.encode, self.spec.defaults)
 

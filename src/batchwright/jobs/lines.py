@@ -91,10 +91,23 @@ def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
         with named_in_response():
             check_form(CHAT_URL, {"response_format": form_of_response(body)})
         return
-    fields = form_overrides(body)
-    constraint = constraint_of(**fields) if fields else None
+    constraint = _constraint(body)
     if constraint is not None and (refusal := _refusal(constraint)) is not None:
         raise named_in_body(InvalidRequest(f"{constraint.kind}: {refusal}", param=constraint.kind), body)
+
+
+def asks_for_form(endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None) -> bool:
+    """Return whether a valid body asks for an answer of some form, tools left aside; arguments as in `Call`."""
+    if isinstance(defaults, SamplingParams) and defaults.is_constrained:
+        return True
+    if endpoint == RESPONSES_URL:
+        return _constraint({"response_format": form_of_response(body)}) is not None
+    return _constraint(body) is not None
+
+
+def _constraint(body: Mapping[str, Any]) -> Constraint | None:
+    fields = form_overrides(body)
+    return constraint_of(**fields) if fields else None
 
 
 def _refusal(constraint: Constraint) -> str | None:

@@ -214,8 +214,13 @@ class ModelChoice:
             return True
         return endpoint in self.told_apart or (self.model is not None and endpoint not in ENCODER_URLS)
 
-    def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
-        """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""
+    def load(
+        self, endpoints: Collection[str], progress: Progress = lambda text: None, *, forms: bool = False
+    ) -> LoadedModels:
+        """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises.
+
+        `forms`: whether answers of a given form are expected.
+        """
         if self.backend is not None:
             return LoadedModels(None, None)
         model = self.model if not self.told_apart or {*endpoints} - self.told_apart else None
@@ -223,7 +228,7 @@ class ModelChoice:
         classifiers = self.classifiers if CLASSIFIER_URLS & {*endpoints} else ()
         if self.processes is not None or self.ray is not None:
             return LoadedModels(None, None, replicas_of=(model, embedding_model), classifiers_of=classifiers)
-        loaded = LoadedModels(*load_models(model, embedding_model, self.config, progress))
+        loaded = LoadedModels(*load_models(model, embedding_model, self.config, progress, forms=forms))
         if not classifiers:
             return loaded
         return replace(loaded, classifiers=load_classifiers(classifiers, self.config.device, progress))

@@ -12,8 +12,12 @@ from torch import Tensor
 
 from batchwright.cgroups import free_memory
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
+from batchwright.engine.native.large_pages import populate_beside
 from batchwright.engine.step.batch import StepBatch
 from batchwright.planning.bound import ModelCosts
+
+_SOON_USED = 2**27
+"""Bytes of the KV cache that are made ready while the weights are read: those of some hundred short sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,5 @@ class ModelBody(ABC):
             if self.attention.name in ("sdpa", "reference"):  # they take every shape
                 break
         self.caches = [self.attention.allocate(shape) for shape in shapes]
+        if self.device.type == "cpu":
+            populate_beside([each for cache in self.caches for each in (cache.keys, cache.values)], _SOON_USED)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+import mmap
+import threading
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
 HUGE = 2 * 2**20
 """Bytes of a large page."""
 _ALIGNED = 64
@@ -28,9 +30,30 @@ def collapse_into_huge_pages(tensor: Tensor) -> None:
     _advise(tensor, _MADV_COLLAPSE)
 
 
+def populate_beside(tensors: Sequence[Tensor], size: int) -> None:
+    """Have Linux find memory for the first `size` bytes of CPU tensors, all together, on a thread beside the caller.
+
+    Where the memory of a virtual machine is only reserved, it takes as long as multiplying with it does to find it.
+    Before Linux 5.14 nothing happens.
+    """
+    each = size // max(1, len(tensors))
+
+    def populate() -> None:
+        for tensor in tensors:
+            start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (tensor.data_ptr() + min(each, tensor.nbytes)) // mmap.PAGESIZE * mmap.PAGESIZE
+            _madvise(start, end, _MADV_POPULATE_WRITE)
+
+    threading.Thread(target=populate, name="batchwright-memory", daemon=True).start()
+
+
 def _advise(tensor: Tensor, advice: int) -> None:
     start = -(-tensor.data_ptr() // HUGE) * HUGE
     end = (tensor.data_ptr() + tensor.nbytes) // HUGE * HUGE
+    _madvise(start, end, advice)
+
+
+def _madvise(start: int, end: int, advice: int) -> None:
     if end > start:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
