@@ -41,18 +41,10 @@ def computed(engine: Engine, *requests: InferenceRequest) -> WorkMeter:
     for request in requests:
         engine.submit(request)
     assert all(response.error is None for response in run(engine))
-    for shares_prompts in (False, True):
-        meter.needed.shares_prompts = shares_prompts
-        bound = bound_of(
-            meter.needed.work,
-            meter.needed.steps,
-            meter.model,
-            meter.rates,
-            places=engine.stats.max_num_seqs,
-            shares_prompts=shares_prompts,
-        )
-        assert 0.0 < bound.products_seconds <= meter.spent.products * (1 + 1e-9)
-        assert 0.0 < bound.attention_seconds <= meter.spent.attention * (1 + 1e-9)
+    bound = bound_of(meter.needed.work, meter.needed.steps, meter.model, meter.rates, places=engine.stats.max_num_seqs)
+    assert 0.0 < bound.products_seconds <= meter.spent.products * (1 + 1e-9)
+    assert 0.0 < bound.attention_seconds <= meter.spent.attention * (1 + 1e-9)
+    assert meter.needed.work.lone_prompt_keys <= meter.computed_work.lone_prompt_keys
     assert meter.spent.products + meter.spent.attention <= meter.spent.forward
     assert meter.steps >= meter.needed.steps.least(engine.stats.max_num_seqs)
     return meter

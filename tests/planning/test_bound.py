@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
@@ -43,10 +45,8 @@ works = st.builds(
 steps_needed = st.builds(lambda longest, more: NeededSteps(longest, longest + more), amounts, amounts)
 
 
-def seconds(
-    work: Work, steps: NeededSteps, rates: MachineRates = RATES, places: int = 2, *, shares: bool = False
-) -> float:
-    return bound_of(work, steps, MODEL, rates, places=places, shares_prompts=shares).seconds
+def seconds(work: Work, steps: NeededSteps, rates: MachineRates = RATES, places: int = 2) -> float:
+    return bound_of(work, steps, MODEL, rates, places=places).seconds
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
@@ -68,7 +68,7 @@ def test_more_work_takes_no_less(work: Work, more: Work, few: NeededSteps, other
     many = NeededSteps(max(few.longest_chain, others.longest_chain), few.of_all_chains + others.of_all_chains)
     assert seconds(both, many, places=places) >= seconds(work, few, places=places)
     assert seconds(work, few, places=places + 1) <= seconds(work, few, places=places)
-    assert seconds(work, few, shares=True) <= seconds(work, few, shares=False)
+    assert seconds(replace(work, lone_prompt_keys=0.0), few) <= seconds(work, few)
 
 
 @given(works, steps_needed, st.sampled_from(("products", "attention", "bandwidth")), st.floats(1.0, 9.0))
@@ -137,11 +137,23 @@ def added(needed: NeededWork, tokens: list[int], turns: int) -> None:
     needed.add(tokens, prompt=prompt, chain=turns + 1, turns=turns, chosen=turns + 1, likeliest=False)
 
 
+def block_of(tokens: list[int], key: int) -> tuple[int, ...] | None:
+    """The beginning up to the end of the full block of a key; None if its block is not full."""
+    end = (key // BLOCK + 1) * BLOCK
+    return tuple(tokens[:end]) if end <= len(tokens) else None
+
+
+def all_blocks(given_sequences: list[tuple[list[int], int]]) -> Iterator[list[int]]:
+    for tokens, _ in given_sequences:
+        yield from (tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK))
+
+
 @given(sequences)
 def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int], int]]) -> None:
     needed = NeededWork(MODEL, BLOCK)
     blocks: set[tuple[int, ...]] = set()
     rows = pairs = prompt_keys = answer_keys = 0
+    shared = {block for block, count in Counter(map(tuple, all_blocks(given_sequences))).items() if count > 1}
     for tokens, turns in given_sequences:
         added(needed, tokens, turns)
         turns = min(turns, len(tokens) - 1)
@@ -154,7 +166,7 @@ def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int
         rows += len(new)
         pairs += sum(MODEL.pairs(position, position + 1) for position in new)
         for row in range(len(tokens) - turns, len(tokens)):
-            prompt_keys += sum(1 for key in new if key <= row and key < len(tokens) - turns)
+            prompt_keys += sum(1 for key in range(len(tokens) - turns) if block_of(tokens, key) not in shared)
             answer_keys += sum(1 for key in new if len(tokens) - turns <= key <= row)
     found = needed.work
     assert (found.rows, found.pairs) == (rows, pairs)
@@ -170,7 +182,7 @@ def test_the_order_of_answers_does_not_matter(given_sequences: list[tuple[list[i
         needed = NeededWork(MODEL, BLOCK)
         for tokens, turns in order:
             added(needed, tokens, turns)
-        found.append((needed.work.rows, needed.work.pairs, needed.steps))
+        found.append((needed.work.rows, needed.work.pairs, needed.work.lone_prompt_keys, needed.steps))
     assert found[0] == found[1]
 
 
@@ -184,17 +196,8 @@ def test_in_bounded_memory_the_estimate_is_on_the_safe_side() -> None:
     assert not exact.sampled
     assert 0.7 * exact.work.rows < bounded.work.rows <= exact.work.rows
     assert bounded.work.pairs <= exact.work.pairs
+    assert 0.7 * exact.work.lone_prompt_keys < bounded.work.lone_prompt_keys <= exact.work.lone_prompt_keys
     assert len(bounded._known) <= 512
-
-
-def test_prompts_are_shared_from_as_many_tokens_on_as_attention_reads_together() -> None:
-    needed = NeededWork(MODEL, BLOCK)
-    for last in (1, 2):
-        added(needed, [0] * 124 + [last] * 8, 2)
-    assert not needed.shares_prompts
-    for last in (1, 2):
-        added(needed, [5] * 128 + [last] * 8, 2)
-    assert needed.shares_prompts
 
 
 def test_what_is_scored_is_computed_each_time() -> None:
@@ -222,13 +225,13 @@ def test_shares_add_up(needed: Work, more: Work, steps: NeededSteps, extra: list
     computed = Work()
     computed.add(needed)
     computed.add(more)
-    bound = bound_of(needed, steps, MODEL, RATES, places=4, shares_prompts=False)
+    bound = bound_of(needed, steps, MODEL, RATES, places=4)
     products = computed.product_operations(MODEL) / RATES.products + extra[0]
-    attention = computed.attention_operations(MODEL, RATES.lone_cost, shares_prompts=False) / RATES.attention + extra[1]
+    attention = computed.attention_operations(MODEL, RATES.lone_cost) / RATES.attention + extra[1]
     products, attention = max(products, bound.products_seconds), max(attention, bound.attention_seconds)
     forward = products + attention + extra[2]
     time = SpentTime(forward + extra[3], forward, products, attention, products * extra[4] / 9, more)
-    shares = shares_of(bound, time, needed, computed, MODEL, RATES, shares_prompts=False)
+    shares = shares_of(bound, time, needed, computed, MODEL, RATES)
     assert set(shares.spent) == set(shares.lost) == set(PARTS)
     assert all(share >= 0.0 for share in (*shares.spent.values(), *shares.lost.values()))
     if time.total > 1e-6:
@@ -238,9 +241,9 @@ def test_shares_add_up(needed: Work, more: Work, steps: NeededSteps, extra: list
 
 def test_what_was_computed_twice_is_told() -> None:
     needed = Work(rows=10, pairs=10)
-    bound = bound_of(needed, NeededSteps(), MODEL, RATES, places=4, shares_prompts=False)
+    bound = bound_of(needed, NeededSteps(), MODEL, RATES, places=4)
     time = SpentTime(total=10.0, forward=8.0, products=6.0, attention=1.0)
-    shares = shares_of(bound, time, needed, Work(rows=20, pairs=20), MODEL, RATES, shares_prompts=False)
+    shares = shares_of(bound, time, needed, Work(rows=20, pairs=20), MODEL, RATES)
     assert shares.spent["recomputation"] == pytest.approx(0.35)
     assert shares.spent["host"] == pytest.approx(0.2)
     assert shares.spent["other"] == pytest.approx(0.1)
@@ -257,5 +260,5 @@ def test_of_sums_alone_the_time_is_no_more_than_the_bound(lines: list[tuple[int,
         prompts, generated, cached = prompts + prompt, generated + answer, cached + known
     least = least_seconds(MODEL, RATES, Answered(len(lines), prompts, cached, generated))
     assert least is not None
-    assert 0.0 < least <= seconds(done, NeededSteps(), shares=True)
+    assert 0.0 < least <= seconds(done, NeededSteps())
     assert least_seconds(MODEL, RATES, Answered(len(lines), prompts, cached, 0)) is None

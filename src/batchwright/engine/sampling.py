@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -414,7 +415,7 @@ def _sample_rows(logits: Tensor, states: Sequence[SamplingState], masks: Mapping
     if masked:
         mask_rows(logits, masked, np.stack([masks[row] for row in masked]))
     best, likeliest = row_maxima(logits)
-    finite, tokens = torch.isfinite(best).tolist(), likeliest.tolist()
+    finite, tokens = [isfinite(logit) for logit in best.tolist()], likeliest.tolist()
     _draw_into(tokens, logits, best, states, [row for row, ok in enumerate(finite) if ok and states[row].untouched])
     chosen = [Sampled(token if ok else None) for token, ok in zip(tokens, finite, strict=True)]
     special = [row for row, ok in enumerate(finite) if ok and not states[row].untouched]

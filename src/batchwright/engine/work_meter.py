@@ -29,22 +29,19 @@ class WorkMeter:
         self.steps = 0
         self._seconds = seconds
         self._counted = seconds.products, seconds.attention
+        self._block_size = block_size
         self._rates = rates
-        self._best = dict.fromkeys((False, True), rates)
+        self.lasting_rates = rates
+        """The best rates so far that hold for other work, too."""
 
     @property
     def rates(self) -> MachineRates:
         """The best rates so far. All steps together may have read keys faster than memory: some are in the caches."""
         best = self.lasting_rates
-        read = self.computed_work.read_bytes(self.model, shares_prompts=self.needed.shares_prompts)
         if not self.spent.attention:
             return best
+        read = self.computed_work.read_bytes(self.model)
         return replace(best, bandwidth=max(best.bandwidth, read / self.spent.attention))
-
-    @property
-    def lasting_rates(self) -> MachineRates:
-        """Those of them that hold for other work, too."""
-        return self._best[self.needed.shares_prompts]
 
     def computed(
         self, plan: StepPlan, batch: StepBatch, output: StepOutput, forward: float, *, nothing_left: bool
@@ -61,8 +58,7 @@ class WorkMeter:
         if nothing_left:
             spent.tail_products += products
             spent.tail.add(work)
-        for shares, best in self._best.items():
-            self._best[shares] = best.with_best(self._reached(work, products, attention, shares))
+        self.lasting_rates = self.lasting_rates.with_best(self._reached(work, products, attention))
 
     def answered(self, state: RequestState) -> None:
         """Count what the completions of an answered request needed."""
@@ -86,29 +82,33 @@ class WorkMeter:
         return now[0] - before[0], now[1] - before[1]
 
     def _work(self, plan: StepPlan, batch: StepBatch, output: StepOutput) -> Work:
-        likeliest, seen = len(output.likeliest), batch.positions.cpu().numpy() + 1
-        prompt_keys = answer_keys = 0
-        for chunk in plan.chunks:
+        likeliest, pairs, answer_keys = len(output.likeliest), 0, 0
+        decodes, known = [], []
+        for place, chunk in enumerate(plan.chunks):
+            pairs += self.model.pairs(chunk.start, chunk.start + chunk.count + len(chunk.drafts))
             if chunk.is_decode:
-                known = min(chunk.start, chunk.sequence.num_prompt)
-                prompt_keys += known
-                answer_keys += chunk.start + chunk.count - known
+                decodes.append(place)
+                known.append(min(chunk.start, chunk.sequence.num_prompt))
+                answer_keys += chunk.start + chunk.count - known[-1]
         return Work(
             rows=batch.num_tokens,
             logit_rows=batch.logit_rows.shape[0] - likeliest,
             likeliest_rows=likeliest,
-            pairs=sum(
-                layers * float((seen if window is None else np.minimum(seen, window)).sum())
-                for window, layers in self.model.windows
-            ),
-            lone_prompt_keys=prompt_keys,
+            pairs=pairs,
+            lone_prompt_keys=self._lone_keys(batch.tables[decodes], np.array(known)) if decodes else 0,
             lone_answer_keys=answer_keys,
         )
 
-    def _reached(self, work: Work, products: float, attention: float, shares_prompts: bool) -> MachineRates:
+    def _lone_keys(self, tables: np.ndarray, known: np.ndarray) -> int:
+        """Return how many of the first `known` [D] keys of decodes with block `tables` [D, most] no other one reads."""
+        blocks = tables[np.arange(tables.shape[1]) < (known // self._block_size)[:, None]]
+        alone = int((np.bincount(blocks)[blocks] == 1).sum()) if len(blocks) else 0
+        return alone * self._block_size + int((known % self._block_size).sum())
+
+    def _reached(self, work: Work, products: float, attention: float) -> MachineRates:
         """Return the rates of a step."""
         rates, model = self._rates, self.model
-        attended = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts)
+        attended = work.attention_operations(model, rates.lone_cost)
         return replace(
             rates,
             products=work.product_operations(model) / products if products > 0.0 else rates.products,

@@ -71,22 +71,18 @@ class RunBound:
         needed, stats = meter.needed.work, self._engine.stats
         if not meter.steps or not needed.rows or loop_seconds <= 0:
             return {}
-        shares_prompts = meter.needed.shares_prompts
         bound = bound_of(
             needed,
             meter.needed.steps,
             meter.model,
             meter.rates,
             places=stats.max_num_seqs,
-            shares_prompts=shares_prompts,
             block_size=stats.block_size,
             drafts=stats.accepted_tokens > 0,
             sampled=meter.needed.sampled,
         )
         meter.spent.total = loop_seconds
-        shares = shares_of(
-            bound, meter.spent, needed, meter.computed_work, meter.model, meter.rates, shares_prompts=shares_prompts
-        )
+        shares = shares_of(bound, meter.spent, needed, meter.computed_work, meter.model, meter.rates)
         return {
             "bound_seconds": bound.seconds,
             "share_of_bound": bound.seconds / loop_seconds,

@@ -66,7 +66,8 @@ class Work:
     pairs: float = 0.0
     """Pairs of a query and a key, in all layers."""
     lone_prompt_keys: float = 0.0
-    """Keys of prompts that single rows of answers read, counted for each such row, in one layer."""
+    """Keys of prompts that no other sequence has, which single rows of answers read, counted for each such row, in one
+    layer. What several have in common can be read for all of them at once."""
     lone_answer_keys: float = 0.0
     """Keys of answers that they read."""
 
@@ -79,9 +80,10 @@ class Work:
         self.lone_prompt_keys += times * other.lone_prompt_keys
         self.lone_answer_keys += times * other.lone_answer_keys
 
-    def lone_keys(self, *, shares_prompts: bool) -> float:
-        """Keys that single rows read by themselves. Where prompts are shared, several rows may read theirs at once."""
-        return self.lone_answer_keys + (0.0 if shares_prompts else self.lone_prompt_keys)
+    @property
+    def lone_keys(self) -> float:
+        """Keys that single rows read by themselves."""
+        return self.lone_answer_keys + self.lone_prompt_keys
 
     def product_operations(self, model: ModelCosts) -> float:
         """Operations of all matrix products."""
@@ -93,13 +95,13 @@ class Work:
             + self.likeliest_rows * model.likeliest_operations
         )
 
-    def read_bytes(self, model: ModelCosts, *, shares_prompts: bool) -> float:
+    def read_bytes(self, model: ModelCosts) -> float:
         """Bytes of the keys and values that single rows read by themselves."""
-        return self.lone_keys(shares_prompts=shares_prompts) * model.full_layers * model.key_bytes
+        return self.lone_keys * model.full_layers * model.key_bytes
 
-    def attention_operations(self, model: ModelCosts, lone_cost: float, *, shares_prompts: bool) -> float:
+    def attention_operations(self, model: ModelCosts, lone_cost: float) -> float:
         """Operations of attention; those of keys that a single row reads count `lone_cost` times."""
-        lone = self.lone_keys(shares_prompts=shares_prompts) * model.full_layers
+        lone = self.lone_keys * model.full_layers
         return model.pair_operations * (self.pairs + (lone_cost - 1.0) * lone)
 
 
@@ -174,7 +176,6 @@ def bound_of(
     rates: MachineRates,
     *,
     places: int,
-    shares_prompts: bool,
     block_size: int = 16,
     drafts: bool = False,
     sampled: bool = False,
@@ -182,14 +183,13 @@ def bound_of(
     """Return the bound of `work`, which is needed, on a machine with `rates`.
 
     - `places`: the most sequences in a step.
-    - `shares_prompts`: whether any sequences have so long a beginning in common that attention reads it once for them.
     - `drafts`: whether guesses at the next tokens made chains shorter; `sampled`: whether `work` is an estimate.
     """
     multiplying = work.product_operations(model) / rates.products
-    pairs = work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts) / rates.attention
+    pairs = work.attention_operations(model, rates.lone_cost) / rates.attention
     least = steps.least(places)
     in_steps = least * rates.least_step
-    keys = work.read_bytes(model, shares_prompts=shares_prompts) / rates.bandwidth
+    keys = work.read_bytes(model) / rates.bandwidth
     return Bound(
         products_seconds=max(multiplying, in_steps),
         attention_seconds=max(pairs, keys),
@@ -198,9 +198,7 @@ def bound_of(
         pairs_seconds=pairs,
         keys_seconds=keys,
         least_steps=least,
-        assumptions=_assumptions(
-            work, steps, model, rates, places, block_size, shares_prompts=shares_prompts, drafts=drafts, sampled=sampled
-        ),
+        assumptions=_assumptions(work, steps, model, rates, places, block_size, drafts=drafts, sampled=sampled),
     )
 
 
@@ -212,11 +210,9 @@ def _assumptions(
     places: int,
     block_size: int,
     *,
-    shares_prompts: bool,
     drafts: bool,
     sampled: bool,
 ) -> tuple[str, ...]:
-    lone = work.lone_keys(shares_prompts=shares_prompts)
     texts = [
         f"{work.rows:,.0f} tokens go through the layers, {model.layer_operations:,.0f} operations each: all tokens of "
         f"prompts and answers but the last of each answer; what several have in common in whole blocks of {block_size} "
@@ -233,8 +229,8 @@ def _assumptions(
         "reading the weights can happen while others are multiplied: the longer of the two counts, not the sum",
         f"{work.pairs:,.0f} pairs of a query and a key, {model.pair_operations:,.0f} operations each, run at "
         f"{rates.attention / 1e9:,.1f} Gop/s, the best of a measurement and of every step of this run; the keys that "
-        f"single rows read by themselves, {lone:,.0f} in each of {model.full_layers} layers, take "
-        f"{rates.lone_cost:.2f} times as long, though they lie in the cache",
+        f"only one sequence has, which single rows read by themselves, {work.lone_keys:,.0f} in each of "
+        f"{model.full_layers} layers, take {rates.lone_cost:.2f} times as long, though they lie in the cache",
         f"or these keys are read from memory, {model.key_bytes:,.0f} bytes each, at {rates.bandwidth / 1e9:,.1f} GB/s, "
         "if that takes longer",
         "each core computes attention and products one after the other, so their times add; nothing else takes time: "
@@ -295,13 +291,11 @@ def shares_of(
     computed: Work,
     model: ModelCosts,
     rates: MachineRates,
-    *,
-    shares_prompts: bool,
 ) -> Shares:
     """Return where the time of a run went, whose steps computed `computed` where `needed` was needed."""
 
     def attention(work: Work) -> float:
-        return work.attention_operations(model, rates.lone_cost, shares_prompts=shares_prompts)
+        return work.attention_operations(model, rates.lone_cost)
 
     needless_products = _excess(computed.product_operations(model), needed.product_operations(model))
     needless_attention = _excess(attention(computed), attention(needed))

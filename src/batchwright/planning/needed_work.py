@@ -14,8 +14,6 @@ _MOST_KNOWN = 2**18
 """Blocks that are remembered; of more, a sample is."""
 _SAFE = 4.0
 """Standard errors by which an estimate is lowered."""
-_SHARED_KEYS = 128
-"""Fewest keys in common that attention reads once for several rows."""
 
 
 class NeededWork:
@@ -30,7 +28,8 @@ class NeededWork:
         self._model = model
         self._block_size = block_size
         self._most_known = most_known
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
+        """For each block, how many keys of a prompt the rows of the only answer with it read; 0 if several have it."""
         self._sampling = 0
         """One in 2 to this power is remembered."""
         self._work = Work()
@@ -38,8 +37,6 @@ class NeededWork:
         """Of the rows."""
         self._longest_chain = 0
         self._chains = 0.0
-        self.shares_prompts = False
-        """Whether attention may have read keys once for several sequences."""
 
     @property
     def sampled(self) -> bool:
@@ -56,6 +53,7 @@ class NeededWork:
         found = Work()
         certain = 1.0 - _SAFE * math.sqrt(self._variance) / self._work.rows if self._variance else 1.0
         found.add(self._work, max(0.0, certain))
+        found.lone_prompt_keys += self._lone_keys_of_blocks()
         found.logit_rows, found.likeliest_rows = self._work.logit_rows, self._work.likeliest_rows
         return found
 
@@ -92,42 +90,48 @@ class NeededWork:
         for block in range(sharable):
             digest = blake2b(digest + values[block * size : (block + 1) * size].tobytes(), digest_size=8).digest()
             number = int.from_bytes(digest, "little")
-            if self._sampling:
-                if number & ((1 << self._sampling) - 1) == 0 and number not in self._known:
-                    self._count(number, block * size, (block + 1) * size, prompt, turns)
-                first = (block + 1) * size
+            begin, after = block * size, (block + 1) * size
+            if self._sampling and number & ((1 << self._sampling) - 1):
+                first = after
             elif number in self._known:
-                first = (block + 1) * size
+                self._known[number] = 0
+                first = after
             else:
-                self._known.add(number)
-        # A sample does not tell who has what in common. What is shared takes less, so it is supposed to be.
-        self.shares_prompts = self.shares_prompts or first >= _SHARED_KEYS
+                self._known[number] = max(0, min(after, prompt) - begin) * turns
+                if self._sampling:
+                    self._count(begin, after, prompt, turns)
+                    first = after
         self._work.add(self._span(first, end, prompt, turns))
+        self._work.lone_prompt_keys += max(0, prompt - sharable * size) * turns
         while len(self._known) > self._most_known:
             self._sampling += 1
             mask = (1 << self._sampling) - 1
-            self._known = {number for number in self._known if number & mask == 0}
+            self._known = {number: keys for number, keys in self._known.items() if number & mask == 0}
 
-    def _count(self, number: int, first: int, end: int, prompt: int, turns: int) -> None:
+    def _lone_keys_of_blocks(self) -> float:
+        """Keys of prompts in blocks that only one answer needed; of a sample, what is certain."""
+        times = float(1 << self._sampling)
+        found = times * sum(self._known.values())
+        variance = times * (times - 1.0) * sum(keys**2 for keys in self._known.values())
+        return max(0.0, found - _SAFE * math.sqrt(variance))
+
+    def _count(self, first: int, end: int, prompt: int, turns: int) -> None:
         """Count a block that was not known, for all that were not looked at."""
-        self._known.add(number)
         times = float(1 << self._sampling)
         work = self._span(first, end, prompt, turns)
         self._work.add(work, times)
         self._variance += (times - 1.0) * times * work.rows**2
 
     def _span(self, first: int, end: int, prompt: int, turns: int) -> Work:
-        """Work of the tokens at positions `first` to before `end` of a sequence.
+        """Work of the tokens at positions `first` to before `end` of a sequence, without the keys of its prompt.
 
         Each of its turns reads the keys so far. Where they are fewer than the tokens of its answer, some computed
         several, and fewest keys were read if that was as late as can be.
         """
-        in_prompt = max(0, min(end, prompt) - first)
         answered, begin = prompt + turns, max(first, prompt)
         return Work(
             rows=end - first,
             pairs=self._model.pairs(first, end),
-            lone_prompt_keys=in_prompt * turns,
             lone_answer_keys=_falling(answered - begin) - _falling(answered - max(begin, end)),
         )
 

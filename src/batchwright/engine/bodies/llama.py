@@ -130,13 +130,18 @@ class LlamaBody(ModelBody):
     def forward(self, batch: StepBatch) -> Tensor:
         if self._graphs is not None:
             return self._graphs(batch)
-        logits = self.stack.logits(self._embedding[batch.token_ids], batch)
+        logits = self.stack.logits(self._embedded(batch), batch)
         return logits if self.shard.is_whole else self.shard.joined(logits, self.vocab_size)
 
     def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
         if isinstance(self.stack, CompiledStack) and self.stack.screens and any(greedy):
-            return self.stack.output(self._embedding[batch.token_ids], batch, greedy)
+            return self.stack.output(self._embedded(batch), batch, greedy)
         return super().output(batch, greedy)
+
+    def _embedded(self, batch: StepBatch) -> Tensor:
+        if isinstance(self._embedding, Tensor):
+            return self._embedding.index_select(0, batch.token_ids)  # which takes less time to begin than an index
+        return self._embedding[batch.token_ids]
 
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
