@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,6 +33,7 @@ from batchwright.jobs.line_orders import EndpointOrder, EngineOrder, LineOrder
 from batchwright.jobs.lines import asks_for_form
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
+from batchwright.jobs.ordered_records import ordered_records
 from batchwright.jobs.remote.addresses import shown_address
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.report_page.page import save_page
@@ -40,6 +41,7 @@ from batchwright.jobs.run_bound import RunBound
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.run_recorder import RunRecorder
 from batchwright.jobs.sink import Sink
+from batchwright.jobs.sources import Record
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spending import (
     Spending,
@@ -195,9 +197,10 @@ class JobRun:
         if self._may_share:
             self._show("reading", job)
         self._repeats = self._found_repeats(job)
-        self._load_seconds = self.clock.now() - before
         try:
-            run_coroutine(self._compute(job, loaded))
+            with self._ordered_records(job, loaded) as self._records:
+                self._load_seconds = self.clock.now() - before
+                run_coroutine(self._compute(job, loaded))
         except KeyboardInterrupt:
             raise RunInterrupted(self._report(job, interrupted=True), job.kept_input) from None
         except BudgetExhausted as error:
@@ -208,6 +211,16 @@ class JobRun:
         except RunFailed as error:
             raise RunEnded(str(error), self._report(job)) from error
         return self._report(job)
+
+    def _ordered_records(self, job: Job, loaded: LoadedModels) -> AbstractContextManager[Iterator[Record] | None]:
+        """The records of an input of several windows in an order of all of it; None: as they are in the input."""
+        most_lines, most_bytes = EndpointOrder.window if self.choice.is_live_elsewhere else EngineOrder.window
+        generates = loaded.engine is not None or (loaded.replicas_of is not None and loaded.replicas_of[0] is not None)
+        has_order = self.choice.is_live_elsewhere or (generates and self.given_inference is None)
+        if not (self.planned and has_order) or (job.total <= most_lines and job.weight <= most_bytes):
+            return nullcontext()
+        self._show("reading", job, "planning the order of the whole file")
+        return ordered_records(job, most_lines, most_bytes)
 
     def _begun_bound(self, job: Job, loaded: LoadedModels) -> RunBound | None:
         """Measure the run, if it is the whole job, and one engine computes all of it."""
@@ -299,6 +312,7 @@ class JobRun:
                     else None,
                     common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
                     expected_tokens=self._forecast.expected_tokens,
+                    records=self._records,
                     retries=None if self.choice.via == "live" else _IN_BATCHES,
                 )
                 await self._loop.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.jobs.lines import check_body
 from batchwright.lines.batch_line import token_count
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit, default_limit
+from batchwright.planning import job_order, prefix_order
 from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
 from batchwright.planning.prefix_order import PrefixOrder
@@ -71,6 +72,9 @@ class LineOrder(Protocol[_Line]):
 class EndpointOrder(LineOrder[_Line], Generic[_Line]):
     """The order for an endpoint elsewhere, of which only the prompts' text is known: see `PrefixOrder`."""
 
+    window: ClassVar[tuple[int, int]] = (prefix_order.MOST_LINES, prefix_order.MOST_BYTES)
+    """Lines that are put in order together, and their bytes."""
+
     def __init__(self, order: PrefixOrder[_Line] | None = None) -> None:
         """`order`: one with other bounds than the usual ones."""
         self._order = PrefixOrder[_Line]() if order is None else order
@@ -99,6 +103,8 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
     """The order for engines of ours, whose tokens and blocks are known: see `JobOrder`."""
 
     reads_ahead = True
+    window: ClassVar[tuple[int, int]] = (job_order.MOST_LINES, job_order.MOST_BYTES)
+    """Lines that are put in order together, and their bytes."""
 
     def __init__(
         self,
@@ -108,7 +114,8 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         defaults: SamplingParams | Mapping[str, Any],
     ) -> None:
         """`places`: lines that the engines compute at once; `encode` returns the tokens of a prompt, or raises."""
-        self._order = JobOrder[_Line](places, caches=caches)
+        most_lines, most_bytes = self.window
+        self._order = JobOrder[_Line](places, caches=caches, most_lines=most_lines, most_bytes=most_bytes)
         self._block_size = caches.block_tokens
         self._encode = encode
         self._defaults = defaults

@@ -139,6 +139,7 @@ class JobLoop:
         common: CommonFailure | None = None,
         invalid: InvalidAnswers | None = None,
         expected_tokens: Callable[[int], float | None] = lambda limit: None,
+        records: Iterator[Record] | None = None,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
@@ -148,7 +149,8 @@ class JobLoop:
         for, so that these are taken up although there is no money for others. `common`: decides whether the run ends
         because its first lines all fail for a reason of the job; None: it does not. `invalid`: decides which lines are
         asked again because their answers are no JSON; None: none is. `expected_tokens` returns how many tokens an
-        answer that begins now and may have so many is expected to have.
+        answer that begins now and may have so many is expected to have. `records`: those of the job that are not
+        finished, in the order in which they are read; None: as they are in the input.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -174,7 +176,7 @@ class JobLoop:
         """Tokens that are expected of the answers to lines being computed, by line."""
         self._held_back: list[tuple[_Line, Exception]] = []
         """Lines that failed for a reason that may be that of all. Nothing is written of them if the run ends for it."""
-        self._records: Iterator[Record] = job.source.records()
+        self._records = job.source.records() if records is None else records
         self._exhausted = False
         self._returned: deque[_Line] = deque()
         """Lines to be computed next: those that came back from an endpoint that was down, to be tried again, and those

@@ -109,11 +109,11 @@ class LineSource(Source):
     """A source with one record for each line."""
 
     def __init__(self, path: AnyPath, *, max_line_bytes: int) -> None:
-        self._path = path
+        self.path = path
         self._max_line_bytes = max_line_bytes
 
     def records(self) -> Iterator[Record]:
-        for number, line in lines_of(self._path, self._max_line_bytes):
+        for number, line in lines_of(self.path, self._max_line_bytes):
             if line is None:
                 yield Record(number, line_too_long(self._max_line_bytes))
             elif line.strip():

@@ -31,7 +31,7 @@ class IdTable:
         self._used = 0
 
     def claim(self, custom_id: str, line: int) -> int | None:
-        """Give `custom_id` to `line` (≥ 1) and return None, or return the line that has it already.
+        """Give `custom_id` to `line` (≥ 1) and return None, or return the other line that has it already.
 
         Raises `InputError` when more ids are claimed than were expected: the input grew after it was counted.
         """
@@ -40,7 +40,7 @@ class IdTable:
         slot = high % self._capacity
         while holder := self._line[slot]:
             if self._high[slot] == high and self._low[slot] == low:
-                return int(holder)
+                return None if holder == line else int(holder)
             slot = slot + 1 if slot + 1 < self._capacity else 0
         if self._used >= self._expected:
             raise InputError("the input has more lines than when it was counted: it changed while it was being read")
@@ -52,7 +52,7 @@ class IdTable:
         """The id under which the result of `line` is written, and the error if the id in the line is taken.
 
         A line without an id gets `line-<number>`. A line whose id is taken fails, and its error is written under
-        `line-<number>`, so that no id is in the output twice.
+        `line-<number>`, so that no id is in the output twice. Asked again for the same line, it says the same.
         """
         default = f"line-{line}"
         wanted = default if custom_id is None else custom_id

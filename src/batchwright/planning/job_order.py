@@ -12,8 +12,8 @@ from batchwright.planning.expected_lengths import Cluster, ExpectedLengths
 
 _Item = TypeVar("_Item")
 
-_MOST_LINES = 16_384
-_MOST_BYTES = 2**26
+MOST_LINES, MOST_BYTES = 16_384, 2**26
+"""Lines and their bytes that are held at most, unless others are given."""
 _FIRST_LINES = 4
 """Lines for each place that are known before the first is computed, unless reading them takes longer than reading as
 many lines that are none to compute."""
@@ -48,8 +48,8 @@ class JobOrder(Generic[_Item]):
         places: int,
         *,
         caches: Caches | None = None,
-        most_lines: int = _MOST_LINES,
-        most_bytes: int = _MOST_BYTES,
+        most_lines: int = MOST_LINES,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """`places`: number of lines that are computed at once; `caches`: those of the engines, None: one, of any size.
 

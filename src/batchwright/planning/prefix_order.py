@@ -10,6 +10,9 @@ from typing import Generic, TypeAlias, TypeVar
 
 _Item = TypeVar("_Item")
 
+MOST_LINES, MOST_BYTES = 4096, 2**24
+"""Lines of a window and their bytes, unless others are given."""
+
 _LEAST_SHARED = 4096
 """Bytes from which on a common beginning is worth something: about 1,024 tokens, the least that OpenAI caches."""
 _STEP = 512
@@ -77,8 +80,8 @@ class PrefixOrder(Generic[_Item]):
     def __init__(
         self,
         *,
-        most_lines: int = 4096,
-        most_bytes: int = 2**24,
+        most_lines: int = MOST_LINES,
+        most_bytes: int = MOST_BYTES,
         least_shared: int = _LEAST_SHARED,
         step: int = _STEP,
         alone: float = _ALONE,

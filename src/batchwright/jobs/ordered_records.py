@@ -1,0 +1,112 @@
+"""The records of an input that is longer than the windows of an order, read so that lines that begin alike meet."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from batchwright.jobs.compression import without_compression
+from batchwright.jobs.job import Job, local_output
+from batchwright.jobs.lines import Line
+from batchwright.jobs.sources import LineSource, Record
+from batchwright.lines.batch_line import line_too_long, split_lines
+from batchwright.planning.file_order import FileOrder
+from batchwright.wire.identity import cacheable_prompt
+
+_log = logging.getLogger(__name__)
+
+
+class _Records(Protocol):
+    """Records that can be read one by one, in any order."""
+
+    def read(self, index: int) -> Record:
+        """Record number `index` of those that are to be computed, counted from 0 in the order of the file."""
+
+
+@contextmanager
+def ordered_records(job: Job, most_lines: int, most_bytes: int) -> Iterator[Iterator[Record] | None]:
+    """The records that earlier runs did not finish, in an order of the whole file, for the duration of the block.
+
+    None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share in the order of
+    the file. Takes a pass over the file to decide, and another one to note where records are. Ids are given to lines in
+    the order of the file, so that the first of two with the same one has it. Raises `InputError` if the input is
+    damaged.
+
+    Lines of a file on this machine are read where they are. Rows, and what is compressed or elsewhere, are copied to a
+    temporary file beside the output.
+    """
+    order = FileOrder()
+    for record in _unfinished(job):
+        line = job.parser.parse(record)
+        job.ids.assign(line.number, line.custom_id)
+        order.add(*(cacheable_prompt(line.endpoint, line.body) if isinstance(line, Line) else (b"", b"")))
+    found = order.order(most_lines, most_bytes)
+    del order
+    if found is None:
+        yield None
+        return
+    with ExitStack() as opened:
+        records = _opened(job, opened)
+        yield None if records is None else (records.read(int(index)) for index in found)
+
+
+def _unfinished(job: Job) -> Iterator[Record]:
+    return (record for record in job.source.records() if record.number not in job.finished)
+
+
+def _opened(job: Job, opened: ExitStack) -> _Records | None:
+    """The records, whose file is closed with `opened`; None if they can be read neither in place nor from a copy."""
+    if (path := _plain_file(job)) is not None:
+        return _InPlace(job, opened.enter_context(path.open("rb")))
+    folder = None if job.spec.to_stream else local_output(job.spec).parent
+    try:
+        return _Copied(job, opened.enter_context(tempfile.TemporaryFile(dir=folder)))
+    except OSError as error:
+        _log.warning("lines keep the order of the file, since it cannot be copied to read it in another: %s", error)
+        return None
+
+
+def _plain_file(job: Job) -> Path | None:
+    """The path of the input if it is one file of lines that can be read from anywhere; None if it is not."""
+    path = job.source.path if isinstance(job.source, LineSource) else None
+    is_plain = isinstance(path, Path) and path.is_file() and without_compression(path.name) == path.name
+    return path if isinstance(path, Path) and is_plain else None
+
+
+class _InPlace:
+    """Lines of a file. Takes 16 bytes for each."""
+
+    def __init__(self, job: Job, file: IO[bytes]) -> None:
+        self._file, self._limit = file, job.spec.max_line_bytes
+        self._numbers, self._places = array("Q"), array("Q")
+        for number, place, content in split_lines(file, self._limit):
+            if (content is None or content.strip()) and number not in job.finished:
+                self._numbers.append(number)
+                self._places.append(place)
+
+    def read(self, index: int) -> Record:
+        self._file.seek(self._places[index])
+        content = self._file.readline(self._limit + 2).rstrip(b"\r\n")
+        long = len(content) > self._limit
+        return Record(self._numbers[index], line_too_long(self._limit) if long else content)
+
+
+class _Copied:
+    """A copy of records. Takes 8 bytes for each in memory."""
+
+    def __init__(self, job: Job, file: IO[bytes]) -> None:
+        self._file, self._places = file, array("Q")
+        for record in _unfinished(job):
+            self._places.append(file.tell())
+            pickle.dump(record, file, pickle.HIGHEST_PROTOCOL)
+
+    def read(self, index: int) -> Record:
+        self._file.seek(self._places[index])
+        record: Record = pickle.load(self._file)
+        return record
