@@ -22,6 +22,7 @@ from benchmarks.foresight.jobs import (
     prompts_and_answers,
     with_copies,
 )
+from benchmarks.foresight.long_files import measured
 from benchmarks.foresight.runs import Timed, Way, in_turns
 from benchmarks.foresight.vllm_answers import SmallCache
 from benchmarks.throughput.process import Worker
@@ -43,7 +44,7 @@ app = typer.Typer(add_completion=False)
 def planning(
     section: Annotated[
         list[str] | None,
-        typer.Option(help="traces, few-shot, batches, copies, mixing, cost; may be repeated (default: all)."),
+        typer.Option(help="traces, long-file, few-shot, batches, copies, mixing, cost; may be repeated."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace of Mooncake's form (default: one is drawn).")] = None,
     model: Annotated[str, typer.Option(help="A built-in name, a folder or a hub id.")] = "smollm2-135m",
@@ -55,6 +56,7 @@ def planning(
     """What it is worth to know a job before it starts, and what planning it costs."""
     makers: dict[str, Callable[[], str]] = {
         "traces": lambda: _traces(trace),
+        "long-file": _long_file,
         "few-shot": lambda: _few_shot(model, rounds, lines, vllm),
         "batches": lambda: _batches(model, rounds, lines),
         "copies": lambda: _copies(model, rounds),
@@ -103,6 +105,21 @@ def _traces(path: Path | None) -> str:
         f"A million such requests are planned in {seconds:.1f} s on one core, with {gibibytes:.2f} GiB at the peak of"
         f" the process. At least 99% of what any cache could find: **{_met(planned >= 0.99 * ideal)}**; at most 5 s and"
         f" 1 GB: **{_met(seconds <= 5 and gibibytes * 2**30 <= 1e9)}**.",
+    ])  # fmt: skip
+
+
+def _long_file() -> str:
+    file = measured(documents=100_000, questions=10)
+    return "\n\n".join([
+        "## A file of many windows",
+        f"{file.lines:,} lines that ask all of 100,000 documents one question, then all of them the next: 9 of 10 lines"
+        " begin like an earlier one, which no window of the file holds.",
+        table(
+            ["order", "lines whose document is in their window"],
+            [["of the file", f"{file.found_as_it_is:.1%}"], ["of the whole file", f"{file.found_in_order:.1%}"]],
+        ),
+        f"Found in {file.seconds:.1f} s, {file.seconds / file.lines * 1e6:.0f} µs a line, with {file.bytes_a_line:.0f}"
+        " bytes of memory a line at the peak, the places of the lines in the file included.",
     ])  # fmt: skip
 
 
