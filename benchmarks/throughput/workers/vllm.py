@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -11,7 +12,7 @@ from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, 
 
 def load(options: Options) -> tuple[Ready, Answer]:
     vllm: Any = importlib.import_module("vllm")  # the environment that checks types has none
-    dtype = "bfloat16" if options["precision"] == "bf16" else "float32"
+    dtype = "float32" if options["precision"] == "f32" else "bfloat16"
     llm = vllm.LLM(
         model=options["model"],
         dtype=dtype,
@@ -26,15 +27,21 @@ def load(options: Options) -> tuple[Ready, Answer]:
         prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
         return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
-    return {"version": vllm.__version__, "settings": settings(dtype)}, timed(generate)
+    weights = "8-bit weights and activations (compressed-tensors), " if options["precision"] == "W8A8" else ""
+    return {"version": vllm.__version__, "settings": weights + settings(dtype)}, timed(generate)
 
 
 def settings(dtype: str) -> str:
     """What a reader must know of how it runs."""
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
     openmp = "Intel OpenMP" if "iomp" in os.environ.get("LD_PRELOAD", "") else "GNU OpenMP"
+    zentorch = "zentorch" if _has_zentorch() else "without zentorch"
     place = "one process" if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0" else "own scheduler process"
-    return f"compiled, {dtype}, {place}, threads {binding}, {openmp}"
+    return f"compiled, {dtype}, {place}, threads {binding}, {openmp}, {zentorch}"
+
+
+def _has_zentorch() -> bool:
+    return importlib.util.find_spec("zentorch") is not None and os.environ.get("VLLM_PLUGINS") != ""
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this module again

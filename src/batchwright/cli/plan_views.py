@@ -135,8 +135,14 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
 def _grow(tree: Tree, beginnings: Sequence[SharedBeginning]) -> None:
     for each in beginnings:
         text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
-        text.append(" ".join(each.text.split())[:_SHOWN_OF_BEGINNING], style="dim")
+        text.append(_both_ends(each.text), style="dim")
         _grow(tree.add(text), each.inside)
+
+
+def _both_ends(text: str) -> str:
+    """Return what a beginning says in a line: those of siblings may differ at their ends only."""
+    words, half = " ".join(text.split()), _SHOWN_OF_BEGINNING // 2
+    return words if len(words) <= _SHOWN_OF_BEGINNING else f"{words[: half - 1]} … {words[2 - half :]}"
 
 
 def _price_unknown(model: str | None) -> str:

@@ -18,11 +18,14 @@ from batchwright.lines.batch_line import line_error
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
 from batchwright.planning.identical import Repeats
 from batchwright.request import Prompt
+from batchwright.wire.chats import Chat
 from batchwright.wire.requests import ENCODER_URLS
 
 _SHOWN = 3
-_COUNTED = 10_000
+_COUNTED = 4096
 """Lines whose tokens are counted; those of others are estimated from their bytes."""
+_ROLES_KNOWN = 256
+"""Sequences of roles that are remembered."""
 _BYTES_OF_A_TOKEN = 4
 """Bytes of English text that are about one token, for models whose tokenizer is elsewhere."""
 
@@ -201,6 +204,50 @@ class _Planner:
                 push(self._largest, count + limit)
 
 
+class _ChatTexts:
+    """Texts of chats. Those that differ in nothing but what is said are rendered once, around marks in its place.
+
+    What a template takes off the ends of a text, or refuses because of what it says, is not seen then.
+    """
+
+    def __init__(self, render: Callable[[Chat], str]) -> None:
+        self._render = render
+        self._around: dict[tuple[str, ...], list[str] | None] = {}
+        """For each sequence of roles, what stands before, between and after the texts; None where that is not told."""
+
+    def text_of(self, chat: Chat) -> str:
+        """The text of a chat, up to where the answer begins. Raises `InvalidRequest` if the template refuses it."""
+        if chat.tools or chat.options or chat.effort is not None or not all(map(_is_plain, chat)):
+            return self._render(chat)
+        roles = tuple(message["role"] for message in chat)
+        if roles not in self._around:
+            if len(self._around) >= _ROLES_KNOWN:
+                return self._render(chat)
+            self._around[roles] = self._parts(roles)
+        if (parts := self._around[roles]) is None:
+            return self._render(chat)
+        said = (message["content"] for message in chat)
+        return parts[0] + "".join(text + after for text, after in zip(said, parts[1:], strict=True))
+
+    def _parts(self, roles: Sequence[str]) -> list[str] | None:
+        marks = [f"<said {place}>" for place in range(len(roles))]
+        try:
+            rest = self._render(Chat({"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)))
+        except InvalidRequest:
+            return None
+        parts = []
+        for mark in marks:
+            before, found, rest = rest.partition(mark)
+            if not found or mark in rest:
+                return None
+            parts.append(before)
+        return [*parts, rest]
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+
+
 class _TokenCounter:
     """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
 
@@ -208,17 +255,17 @@ class _TokenCounter:
         self._tokenizer = tokenizer
         self._counted = self._counted_bytes = self._counted_tokens = 0
         self._context: int | None = getattr(tokenizer, "context", None)
+        template = getattr(tokenizer, "chat_template", None)
+        self._chats = None if template is None else _ChatTexts(template.render)
 
     def text_of(self, prompt: Prompt) -> bytes:
-        """The text of a prompt, or its token ids, as bytes."""
+        """The text of a prompt, or its token ids, as bytes. Raises `InvalidRequest` for a chat that is refused."""
         if isinstance(prompt, str):
             return prompt.encode(errors="replace")
         if prompt and isinstance(prompt[0], int):
             return array("q", cast("Sequence[int]", prompt)).tobytes()
-        template = getattr(self._tokenizer, "chat_template", None)
-        if template is not None:
-            text: str = template.render(prompt)
-            return text.encode(errors="replace")
+        if self._chats is not None:
+            return self._chats.text_of(cast("Chat", prompt)).encode(errors="replace")
         return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(
             errors="replace"
         )

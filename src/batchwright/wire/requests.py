@@ -55,6 +55,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
+_Settings: TypeAlias = tuple[tuple[str, type, object], ...]
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
 _OURS = ("deadline", "deadline_ms", "expected_tokens", "priority")
 """Fields of batchwright that endpoints elsewhere do not know."""
 _TOKENS_COUNTED = 4096
@@ -133,6 +136,15 @@ class GenerationBody:
                 param="logprobs" if self.prompt_logprobs is None else "prompt_logprobs",
             )
 
+    def with_prompts(self, body: Mapping[str, Any]) -> GenerationBody:
+        """Return what another body says that differs in nothing but its prompts. Raises `InvalidRequest`."""
+        name = "messages" if self.chat else "prompt"
+        require_size(name, body.get(name))
+        given = required(name, body)
+        prompts = _prompts_of(given, body, self.tools, chat=self.chat)
+        _require_answer_size(prompts, self._params, chat=self.chat)
+        return replace(self, prompts=prompts)
+
     def params(self, room: int) -> SamplingParams:
         """Return the sampling parameters. `room`, the tokens left in the context, limits a body without `max_tokens`.
 
@@ -166,52 +178,89 @@ def read_generation(
 
     Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
     """
+    is_same = not defaults or isinstance(defaults, SamplingParams)
     if not isinstance(defaults, SamplingParams):
         rest = OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS
         defaults = replace(rest, **defaults) if defaults else rest
+    key = _settings_key(body, "messages" if chat else "prompt") if is_same else None
     try:
-        check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
-        given = required("messages" if chat else "prompt", body)
-        overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
-        stream, echo = wants_stream(body), not chat and flag("echo", body.get("echo"))
-        wanted = overrides.get("prompt_logprobs", defaults.prompt_logprobs)
-        if echo:
-            overrides |= _scores_to_echo(overrides, defaults)
-        try:
-            params = replace(defaults, **overrides) if overrides else defaults
-        except InvalidRequest as error:
-            raise named_in_body(error, body) from error
-        if stream and (echo or wanted is not None):
-            name = "echo" if echo else "prompt_logprobs"
-            raise InvalidRequest(f"{name} cannot be streamed: leave out stream, or {name}", param=name)
-        tools = read_tools(body) if chat else None
-        if tools is not None and tools.choice == "required" and params.is_constrained:
-            raise InvalidRequest(
-                "tool_choice requires a call, which cannot have another form as well: leave out one of them",
-                param="tool_choice",
-            )
-        prompts: tuple[Prompt, ...] = (
-            (read_chat(_messages(given), body, tools),) if chat else texts_or_tokens("prompt", given)
-        )
-        _require_answer_size(prompts, params, chat=chat)
-        return GenerationBody(
-            chat=chat,
-            model=read_model(body),
-            prompts=prompts,
-            priority=priority_of(body),
-            deadline=deadline_seconds(body),
-            stream=stream,
-            include_usage=_include_usage(body.get("stream_options")),
-            echo=echo,
-            prompt_logprobs=wanted,
-            _params=params,
-            tools=tools,
-        )
+        if key is not None and (known := _READ.get((chat, id(defaults), key))) is not None:
+            return known[0].with_prompts(body)
+        found = _read_generation(body, defaults, chat=chat)
     except InvalidRequest:
         raise
     except (ValueError, OverflowError, TypeError) as error:
         # A value that passed every check by name and still cannot be converted, such as thousands of digits.
         raise InvalidRequest(f"a value is out of range: {error}") from error
+    if key is not None:
+        if len(_READ) >= _MOST_READ:
+            _READ.clear()
+        _READ[chat, id(defaults), key] = replace(found, prompts=()), defaults
+    return found
+
+
+_READ: dict[tuple[bool, int, _Settings], tuple[GenerationBody, SamplingParams]] = {}
+"""What was read of bodies besides their prompts: most of those that come have the same settings as others. The defaults
+are kept, so that their `id` is that of nothing else."""
+_MOST_READ = 256
+_LONGEST_SETTINGS = 1024
+"""Most characters of settings that are remembered."""
+
+
+def _settings_key(body: Mapping[str, Any], prompts: str) -> _Settings | None:
+    """Return all fields but the prompts, told apart by type as well; None where one is a list or an object, or long."""
+    found, size = [], 0
+    for name, value in body.items():
+        if name != prompts:
+            kind = type(value)
+            size += len(str(name)) + (len(value) if kind is str else 0)
+            if kind not in _SCALARS or size > _LONGEST_SETTINGS:
+                return None  # which is most often a form or tools, and takes longer to compare than to read
+            found.append((name, kind, value))
+    return tuple(found)
+
+
+def _read_generation(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> GenerationBody:
+    """Read all of a body. Raises as `read_generation`, and what conversions raise."""
+    check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
+    given = required("messages" if chat else "prompt", body)
+    overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
+    stream, echo = wants_stream(body), not chat and flag("echo", body.get("echo"))
+    wanted = overrides.get("prompt_logprobs", defaults.prompt_logprobs)
+    if echo:
+        overrides |= _scores_to_echo(overrides, defaults)
+    try:
+        params = replace(defaults, **overrides) if overrides else defaults
+    except InvalidRequest as error:
+        raise named_in_body(error, body) from error
+    if stream and (echo or wanted is not None):
+        name = "echo" if echo else "prompt_logprobs"
+        raise InvalidRequest(f"{name} cannot be streamed: leave out stream, or {name}", param=name)
+    tools = read_tools(body) if chat else None
+    if tools is not None and tools.choice == "required" and params.is_constrained:
+        raise InvalidRequest(
+            "tool_choice requires a call, which cannot have another form as well: leave out one of them",
+            param="tool_choice",
+        )
+    prompts = _prompts_of(given, body, tools, chat=chat)
+    _require_answer_size(prompts, params, chat=chat)
+    return GenerationBody(
+        chat=chat,
+        model=read_model(body),
+        prompts=prompts,
+        priority=priority_of(body),
+        deadline=deadline_seconds(body),
+        stream=stream,
+        include_usage=_include_usage(body.get("stream_options")),
+        echo=echo,
+        prompt_logprobs=wanted,
+        _params=params,
+        tools=tools,
+    )
+
+
+def _prompts_of(given: object, body: Mapping[str, Any], tools: ChatTools | None, *, chat: bool) -> tuple[Prompt, ...]:
+    return (read_chat(_messages(given), body, tools),) if chat else texts_or_tokens("prompt", given)
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
