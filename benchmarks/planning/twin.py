@@ -96,7 +96,7 @@ async def _page(model: str, seconds: float) -> str:
     verdict = "Met" if worst <= _BAR and median <= _MEDIAN_BAR else "Missed"
     return "\n\n".join(
         [
-            "## The digital twin",
+            "# The digital twin",
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
             f" cell: the engine, the simulation (the median of {_SEEDS}), the error. The law of a step is fitted to"

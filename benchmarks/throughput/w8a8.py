@@ -6,6 +6,7 @@ multiplied. Embedding and head stay as they are.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def w8a8_checkpoint(source: Path, folder: Path, say: Callable[[str], None]) -> P
     weights = source / _WEIGHTS
     if not weights.exists():
         raise ValueError(f"{source} has no {_WEIGHTS}: the weights of a W8A8 checkpoint are made of that file")
-    target = folder / f"{source.name}-{weights.stat().st_mtime_ns:x}-w8a8"
+    made_of = hashlib.sha256(f"{source.resolve()} {weights.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+    target = folder / f"{source.name}-{made_of}"
     if (target / "config.json").exists():
         return target
     say(f"writing {target.name}, once")
@@ -63,7 +65,7 @@ def _quantized(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             found[name] = tensor
             continue
         values = tensor.float()
-        scales = values.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
-        found[name] = torch.round(values / scales).to(torch.int8)
+        scales = (values.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127).to(torch.bfloat16).float()
+        found[name] = torch.round(values / scales).clamp(-127, 127).to(torch.int8)
         found[name.removesuffix("weight") + "weight_scale"] = scales.to(torch.bfloat16)
     return found

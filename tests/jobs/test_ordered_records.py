@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from tests.jobs.fakes import FakeEngine, by_id, codes, read, run_and_die, text_of
 
 from batchwright.clock import MonotonicClock
+from batchwright.errors import InputError
 from batchwright.jobs.job import Job
 from batchwright.jobs.line_orders import EngineOrder
 from batchwright.jobs.lines import BadLine
 from batchwright.jobs.ordered_records import ordered_records
 from batchwright.jobs.run import run
 from batchwright.jobs.spec import JobSpec
+from batchwright.planning.file_order import FileOrder
 
 DOCUMENTS, QUESTIONS = 20, 4
 TEXTS = [f"{number:03}" + f" what document {number} says" * 12 for number in range(DOCUMENTS)]
@@ -59,6 +63,7 @@ INPUTS: dict[str, Callable[[Path], Path]] = {
     "in.csv": write_csv,
     "in.parquet": write_parquet,
     "in.jsonl.gz": write_gzip,
+    "in.jsonl.GZ": write_gzip,
 }
 
 
@@ -90,8 +95,11 @@ def test_records_of_any_input_are_read_in_the_order_of_the_whole_file(tmp_path: 
 def test_a_copy_that_cannot_be_written_leaves_the_order_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*given: Any, **more: Any) -> None:
-        raise OSError(28, "No space left on device")
+    files = list[Any]()
+
+    def full(*given: Any, **more: Any) -> IO[bytes]:
+        files.append(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+        return files[-1]  # type: ignore[no-any-return]
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with (
@@ -99,6 +107,7 @@ def test_a_copy_that_cannot_be_written_leaves_the_order_of_the_file(
         ordered_records(job, 10, _MANY) as records,
     ):
         assert records is None
+    assert files[0].closed
     assert "No space left on device" in caplog.text
 
 
@@ -116,6 +125,46 @@ def test_lines_that_begin_alike_meet_though_windows_are_small(tmp_path: Path, mo
     assert {name: text_of(line) for name, line in by_id(tmp_path / "out.jsonl").items()} == {
         name: text_of(line) for name, line in by_id(tmp_path / "plain.jsonl").items()
     }
+
+
+def test_urgent_lines_come_first(tmp_path: Path) -> None:
+    lines = [{"prompt": f"{text} {question}"} for text, question in ROWS]
+    lines[33]["priority"], lines[71]["deadline"] = 0, 30.0  # type: ignore[assignment]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Job(spec_of(source), MonotonicClock()) as job, ordered_records(job, 10, _MANY) as records:
+        assert records is not None
+        assert {next(records).number, next(records).number} == {34, 72}
+        assert next(records).number == 1
+
+
+def test_lines_that_are_too_long_fail_wherever_they_are_read(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"{text} {question}"}) for text, question in ROWS]
+    lines[20] = '{"prompt": "' + "x" * 3000 + '"}'
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(lines))
+    short = replace(spec_of(source), max_line_bytes=2000)
+    with Job(short, MonotonicClock()) as job, ordered_records(job, 10, _MANY) as records:
+        assert records is not None
+        bad = [record for record in records if not isinstance(record.content, bytes)]
+    assert [record.number for record in bad] == [21]
+
+
+def test_an_input_that_changes_between_two_passes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, order = write_jsonl(tmp_path / "in.jsonl"), FileOrder.order
+
+    def found(lines: FileOrder, *window: int) -> Any:
+        whole = source.read_bytes()
+        source.write_bytes(whole[: len(whole) // 2])
+        return order(lines, *window)
+
+    monkeypatch.setattr(FileOrder, "order", found)
+    with (
+        Job(spec_of(source), MonotonicClock()) as job,
+        pytest.raises(InputError, match="changed"),
+        ordered_records(job, 10, _MANY),
+    ):
+        pass
 
 
 def test_of_two_lines_with_one_id_the_first_in_the_file_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,7 @@ def order_of(prompts: list[bytes], window: int, most_bytes: int = _MANY, scopes:
 def common(left: bytes, right: bytes) -> int:
     """Bytes of the longest beginning in common that is compared."""
     return max(
-        (
-            size
-            for size in (128 << level for level in range(8))
-            if left[:size] == right[:size] and len(left) >= size <= len(right)
-        ),
+        (size for size in (256, 1024, 4096, 16384) if left[:size] == right[:size] and len(left) >= size <= len(right)),
         default=0,
     )
 
@@ -39,8 +35,8 @@ def found(prompts: list[bytes], order: list[int]) -> int:
 
 
 prompts_drawn = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 700)).map(
-        lambda drawn: (bytes([drawn[0]]) * 200 + bytes([drawn[1]]) * 600)[: drawn[2]]
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1500)).map(
+        lambda drawn: (bytes([drawn[0]]) * 300 + bytes([drawn[1]]) * 1200)[: drawn[2]]
     ),
     min_size=1,
     max_size=60,
@@ -60,7 +56,7 @@ def test_each_line_comes_once_and_beginnings_come_together(prompts: list[bytes],
     assert isinstance(order, np.ndarray)
     lines = order.tolist()
     assert sorted(lines) == [*range(len(prompts))]
-    for size in (128, 256, 512):
+    for size in (256, 1024):
         beginnings = [prompts[line][:size] for line in lines if len(prompts[line]) >= size]
         runs = [each for place, each in enumerate(beginnings) if place == 0 or beginnings[place - 1] != each]
         assert len(runs) == len(set(runs)), "a beginning comes in two places"
@@ -76,6 +72,22 @@ def test_lines_that_share_their_beginning_across_windows_are_brought_together() 
     assert order_of(prompts, 200) is None
     assert order_of(prompts, 200, most_bytes=20 * 911) is not None
     assert order_of(sorted(prompts), 20) is None
+
+
+def test_what_shares_nothing_keeps_its_order() -> None:
+    draw = random.Random(0)
+    unrelated = [draw.randbytes(1100) for _ in range(40_000)]
+    assert order_of(unrelated, 8000) is None
+    assert order_of([b"system " * 40 + each for each in unrelated], 8000) is None
+
+
+def test_beginnings_that_are_too_short_are_worth_nothing() -> None:
+    order, worth = FileOrder(least_shared=4096), FileOrder()
+    for line in range(400):
+        for each in (order, worth):
+            each.add(b"", b"%03d" % (line % 100) * 500)
+    assert worth.order(100, _MANY) is not None
+    assert order.order(100, _MANY) is None
 
 
 def test_other_scopes_share_nothing() -> None:

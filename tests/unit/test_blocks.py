@@ -35,22 +35,15 @@ class Holder:
 
 class BlockMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(1, 14),
-        block_size=st.integers(1, 3),
-        prefix_caching=st.booleans(),
-        keeps_unshared=st.booleans(),
-        clash=st.booleans(),
+        num_blocks=st.integers(1, 14), block_size=st.integers(1, 3), prefix_caching=st.booleans(), clash=st.booleans()
     )
-    def start(self, num_blocks: int, block_size: int, prefix_caching: bool, keeps_unshared: bool, clash: bool) -> None:
+    def start(self, num_blocks: int, block_size: int, prefix_caching: bool, clash: bool) -> None:
         self.manager = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
-        self.manager.keeps_unshared = keeps_unshared
         self.size = block_size
         self.token = Clashing if clash else int
         self.holders: list[Holder] = []
         self.content: dict[int, tuple[int, ...]] = {}
         """Of each offered block: all tokens up to its end."""
-        self.shared: set[int] = set()
-        """Blocks whose content was found by a later text."""
         self.released: dict[int, int] = {}
         """When each free block was let go of."""
         self.time = 0
@@ -69,7 +62,6 @@ class BlockMachine(RuleBasedStateMachine):
         for index, block in enumerate(table.blocks):
             assert self.content[block] == tuple(tokens[: (index + 1) * self.size])
         hits = set(table.blocks)
-        self.shared |= hits
         assert self._grow(table, len(tokens), free_before - hits) is fits
         if fits:
             self.holders.append(Holder(table, tokens, cached))
@@ -110,7 +102,6 @@ class BlockMachine(RuleBasedStateMachine):
         self.manager.retract(holder.table, keep)
         for block in list(holder.table.blocks)[keep // self.size :]:
             self.content.pop(block, None)
-            self.shared.discard(block)
         shared = [other for other in self.holders if other is not holder]
         first_own = next(
             (i for i, block in enumerate(holder.table.blocks) if all(block not in o.table.blocks for o in shared)),
@@ -169,13 +160,9 @@ class BlockMachine(RuleBasedStateMachine):
         return set(range(self.manager.num_blocks)) - {b for holder in self.holders for b in holder.table.blocks}
 
     def _grow(self, table: BlockTable, num_tokens: int, free: set[int]) -> bool:
-        """Grow, and check that only free blocks were handed out: those not kept in the cache first, then the oldest."""
+        """Grow, and check that only free blocks were handed out: those not cached first, then the oldest."""
         before = set(table.blocks)
-        cached = {
-            block
-            for block in free
-            if self.manager._content_of[block] is not None and (self.manager.keeps_unshared or block in self.shared)
-        }
+        cached = {block for block in free if self.manager._content_of[block] is not None}
         grown = self.manager.grow(table, num_tokens)
         new = set(table.blocks) - before
         assert new <= free
@@ -187,7 +174,6 @@ class BlockMachine(RuleBasedStateMachine):
             )
         for block in new:
             self.content.pop(block, None)
-            self.shared.discard(block)
         return grown
 
     def _close(self, table: BlockTable) -> None:
@@ -289,21 +275,6 @@ def test_blocks_without_a_cached_prefix_are_handed_out_first() -> None:
     assert manager.open([1, 2, 3])[1] == 2
 
 
-def test_what_no_two_shared_is_handed_out_again_before_blocks_that_were_never_used() -> None:
-    manager = BlockManager(100, 2)
-    manager.keeps_unshared = False
-    first, second = _computed(manager, [1, 2, 3, 4, 5, 6]), _computed(manager, [1, 2, 7, 8])
-    used = {*first.blocks, *second.blocks}
-    common = first.blocks[0]
-    manager.close(first)
-    manager.close(second)
-    for token in range(20):
-        table = _computed(manager, [10 + token, 0, 0, 0])
-        assert set(table.blocks) < used - {common}
-        manager.close(table)
-    assert manager.open([1, 2, 9])[1] == 2
-
-
 def test_only_blocks_that_all_holders_close_count_as_free() -> None:
     manager = BlockManager(4, 1)
     first = _computed(manager, [1, 2, 3])
@@ -365,3 +336,15 @@ def test_check_sees_broken_invariants(harm: str) -> None:
         manager._content_of[table.blocks[0]] = None
     with pytest.raises(RuntimeError):
         manager.check([table])
+
+
+def test_blocks_that_are_of_no_more_use_are_handed_out_before_any_others() -> None:
+    manager = BlockManager(100, 2)
+    table = _computed(manager, [1, 2, 3, 4, 5, 6])
+    first, *rest = list(table.blocks)
+    manager.close(table, useful=1)
+    for token in range(20):
+        table = _computed(manager, [10 + token, 0, 0, 0])
+        assert set(table.blocks) == set(rest)
+        manager.close(table, useful=0)
+    assert list(manager.open([1, 2, 9])[0].blocks) == [first]

@@ -35,7 +35,7 @@ class Engine:
 
     `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `config` says how to compute;
     `options` are fields of `EngineConfig` that go before it, as in `Engine("smollm2", max_num_seqs=64)`. `forms` says
-    that answers of a given form will be asked for: what these need is then read while the weights are.
+    that answers of a given form will be asked for: what these need is then read while the weights are packed.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     Not safe for use from several threads: that is what `AsyncEngine` is for.
@@ -244,7 +244,7 @@ def _core(
 ) -> EngineCore:
     """Return the loop over `body`, whose KV cache is allocated here."""
     sizes = facts.sizes(config)
-    # The tokenizer takes half as long as the weights.
+    # Reading the tokenizer takes half as long as packing the weights, beside which it is done.
     beside = ThreadPoolExecutor(1, thread_name_prefix="batchwright-tokenizer")
     try:
         reading = beside.submit(_grammars, folder, body.vocab_size, sizes.max_model_len)

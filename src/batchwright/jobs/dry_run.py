@@ -207,7 +207,8 @@ class _Planner:
 class _ChatTexts:
     """Texts of chats. Those that differ in nothing but what is said are rendered once, around marks in its place.
 
-    What a template takes off the ends of a text, or refuses because of what it says, is not seen then.
+    What a template leaves out of a text, such as spaces at its ends or thoughts of earlier answers, or refuses because
+    of what it says, is not seen then.
     """
 
     def __init__(self, render: Callable[[Chat], str]) -> None:

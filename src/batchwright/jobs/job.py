@@ -289,6 +289,11 @@ class Job:
                 break
         return found
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the input, compressed as it may be; 0 where its store does not tell."""
+        return sum(version.size or 0 for version in self._opened)
+
     def first_valid_line(self) -> Line | None:
         """The first valid line that earlier runs did not finish; None if there is none."""
         for record in self.source.records():

@@ -55,6 +55,7 @@ from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.lines.line_retries import RetryPolicy
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
+from batchwright.planning import prefix_order
 from batchwright.planning.arrangement import Caches
 from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import in_dollars
@@ -214,13 +215,15 @@ class JobRun:
 
     def _ordered_records(self, job: Job, loaded: LoadedModels) -> AbstractContextManager[Iterator[Record] | None]:
         """The records of an input of several windows in an order of all of it; None: as they are in the input."""
-        most_lines, most_bytes = EndpointOrder.window if self.choice.is_live_elsewhere else EngineOrder.window
-        generates = loaded.engine is not None or (loaded.replicas_of is not None and loaded.replicas_of[0] is not None)
-        has_order = self.choice.is_live_elsewhere or (generates and self.given_inference is None)
-        if not (self.planned and has_order) or (job.total <= most_lines and job.weight <= most_bytes):
+        is_elsewhere = self.choice.is_live_elsewhere
+        most_lines, most_bytes = EndpointOrder.window if is_elsewhere else EngineOrder.window
+        generates = loaded.engine is not None or loaded.has_generating_replicas
+        has_order = is_elsewhere or (generates and self.given_inference is None)
+        if not (self.planned and has_order) or (job.total <= most_lines and job.bytes <= most_bytes):
             return nullcontext()
         self._show("reading", job, "planning the order of the whole file")
-        return ordered_records(job, most_lines, most_bytes)
+        least = prefix_order.LEAST_SHARED if is_elsewhere else 0
+        return ordered_records(job, most_lines, most_bytes, least_shared=least, is_elsewhere=is_elsewhere)
 
     def _begun_bound(self, job: Job, loaded: LoadedModels) -> RunBound | None:
         """Measure the run, if it is the whole job, and one engine computes all of it."""
@@ -329,8 +332,7 @@ class JobRun:
 
     def _begin_reading_tokenizer(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
         """Begin to read the tokenizer that orders lines, and return its future; an engine of this process has one."""
-        generates = loaded.replicas_of is not None and loaded.replicas_of[0] is not None
-        if generates and self.planned and self.given_inference is None:
+        if loaded.has_generating_replicas and self.planned and self.given_inference is None:
             reading = asyncio.ensure_future(asyncio.to_thread(self.choice.tokenizer))
             # Where replicas cannot be opened, nobody awaits it, and asyncio would report an error that was not read.
             reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -348,7 +350,7 @@ class JobRun:
             return None
         replicas = max(1, stats.max_num_seqs // (self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS))
         if self._engine is not None and self.given_engine is None:
-            self._engine.core.scheduler.blocks.keeps_unshared = False
+            self._engine.core.scheduler.forget_answers()
         caches = Caches(1 if self._engine is not None else replicas, stats.kv_blocks, stats.block_size)
         return EngineOrder(stats.max_num_seqs, caches, tokenizer.encode, self.spec.defaults)
 

@@ -56,7 +56,7 @@ class LineOrder(Protocol[_Line]):
         """Number of lines that were added and not taken."""
 
     def add(self, line: _Line) -> None:
-        """Add a line, by rising number."""
+        """Add a line."""
 
     def take(self, now: float, *, more: bool) -> _Line | None:
         """Take the next line; None if there is none now. `more`: whether lines can still be added."""
@@ -77,7 +77,8 @@ class EndpointOrder(LineOrder[_Line], Generic[_Line]):
 
     def __init__(self, order: PrefixOrder[_Line] | None = None) -> None:
         """`order`: one with other bounds than the usual ones."""
-        self._order = PrefixOrder[_Line]() if order is None else order
+        most_lines, most_bytes = self.window
+        self._order = PrefixOrder[_Line](most_lines=most_lines, most_bytes=most_bytes) if order is None else order
 
     @property
     def full(self) -> bool:
@@ -88,7 +89,7 @@ class EndpointOrder(LineOrder[_Line], Generic[_Line]):
 
     def add(self, line: _Line) -> None:
         # A line that says how urgent it is waits for no other.
-        scope, prompt = cacheable_prompt(line.endpoint, line.body) if _is_plain(line) else (b"", b"")
+        scope, prompt = cacheable_prompt(line.endpoint, line.body) if waits_for_others(line.body) else (b"", b"")
         priority = priority_or_default(line.body)
         self._order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
 
@@ -129,7 +130,7 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         return len(self._order)
 
     def add(self, line: _Line) -> None:
-        priority = None if _is_plain(line) else priority_or_default(line.body) - DEFAULT_PRIORITY
+        priority = None if waits_for_others(line.body) else priority_or_default(line.body) - DEFAULT_PRIORITY
         self._order.add(line.number, line, size=line.size, shape=self.shape_of(line), priority=priority)
 
     def take(self, now: float, *, more: bool) -> _Line | None:
@@ -156,6 +157,6 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         return LineShape(sum(map(len, prompts)), limit, block_ids(prompts[0], self._block_size), expected)
 
 
-def _is_plain(line: OrderedLine) -> bool:
-    """Whether a line does not say how urgent it is."""
-    return priority_or_default(line.body) == DEFAULT_PRIORITY and not _DEADLINES & line.body.keys()
+def waits_for_others(body: Mapping[str, Any]) -> bool:
+    """Whether a line with this body waits until those with its beginning come: it does not say how urgent it is."""
+    return priority_or_default(body) == DEFAULT_PRIORITY and not _DEADLINES & body.keys()

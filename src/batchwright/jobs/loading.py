@@ -347,6 +347,11 @@ class LoadedModels:
     classifiers_of: tuple[str, ...] = ()
     """Names of the classifiers that replicas load."""
 
+    @property
+    def has_generating_replicas(self) -> bool:
+        """Whether replicas load a model that generates."""
+        return self.replicas_of is not None and self.replicas_of[0] is not None
+
     def inference(self) -> Inference:
         """The inference with these models. Called on the event loop on which it is used."""
         if self.engine is None:

@@ -11,8 +11,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from batchwright.jobs.compression import without_compression
+import numpy as np
+
+from batchwright.errors import InputError
+from batchwright.jobs.compression import COMPRESSED
 from batchwright.jobs.job import Job, local_output
+from batchwright.jobs.line_orders import waits_for_others
 from batchwright.jobs.lines import Line
 from batchwright.jobs.sources import LineSource, Record
 from batchwright.lines.batch_line import line_too_long, split_lines
@@ -21,39 +25,61 @@ from batchwright.wire.identity import cacheable_prompt
 
 _log = logging.getLogger(__name__)
 
+_IN_PROMPTS = frozenset({"functions", "input", "instructions", "messages", "prompt", "tools"})
+"""Fields that become a part of a prompt here."""
+
 
 class _Records(Protocol):
     """Records that can be read one by one, in any order."""
+
+    def __len__(self) -> int:
+        """Number of the records."""
 
     def read(self, index: int) -> Record:
         """Record number `index` of those that are to be computed, counted from 0 in the order of the file."""
 
 
 @contextmanager
-def ordered_records(job: Job, most_lines: int, most_bytes: int) -> Iterator[Iterator[Record] | None]:
+def ordered_records(
+    job: Job, most_lines: int, most_bytes: int, *, least_shared: int = 0, is_elsewhere: bool = False
+) -> Iterator[Iterator[Record] | None]:
     """The records that earlier runs did not finish, in an order of the whole file, for the duration of the block.
 
-    None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share in the order of
-    the file. Takes a pass over the file to decide, and another one to note where records are. Ids are given to lines in
-    the order of the file, so that the first of two with the same one has it. Raises `InputError` if the input is
-    damaged.
+    None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share, in beginnings of
+    `least_shared` bytes or more, in the order of the file. Lines that say how urgent they are come first.
+    `is_elsewhere`: whether the prompts are those that a provider's cache compares, and not ours.
 
-    Lines of a file on this machine are read where they are. Rows, and what is compressed or elsewhere, are copied to a
-    temporary file beside the output.
+    Takes a pass over the file to decide, and another one to note where records are. Ids are given to lines in the order
+    of the file, so that the first of two with the same one has it. Raises `InputError` if the input is damaged, or
+    changed meanwhile.
+
+    Lines of one plain file on this machine are read where they are. Rows, and lines of several files, of a sample, of
+    a compressed file or of one elsewhere are copied to a temporary file beside the output.
     """
-    order = FileOrder()
+    order, urgent = FileOrder(least_shared), bytearray()
     for record in _unfinished(job):
         line = job.parser.parse(record)
         job.ids.assign(line.number, line.custom_id)
-        order.add(*(cacheable_prompt(line.endpoint, line.body) if isinstance(line, Line) else (b"", b"")))
+        order.add(*(_prompt(line, is_elsewhere=is_elsewhere) if isinstance(line, Line) else (b"", b"")))
+        urgent.append(isinstance(line, Line) and not waits_for_others(line.body))
     found = order.order(most_lines, most_bytes)
     del order
     if found is None:
         yield None
         return
+    found = found[np.argsort(np.frombuffer(urgent, np.uint8)[found] == 0, kind="stable")]
     with ExitStack() as opened:
         records = _opened(job, opened)
+        if records is not None and len(records) != len(found):
+            job.check_unchanged()
+            raise InputError("the input changed while it was being read: run the same command again")
         yield None if records is None else (records.read(int(index)) for index in found)
+
+
+def _prompt(line: Line, *, is_elsewhere: bool) -> tuple[bytes, bytes]:
+    if is_elsewhere:
+        return cacheable_prompt(line.endpoint, line.body)
+    return cacheable_prompt(line.endpoint, {name: line.body[name] for name in _IN_PROMPTS & line.body.keys()})
 
 
 def _unfinished(job: Job) -> Iterator[Record]:
@@ -66,7 +92,10 @@ def _opened(job: Job, opened: ExitStack) -> _Records | None:
         return _InPlace(job, opened.enter_context(path.open("rb")))
     folder = None if job.spec.to_stream else local_output(job.spec).parent
     try:
-        return _Copied(job, opened.enter_context(tempfile.TemporaryFile(dir=folder)))
+        with ExitStack() as copying:
+            copied = _Copied(job, copying.enter_context(tempfile.TemporaryFile(dir=folder)))
+            opened.push(copying.pop_all())
+            return copied
     except OSError as error:
         _log.warning("lines keep the order of the file, since it cannot be copied to read it in another: %s", error)
         return None
@@ -75,8 +104,7 @@ def _opened(job: Job, opened: ExitStack) -> _Records | None:
 def _plain_file(job: Job) -> Path | None:
     """The path of the input if it is one file of lines that can be read from anywhere; None if it is not."""
     path = job.source.path if isinstance(job.source, LineSource) else None
-    is_plain = isinstance(path, Path) and path.is_file() and without_compression(path.name) == path.name
-    return path if isinstance(path, Path) and is_plain else None
+    return path if isinstance(path, Path) and path.is_file() and path.suffix.lower() not in COMPRESSED else None
 
 
 class _InPlace:
@@ -85,16 +113,23 @@ class _InPlace:
     def __init__(self, job: Job, file: IO[bytes]) -> None:
         self._file, self._limit = file, job.spec.max_line_bytes
         self._numbers, self._places = array("Q"), array("Q")
+        self._too_long = set[int]()
         for number, place, content in split_lines(file, self._limit):
             if (content is None or content.strip()) and number not in job.finished:
                 self._numbers.append(number)
                 self._places.append(place)
+            if content is None:
+                self._too_long.add(number)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def read(self, index: int) -> Record:
+        number = self._numbers[index]
+        if number in self._too_long:
+            return Record(number, line_too_long(self._limit))
         self._file.seek(self._places[index])
-        content = self._file.readline(self._limit + 2).rstrip(b"\r\n")
-        long = len(content) > self._limit
-        return Record(self._numbers[index], line_too_long(self._limit) if long else content)
+        return Record(number, self._file.readline(self._limit + 2).rstrip(b"\r\n"))
 
 
 class _Copied:
@@ -105,6 +140,10 @@ class _Copied:
         for record in _unfinished(job):
             self._places.append(file.tell())
             pickle.dump(record, file, pickle.HIGHEST_PROTOCOL)
+        file.flush()  # a full disk is noticed here
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def read(self, index: int) -> Record:
         self._file.seek(self._places[index])

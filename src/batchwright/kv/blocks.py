@@ -8,8 +8,8 @@ the tokens of every hit, so two prefixes are one only if all their tokens are th
 Invariants (checked by `BlockManager.check`, which the tests call after every operation):
 
 - a block is free if and only if no table names it; its reference count is the number of tables that do;
-- free blocks keep their contents, and stay in the prefix cache, until they are handed out again: oldest first. With
-  `keeps_unshared` off, those that were in one table only are handed out before all others;
+- free blocks keep their contents, and stay in the prefix cache, until they are handed out again: first those that were
+  closed as being of no more use, then the oldest;
 - only full blocks are published, and each prefix names at most one block.
 """
 
@@ -52,14 +52,6 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.keeps_unshared = True
-        """Whether free blocks that no two tables have shared are kept in the cache as long as others.
-
-        Off, memory that was never written is left alone as long as that can be, which takes page faults to get: for
-        sequences that share a beginning with the next ones, or with none.
-        """
-        self._is_shared = bytearray(num_blocks)
-        """Whether two tables have had the content of each block."""
         self._references = [0] * num_blocks
         self._content_of: list[_Content | None] = [None] * num_blocks
         self._published: dict[_Content, tuple[int, int]] = {}
@@ -107,7 +99,6 @@ class BlockManager:
         table = BlockTable()
         for block, prefix in self._match(tokens, most):
             self._hold(block)
-            self._is_shared[block] = True
             table.blocks.append(block)
             table.prefixes.append(prefix)
         return table, len(table.blocks) * self.block_size
@@ -154,18 +145,19 @@ class BlockManager:
             self._unpublish(block)
         del table.prefixes[full:]
 
-    def close(self, table: BlockTable) -> None:
-        """Release all blocks. The last ones are handed out again first, so that prefixes stay cached longest."""
-        freed = []
-        for block in table.blocks:
+    def close(self, table: BlockTable, *, useful: int | None = None) -> None:
+        """Release all blocks. The last ones are handed out again first, so that prefixes stay cached longest.
+
+        `useful`: how many of the first blocks can be of use to later sequences; None: all. The others are handed out
+        before any that are cached, and before memory that was never written, which takes page faults to get.
+        """
+        for index in reversed(range(len(table.blocks))):
+            block = table.blocks[index]
             self._references[block] -= 1
             if self._references[block] == 0:
-                freed.append(block)
-        for block in reversed(freed):
-            self._free[block] = None
-        for block in freed:
-            if self._content_of[block] is None or not (self.keeps_unshared or self._is_shared[block]):
-                self._free.move_to_end(block, last=False)
+                self._free[block] = None
+                if self._content_of[block] is None or (useful is not None and index >= useful):
+                    self._free.move_to_end(block, last=False)
         table.blocks = array("i")
         table.prefixes = []
 
@@ -215,4 +207,3 @@ class BlockManager:
         if content is not None:
             del self._published[content]
             self._content_of[block] = None
-            self._is_shared[block] = False

@@ -10,10 +10,10 @@ import numpy as np
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
-_SIZES = tuple(128 << level for level in range(8))
-"""Bytes of the beginnings that are compared, from the shortest on."""
-_WORD = 0xFFFF
-"""What a hash of a beginning can be; 0: the prompt is shorter than that."""
+_SIZES = (256, 1024, 4096, 16384)
+"""Bytes of the beginnings that are compared."""
+_BITS = 32
+"""Of a hash of a beginning, which is 0 where the prompt is shorter. Of a million, a few hundred agree by chance."""
 _PIECE = 2**20
 """Lines that are looked at together."""
 _LEAST_GAIN = 0.02
@@ -23,12 +23,14 @@ _LEAST_GAIN = 0.02
 class FileOrder:
     """Finds an order in which lines that begin alike follow one another, for a file of any length.
 
-    A line is known by hashes of beginnings of its prompt, of 128 bytes and twice as many each time up to 16 KiB, which
-    take 16 bytes. Lines with the same hashes may differ: the windows through which the file then goes are arranged by
-    all of their tokens. What this decides is which lines meet in a window.
+    A line is known by hashes of beginnings of its prompt, of 256 bytes and four times as many each time up to 16 KiB,
+    which take 16 bytes. Lines with the same hashes may differ: the windows through which the file then goes are
+    arranged by all of their tokens. What this decides is which lines meet in a window.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_shared: int = 0) -> None:
+        """`least_shared`: bytes of a beginning below which it is worth nothing that lines share it."""
+        self._least_shared = least_shared
         self._high, self._low = array("Q"), array("Q")
         self._bytes = 0
 
@@ -40,10 +42,10 @@ class FileOrder:
         """Note the next line of the file, which can share the beginning of its prompt with others of its `scope`."""
         found, begin, hashed = 0, 0, zlib.crc32(scope)
         for end in _SIZES:
-            found <<= 16
+            found <<= _BITS
             if end <= len(prompt):
                 hashed = zlib.crc32(prompt[begin:end], hashed)
-                found |= (hashed ^ hashed >> 16) & _WORD or 1
+                found |= hashed or 1
             begin = end
         self._high.append(found >> 64)
         self._low.append(found & 0xFFFF_FFFF_FFFF_FFFF)
@@ -62,24 +64,30 @@ class FileOrder:
         found = np.lexsort((low, high))
         # In pieces, as all values in another order would take as much memory again.
         pieces = (found[first : first + _PIECE + 1] for first in range(0, len(found), _PIECE))
-        gained = sum(_shared_bytes(high[piece], low[piece]) for piece in pieces)
+        gained = sum(self._shared_bytes(high[piece], low[piece]) for piece in pieces)
         for first in range(0, len(found), window):
             of_window = high[first : first + window], low[first : first + window]
             within = np.lexsort(of_window[::-1])
-            gained -= _shared_bytes(*(values[within] for values in of_window))
+            gained -= self._shared_bytes(*(values[within] for values in of_window))
         return None if gained < _LEAST_GAIN * self._bytes else _by_first(found, high)
 
+    def _shared_bytes(self, high: _Words, low: _Words) -> int:
+        """Sum of the bytes with which each line, noted by `high` and `low`, begins as the one before it."""
+        is_same = np.ones(max(0, len(high) - 1), np.bool_)
+        total, counted = 0, 0
+        for level, end in enumerate(_SIZES):
+            word = _word(high, low, level)
+            is_same &= (word[1:] == word[:-1]) & (word[1:] != 0)
+            if end >= self._least_shared:
+                total += int(is_same.sum()) * (end - counted)
+                counted = end
+        return total
 
-def _shared_bytes(high: _Words, low: _Words) -> int:
-    """Sum of the bytes with which each line, noted by `high` and `low`, begins as the one before it."""
-    is_same = np.ones(max(0, len(high) - 1), np.bool_)
-    total, begin = 0, 0
-    for level, end in enumerate(_SIZES):
-        word = (high if level < 4 else low) >> np.uint64(48 - level % 4 * 16) & np.uint64(_WORD)
-        is_same &= (word[1:] == word[:-1]) & (word[1:] != 0)
-        total += int(is_same.sum()) * (end - begin)
-        begin = end
-    return total
+
+def _word(high: _Words, low: _Words, level: int) -> _Words:
+    """The hashes of the beginnings of a size, by the place of the size."""
+    word: _Words = (high if level < 2 else low) >> np.uint64(0 if level % 2 else _BITS) & np.uint64(2**_BITS - 1)
+    return word
 
 
 def _by_first(found: _Ints, high: _Words) -> _Ints:
@@ -87,7 +95,7 @@ def _by_first(found: _Ints, high: _Words) -> _Ints:
 
     A group has the same beginning of the shortest size; a line that is too short for that is one by itself.
     """
-    word = (high >> np.uint64(48)).astype(np.uint16)[found]
+    word = (high >> np.uint64(_BITS)).astype(np.uint32)[found]
     is_first = np.ones(len(found), np.bool_)
     is_first[1:] = (word[1:] != word[:-1]) | (word[1:] == 0)
     firsts = np.minimum.reduceat(found, np.flatnonzero(is_first))

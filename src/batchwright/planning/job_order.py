@@ -86,7 +86,7 @@ class JobOrder(Generic[_Item]):
         return len(self) >= self._most_lines or self._bytes >= self._most_bytes
 
     def add(self, number: int, item: _Item, *, size: int, shape: LineShape, priority: int | None = None) -> None:
-        """Add a line, by rising number, that takes `size` bytes.
+        """Add a line that takes `size` bytes.
 
         `priority` is that of a line that waits for no other: up to 0 it goes before those without one, above 0 after
         them, and the lower first.

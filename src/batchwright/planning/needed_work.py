@@ -84,25 +84,31 @@ class NeededWork:
             self._work.logit_rows += chosen
         self._work.logit_rows += len(scored)
         size, end = self._block_size, len(tokens)
-        sharable = (scored.start if scored else end) // size
-        values = array("I", tokens[: sharable * size])
+        blocks = end // size
+        sharable = scored.start // size if scored else blocks
+        values = array("I", tokens[: blocks * size])
         digest, first = b"", 0
-        for block in range(sharable):
+        for block in range(blocks):
             digest = blake2b(digest + values[block * size : (block + 1) * size].tobytes(), digest_size=8).digest()
             number = int.from_bytes(digest, "little")
             begin, after = block * size, (block + 1) * size
-            if self._sampling and number & ((1 << self._sampling) - 1):
+            keys = max(0, min(after, prompt) - begin) * turns
+            if block >= sharable:
+                # It is computed whoever has it; that others can have it from there is told of it all the same.
+                if not self._sampling or number & ((1 << self._sampling) - 1) == 0:
+                    self._known[number] = 0 if number in self._known else keys
+            elif self._sampling and number & ((1 << self._sampling) - 1):
                 first = after
             elif number in self._known:
                 self._known[number] = 0
                 first = after
             else:
-                self._known[number] = max(0, min(after, prompt) - begin) * turns
+                self._known[number] = keys
                 if self._sampling:
                     self._count(begin, after, prompt, turns)
                     first = after
         self._work.add(self._span(first, end, prompt, turns))
-        self._work.lone_prompt_keys += max(0, prompt - sharable * size) * turns
+        self._work.lone_prompt_keys += max(0, prompt - blocks * size) * turns
         while len(self._known) > self._most_known:
             self._sampling += 1
             mask = (1 << self._sampling) - 1

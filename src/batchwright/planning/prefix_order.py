@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 MOST_LINES, MOST_BYTES = 4096, 2**24
 """Lines of a window and their bytes, unless others are given."""
 
-_LEAST_SHARED = 4096
+LEAST_SHARED = 4096
 """Bytes from which on a common beginning is worth something: about 1,024 tokens, the least that OpenAI caches."""
 _STEP = 512
 """Bytes in whose multiples more than that counts: about 128 tokens."""
@@ -65,8 +65,9 @@ class _Held(Generic[_Item]):
 class PrefixOrder(Generic[_Item]):
     """Puts lines with a long common beginning together, within a window of lines that are read ahead.
 
-    - Lines go in the order of the file, but the lines of a group, whose prompts share `least_shared` bytes or more,
-      follow the first of them; within a group the same holds for lines that share `step` bytes more, and so on.
+    - Lines go in the order in which they are added, but the lines of a group, whose prompts share `least_shared` bytes
+      or more, follow the first of them; within a group the same holds for lines that share `step` bytes more, and so
+      on.
     - The first line of a group goes ahead of the others, as a cache has a beginning only once it was processed: they
       follow when it was `answered`, or after `alone` seconds. Other lines go meanwhile. If there are no others, only a
       beginning that is new since long is waited for.
@@ -82,7 +83,7 @@ class PrefixOrder(Generic[_Item]):
         *,
         most_lines: int = MOST_LINES,
         most_bytes: int = MOST_BYTES,
-        least_shared: int = _LEAST_SHARED,
+        least_shared: int = LEAST_SHARED,
         step: int = _STEP,
         alone: float = _ALONE,
     ) -> None:
@@ -112,7 +113,7 @@ class PrefixOrder(Generic[_Item]):
     def add(
         self, number: int, item: _Item, *, size: int, scope: bytes = b"", prompt: bytes = b"", priority: int = 0
     ) -> None:
-        """Add a line, by rising number, that takes `size` bytes.
+        """Add a line that takes `size` bytes.
 
         Prompts are compared within one `scope` and one `priority`, lower being better. A line without a prompt stands
         alone.

@@ -36,6 +36,8 @@ class Places:
             "batch": FairQueue(promote_after, by_priority=False),
         }
         self.shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
+        self.keeps_answers = True
+        """Whether blocks of answers are kept in the prefix cache as long as others when their sequences have ended."""
         self._num_online = 0
         """Number of running online sequences."""
         self._now = 0.0
@@ -83,7 +85,8 @@ class Places:
         if sequence.status is Status.RUNNING:
             # What a step that may yet fail was to write is nothing to share.
             self.blocks.retract(sequence.table, sequence.num_computed)
-            self._drop(sequence)
+            prompt = sequence.num_prompt // self.blocks.block_size
+            self._drop(sequence, useful=None if self.keeps_answers else prompt)
         elif sequence.status is Status.WAITING and sequence.queue_entry >= 0:
             self.waiting[sequence.traffic].left(sequence)
         if sequence.status is not Status.FINISHED and sequence.share is not None:
@@ -259,12 +262,12 @@ class Places:
                 return sequence
         return lacking
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: Sequence, *, useful: int | None = None) -> None:
         self.running.remove(sequence)
         self.shares[sequence.traffic].drop(sequence)
         self.waiting[sequence.traffic].place_lost(sequence)
         self._num_online -= not sequence.is_batch
-        self.blocks.close(sequence.table)
+        self.blocks.close(sequence.table, useful=useful)
 
 
 def _urgency(sequence: Sequence) -> Urgency:

@@ -143,6 +143,10 @@ class Scheduler:
         self._timetable.add(sequence)
         self._places.enter(sequence)
 
+    def forget_answers(self) -> None:
+        """Keep blocks of answers in the prefix cache no longer than they are needed: no prompt will begin with them."""
+        self._places.keeps_answers = False
+
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing.
 

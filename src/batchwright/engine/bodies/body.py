@@ -17,7 +17,7 @@ from batchwright.engine.step.batch import StepBatch
 from batchwright.planning.bound import ModelCosts
 
 _SOON_USED = 2**27
-"""Bytes of the KV cache that are made ready while the weights are read: those of some hundred short sequences."""
+"""Bytes of the KV cache that are made ready while weights are packed: those of some hundred short sequences."""
 
 
 @dataclass(frozen=True, slots=True)
