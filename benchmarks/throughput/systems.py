@@ -15,6 +15,7 @@ from batchwright.models import resolve
 from benchmarks.throughput.gguf_files import gguf_files
 from benchmarks.throughput.process import ROOT, THIS_PYTHON
 from benchmarks.throughput.w8a8 import w8a8_checkpoint
+from benchmarks.throughput.workers.protocol import WITHOUT_ZENTORCH
 
 OURS, PRODUCTS = "batchwright", "products"
 VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS = "vllm", "openvino", "llama_cpp", "transformers"
@@ -22,7 +23,7 @@ PEERS = (VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS)
 BENCH = ROOT / ".bench"
 DEFAULT_VLLM = BENCH / "vllm"
 
-_THREADS, _PLUGINS = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS"
+_THREADS = "VLLM_CPU_OMP_THREADS_BIND"
 _GGUF_FOLDERS = {OPENVINO: "openvino", LLAMA_CPP: "llama-cpp"}
 _GGUF_PRECISIONS = {OPENVINO: {"F16": "F16", "int8": "F16"}, LLAMA_CPP: {"BF16": "BF16", "Q4_0": "Q4_0"}}
 """What is worth trying on processors with AVX-512, and the file that it is computed from."""
@@ -98,9 +99,9 @@ def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:
         return []
     common = {"VLLM_LOGGING_LEVEL": "WARNING", **_preload(folder)}
     ways = [{}] if _THREADS in settings else _ways(sorted(os.sched_getaffinity(0)))
-    if _PLUGINS not in settings and any(folder.glob("lib/python3*/site-packages/zentorch")):
-        # It takes part wherever it is installed, unless no plugins are loaded. In one process, as is best on few cores.
-        ways = [*({**way, _PLUGINS: ""} for way in ways), ways[-1]]
+    if any(folder.glob("lib/python3*/site-packages/zentorch")):
+        # vLLM takes it wherever it is installed. In one process, as is best on few cores.
+        ways = [*({**way, WITHOUT_ZENTORCH: "1"} for way in ways), ways[-1]]
     precision = _vllm_precision()
     return [System(VLLM, python, {**common, **way, **settings}, precision) for way in ways]
 

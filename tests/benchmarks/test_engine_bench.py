@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.throughput import report
 from benchmarks.throughput.measure import Result
 from benchmarks.throughput.process import ROOT, THIS_PYTHON, Worker, WorkerFailed
 from benchmarks.throughput.systems import vllm_systems
+from benchmarks.throughput.w8a8 import w8a8_checkpoint
 from benchmarks.throughput.workers.products import step_shapes
-from benchmarks.throughput.workers.protocol import Options
+from benchmarks.throughput.workers.protocol import WITHOUT_ZENTORCH, Options
 from benchmarks.throughput.workers.transformers import group_by_length
 from benchmarks.throughput.workloads import STANDARD, find_workload
+from safetensors.torch import load_file, save_file
 
 VOCAB = 4096
 OPTIONS: Options = {
@@ -123,6 +126,37 @@ def test_the_settings_given_for_vllm_go_before_ours(tmp_path: Path) -> None:
     assert {"auto", "nobind"} < set(bindings)
     (system,) = vllm_systems(tmp_path, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
     assert system.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_zentorch_is_one_more_way_where_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    (tmp_path / "lib" / "python3.11" / "site-packages" / "zentorch").mkdir(parents=True)
+    *without, with_it = vllm_systems(tmp_path, {})
+    assert len(without) == 3
+    assert all(WITHOUT_ZENTORCH in system.environment for system in without)
+    assert WITHOUT_ZENTORCH not in with_it.environment
+    assert with_it.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_a_w8a8_checkpoint_is_the_model_in_8_bits(tmp_path: Path) -> None:
+    source, name = tmp_path / "model", "model.layers.0.self_attn.q_proj.weight"
+    source.mkdir()
+    weights = {name: torch.randn(8, 16).bfloat16(), "model.norm.weight": torch.ones(16).bfloat16()}
+    save_file(weights, source / "model.safetensors")
+    (source / "config.json").write_text('{"hidden_size": 16}')
+    made = w8a8_checkpoint(source, tmp_path / "made", lambda text: None)
+    assert w8a8_checkpoint(source, tmp_path / "made", pytest.fail) == made
+    found = load_file(made / "model.safetensors")
+    assert found[name].dtype is torch.int8
+    again = found[name].float() * found[name.removesuffix("weight") + "weight_scale"].float()
+    assert float((again - weights[name].float()).abs().max()) <= float(weights[name].abs().max()) / 127
+    assert torch.equal(found["model.norm.weight"], weights["model.norm.weight"])
+    config = json.loads((made / "config.json").read_text())
+    assert config["hidden_size"] == 16
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        w8a8_checkpoint(tmp_path, tmp_path / "made", lambda text: None)
 
 
 def test_static_batches_hold_every_prompt_once() -> None:

@@ -14,6 +14,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypedDict
 
+WITHOUT_ZENTORCH = "BENCH_WITHOUT_ZENTORCH"
+"""Variable of the environment that keeps vLLM from zentorch where it is installed."""
+
 
 class Options(TypedDict):
     """How to load the model. The same for every system, so that none has more to work with."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from typing import Any
 
-from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, serve, timed
+from benchmarks.throughput.workers.protocol import WITHOUT_ZENTORCH, Answer, Job, Options, Ready, serve, timed
+
+if WITHOUT_ZENTORCH in os.environ:
+    # vLLM has no setting for that. Its processes import this module again.
+    sys.modules["zentorch"] = None  # type: ignore[assignment]
 
 
 def load(options: Options) -> tuple[Ready, Answer]:
@@ -41,7 +46,7 @@ def settings(dtype: str) -> str:
 
 
 def _has_zentorch() -> bool:
-    return importlib.util.find_spec("zentorch") is not None and os.environ.get("VLLM_PLUGINS") != ""
+    return WITHOUT_ZENTORCH not in os.environ and importlib.util.find_spec("zentorch") is not None
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this module again
