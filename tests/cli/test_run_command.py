@@ -50,7 +50,9 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list[EngineConfi
     """Have the command use `engine`, and return the options that it asks for."""
     asked: list[EngineConfig] = []
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         asked.append(config)
         return cast("Engine", engine), None
 
@@ -183,7 +185,9 @@ def test_signals(
 
 
 def test_ctrl_c_before_the_first_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load_models", load)

@@ -169,6 +169,8 @@ def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkey
     options = ("--model", model, *traffic, "--device", "cpu", "--kv-memory", "4MiB")
     [found] = told(*options, "--save-costs", saved)
     assert found["online_requests"] == 30
-    monkeypatch.setattr("batchwright.inference.loading.load_models", lambda *given: pytest.fail("it is loaded again"))
+    monkeypatch.setattr(
+        "batchwright.inference.loading.load_models", lambda *given, **_: pytest.fail("it is loaded again")
+    )
     assert told(*options) == [found]
     assert told(*options, "--costs", saved) == [found]

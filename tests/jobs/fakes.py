@@ -66,7 +66,8 @@ class FakeEngine:
     max_model_len: int = 2**20
     core: Any = field(
         default_factory=lambda: SimpleNamespace(
-            tokenizer=SimpleNamespace(encode=encode, decode=decode, chat_template=None)
+            tokenizer=SimpleNamespace(encode=encode, decode=decode, chat_template=None),
+            scheduler=SimpleNamespace(forget_answers=lambda: None),
         )
     )
     _running: dict[str, tuple[InferenceRequest, int]] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def test_the_first_failure_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_no_model_is_loaded_for_lines_that_all_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*given: object) -> Any:
+    def load(*given: object, **_: object) -> Any:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(loading, "load_models", load)

@@ -166,7 +166,9 @@ def test_a_complete_job_loads_no_model(
     output = tmp_path / "out.jsonl"
     loaded: list[str] = []
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         loaded.append(model)
         return fake(), None
 
@@ -184,7 +186,9 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 ) -> None:
     output = tmp_path / "out.jsonl"
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
     monkeypatch.setattr(loading, "load_models", load)
@@ -200,7 +204,7 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 def test_other_input_or_parameters_are_refused_by_name(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_models", lambda *given: (fake(), None))
+    monkeypatch.setattr(loading, "load_models", lambda *given, **_: (fake(), None))
     output = tmp_path / "out.jsonl"
     run(source, output, model=fake())
     content = output.read_bytes()

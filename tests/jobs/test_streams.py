@@ -69,7 +69,9 @@ def test_the_kept_input_can_be_named_instead(tmp_path: Path, monkeypatch: pytest
 
 
 def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
     monkeypatch.setattr(loading, "load_models", load)
@@ -101,7 +103,9 @@ def test_overwriting_touches_nothing_before_the_model_is_loaded(
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.keys() >= {tmp_path / "out.jsonl.input"}
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
+    def load(
+        model: str, embedding_model: str | None, config: EngineConfig, *rest: object, **_: object
+    ) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
     with monkeypatch.context() as patch:
