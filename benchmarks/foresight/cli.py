@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False)
 def planning(
     section: Annotated[
         list[str] | None,
-        typer.Option(help="traces, long-file, few-shot, batches, copies, mixing, cost; may be repeated."),
+        typer.Option(help="traces, long-file, few-shot, batches, copies, mixing, cost; repeatable (default: all)."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace of Mooncake's form (default: one is drawn).")] = None,
     model: Annotated[str, typer.Option(help="A built-in name, a folder or a hub id.")] = "smollm2-135m",

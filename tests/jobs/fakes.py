@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import zlib
@@ -17,6 +18,7 @@ import msgspec
 from batchwright.clock import MonotonicClock
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
+from batchwright.jobs.line_orders import EngineOrder
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.request import (
@@ -176,8 +178,19 @@ def text_of(line: dict[str, Any]) -> str:
     return text
 
 
-def run_and_die(input_path: str, output_path: str, ordered: bool, step: int) -> None:
-    """A run whose process is killed in step number `step`. The target of a process."""
+def killed(source: Path, output: Path, step: int, *, ordered: bool = False, window: int | None = None) -> None:
+    """Run a job in a process that is killed in step number `step`; `window`: lines that are put in order together."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_run_and_die, args=(str(source), str(output), ordered, step, window)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _run_and_die(input_path: str, output_path: str, ordered: bool, step: int, window: int | None) -> None:
+    if window is not None:
+        EngineOrder.window = window, EngineOrder.window[1]
 
     def die(number: int) -> None:
         if number == step:

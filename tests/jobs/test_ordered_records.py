@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.jobs.fakes import FakeEngine, by_id, codes, read, run_and_die, text_of
+from tests.jobs.fakes import FakeEngine, by_id, codes, killed, read, text_of
 
 from batchwright.clock import MonotonicClock
 from batchwright.errors import InputError
@@ -185,15 +185,9 @@ def test_of_two_lines_with_one_id_the_first_in_the_file_has_it(tmp_path: Path, m
 def test_a_run_in_the_order_of_the_whole_file_goes_on_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    import multiprocessing
-
     small_windows(monkeypatch)
     source, output = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_and_die, args=(str(source), str(output), False, step)
-    )
-    process.start()
-    process.join()
+    killed(source, output, step, window=10)
     before = len(read(output))
     report = run(source, output, model=FakeEngine())  # type: ignore[arg-type]
     assert (report.total, report.done, report.resumed) == (len(ROWS), len(ROWS), before)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.fakes import FakeEngine, by_id, codes, read, run_and_die, text_of
+from tests.jobs.fakes import FakeEngine, by_id, codes, killed, read, text_of
 
 from batchwright.inference.inference import Inference
 from batchwright.jobs import loading
@@ -83,8 +83,6 @@ def test_identical_lines_are_computed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [2, 5, 9])
 def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) -> None:
-    import multiprocessing
-
     drawn = random.Random(step)
     bodies = [
         {"id": str(number), "prompt": str(drawn.randrange(3)) * 60 + str(number % 20), "temperature": 0}
@@ -92,11 +90,7 @@ def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) ->
     ]
     bodies.insert(30, {"id": "bad", "prompt": 5})
     source, output = write(tmp_path / "in.jsonl", bodies), tmp_path / "out.jsonl"
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_and_die, args=(str(source), str(output), False, step)
-    )
-    process.start()
-    process.join()
+    killed(source, output, step)
     before = len(read(output))
     report = run(source, output, model=FakeEngine())  # type: ignore[arg-type]
     assert (report.total, report.done, report.failed) == (61, 61, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ from batchwright.jobs.run import run
 from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
 
-from .fakes import by_id, fake, read, run_and_die
+from .fakes import by_id, fake, killed, read
 
 LINES = [
     *({"prompt": f"question {i}", "id": f"q{i}"} for i in range(12)),
@@ -94,12 +93,7 @@ def test_a_killed_process_loses_nothing_finished(
     source: Path, whole: dict[str, Any], tmp_path: Path, step: int, ordered: bool
 ) -> None:
     output = tmp_path / "out.jsonl"
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_and_die, args=(str(source), str(output), ordered, step)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == -9
+    killed(source, output, step, ordered=ordered)
     held = tmp_path / "out.jsonl.partial" if ordered else output
     finished = held.read_bytes().count(b"\n")
     report = run(source, output, ordered=ordered, model=fake())

@@ -97,7 +97,10 @@ def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
 
 
 def asks_for_form(endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None) -> bool:
-    """Return whether a valid body asks for an answer of some form, tools left aside; arguments as in `Call`."""
+    """Return whether a valid body asks for an answer of some form, tools left aside.
+
+    Arguments as in `Call`; `defaults` that are a mapping, which are for an endpoint elsewhere, are not looked at.
+    """
     if isinstance(defaults, SamplingParams) and defaults.is_constrained:
         return True
     if endpoint == RESPONSES_URL:

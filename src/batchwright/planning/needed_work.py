@@ -88,6 +88,7 @@ class NeededWork:
         sharable = scored.start // size if scored else blocks
         values = array("I", tokens[: blocks * size])
         digest, first = b"", 0
+        mask = (1 << self._sampling) - 1
         for block in range(blocks):
             digest = blake2b(digest + values[block * size : (block + 1) * size].tobytes(), digest_size=8).digest()
             number = int.from_bytes(digest, "little")
@@ -95,9 +96,9 @@ class NeededWork:
             keys = max(0, min(after, prompt) - begin) * turns
             if block >= sharable:
                 # It is computed whoever has it; that others can have it from there is told of it all the same.
-                if not self._sampling or number & ((1 << self._sampling) - 1) == 0:
+                if number & mask == 0:
                     self._known[number] = 0 if number in self._known else keys
-            elif self._sampling and number & ((1 << self._sampling) - 1):
+            elif number & mask:
                 first = after
             elif number in self._known:
                 self._known[number] = 0

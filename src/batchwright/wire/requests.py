@@ -83,6 +83,14 @@ WHOLE_LENGTH = -1
 """Value of `truncate_prompt_tokens` for the most tokens that the model takes."""
 
 
+_READ: dict[tuple[bool, int, _Settings], tuple[GenerationBody, SamplingParams]] = {}
+"""What was read of bodies besides their prompts: most of those that come have the same settings as others. The defaults
+are kept, so that their `id` is that of nothing else."""
+_MOST_READ = 256
+_LONGEST_SETTINGS = 1024
+"""Most characters of settings that are remembered."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationBody:
     """A body for chats or completions."""
@@ -197,14 +205,6 @@ def read_generation(
             _READ.clear()
         _READ[chat, id(defaults), key] = replace(found, prompts=()), defaults
     return found
-
-
-_READ: dict[tuple[bool, int, _Settings], tuple[GenerationBody, SamplingParams]] = {}
-"""What was read of bodies besides their prompts: most of those that come have the same settings as others. The defaults
-are kept, so that their `id` is that of nothing else."""
-_MOST_READ = 256
-_LONGEST_SETTINGS = 1024
-"""Most characters of settings that are remembered."""
 
 
 def _settings_key(body: Mapping[str, Any], prompts: str) -> _Settings | None:

@@ -31,10 +31,10 @@ def collapse_into_huge_pages(tensor: Tensor) -> None:
 
 
 def populate_beside(tensors: Sequence[Tensor], size: int) -> None:
-    """Have Linux find memory for the first `size` bytes of CPU tensors, all together, on a thread beside the caller.
+    """Allocate the pages behind the first `size` bytes of CPU tensors, all together, on a thread beside the caller.
 
-    Where the memory of a virtual machine is only reserved, it takes as long as multiplying with it does to find it.
-    Before Linux 5.14 nothing happens.
+    In a virtual machine whose host has not allocated its memory yet, the first write to a large page takes 5 ms, in the
+    middle of a step. Before Linux 5.14 nothing happens.
     """
     each = size // max(1, len(tensors))
 
