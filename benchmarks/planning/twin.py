@@ -1,7 +1,8 @@
 """The digital twin against the engine: online traces beside a job, served for real and simulated.
 
-The engine is probed as `batchwright simulate` would, and warmed up for some seconds; the law of its steps is fitted to
-these alone. Then each trace is served in real time, through `AsyncEngine`, and simulated with that law.
+The engine is probed as `batchwright simulate` would, and warmed up for some seconds. Before each trace the law of steps
+is fitted to what is kept of those so far, as after each run. Then it is served in real time, some times, through
+`AsyncEngine`, and simulated with that law.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ class Served:
 @app.command()
 def twin(
     seconds: Annotated[float, typer.Option(min=1, help="Of each trace.")] = 75.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each trace is served; the median counts.")] = 3,
     model: Annotated[str, typer.Option(help="Model.")] = "smollm2-135m",
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page here.")] = None,
 ) -> None:
     """`batchwright simulate` against the engine: TTFT p99, TPOT p99 and the time of a job beside online requests."""
-    page = asyncio.run(_page(model, seconds))
+    page = asyncio.run(_page(model, seconds, rounds))
     print(page)
     if save is not None:
         save.write_text(page + "\n", encoding="utf-8")
 
 
-async def _page(model: str, seconds: float) -> str:
+async def _page(model: str, seconds: float, rounds: int) -> str:
     engine = Engine(model, _CONFIG)
     record, facts = engine.core.scheduler.record, engine.facts
     probe(engine)
@@ -80,16 +82,17 @@ async def _page(model: str, seconds: float) -> str:
         law = fitted(record.measurements)
         online, job = _planned(_chats(), law, sizes, seconds / 4)
         await _serve(asynchronous, online, job, vocab)
-        law = fitted(record.measurements)
         for name, requests in _traces():
+            law = fitted(record.measurements)
             online, job = _planned(requests, law, sizes, seconds)
-            real = await _serve(asynchronous, online, job, vocab)
-            simulated = [_simulated(law, sizes, online, job, seed) for seed in range(_SEEDS)]
+            served = [(await _serve(asynchronous, online, job, vocab)).figures for _ in range(rounds)]
+            simulated = [_simulated(law, sizes, online, job, seed).figures for seed in range(_SEEDS)]
             cells = []
-            for place, figure in enumerate(real.figures):
-                told = statistics.median(each.figures[place] for each in simulated)
-                errors.append(told / figure - 1.0)
-                cells.append(f"{_shown(figure, place)} · {_shown(told, place)} · {errors[-1]:+.1%}")
+            for real, told in zip(zip(*served, strict=True), zip(*simulated, strict=True), strict=True):
+                figure = statistics.median(real)
+                errors.append(statistics.median(told) / figure - 1.0)
+                span = f" ({min(real):,.1f} to {max(real):,.1f})" if rounds > 1 else ""
+                cells.append(f"{figure:,.1f}{span} · {statistics.median(told):,.1f} · {errors[-1]:+.1%}")
             rows.append([name, f"{len(online):,} + {len(job):,}", *cells])
     host = machine()
     worst, median = max(map(abs, errors)), statistics.median(map(abs, errors))
@@ -99,18 +102,15 @@ async def _page(model: str, seconds: float) -> str:
             "# The digital twin",
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
-            f" cell: the engine, the simulation (the median of {_SEEDS}), the error. The law of a step is fitted to"
-            f" {law.steps} steps of a probe and a warm-up: 90% of these within {law.within(0.9):.1%}. {host['date']};"
+            f" cell: the engine (the median of {rounds}, and their range), the simulation (the median of {_SEEDS}), the"
+            f" error. The law of a step is fitted anew before each trace, to what is kept of the steps before it, at"
+            f" last {law.steps}: 90% of these within {law.within(0.9):.1%}. {host['date']};"
             f" {host['processor']}, Python {host['python']}.",
             table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),
             f"Each within {_BAR:.0%}, the median within {_MEDIAN_BAR:.0%}: worst {worst:.1%}, median {median:.1%}:"
             f" **{verdict}.**",
         ]
     )
-
-
-def _shown(figure: float, place: int) -> str:
-    return f"{figure:,.1f}"
 
 
 def _traces() -> list[tuple[str, list[SimulatedRequest]]]:

@@ -78,13 +78,19 @@ class KeptCosts(msgspec.Struct, frozen=True):
     """Steps measured, over all runs."""
     measurements: tuple[tuple[int, int, int, int, int, float], ...]
     """Quantities of a `StepShape`, and the seconds that it took."""
+    weights: tuple[float, ...] = ()
+    """Number of steps that each measurement stands for; none: each for itself."""
     run_ratios: tuple[float, ...] = ()
     """For each of the latest runs, the seconds of its steps over those that the law told which was known before it."""
 
     @property
     def record(self) -> StepRecord:
         """The measurements."""
-        return StepRecord(Measurement(StepShape(*shape), seconds) for *shape, seconds in self.measurements)
+        weights = self.weights or (1.0,) * len(self.measurements)
+        return StepRecord(
+            Measurement(StepShape(*shape), seconds, weight)
+            for (*shape, seconds), weight in zip(self.measurements, weights, strict=True)
+        )
 
     @property
     def costs(self) -> StepCosts:
@@ -104,6 +110,8 @@ def read_costs(path: Path) -> KeptCosts:
         not 0.0 < seconds < float("inf") or min(shape) < 0 for *shape, seconds in kept.measurements
     ):
         raise ValueError(f"{path} holds no step costs: {len(kept.measurements)} measurements, or one that is none")
+    if kept.weights and (len(kept.weights) != len(kept.measurements) or not 0.0 < min(kept.weights) < float("inf")):
+        raise ValueError(f"{path} holds {len(kept.measurements)} measurements and {len(kept.weights)} weights above 0")
     return kept
 
 
@@ -140,6 +148,7 @@ def keep_costs(
         before = find_costs(model, config)
         merged = StepRecord() if before is None else before.record
         merged.include(record)
+        latest = merged.measurements
         measurements = tuple(
             (
                 each.shape.prefill_tokens,
@@ -149,13 +158,14 @@ def keep_costs(
                 each.shape.sampled_rows,
                 each.seconds,
             )
-            for each in merged.measurements
+            for each in latest
         )
+        weights = tuple(each.weight for each in latest)
         steps = record.added + (0 if before is None else before.steps)
         ratios = () if before is None else before.run_ratios
         if is_run and before is not None and record.seconds >= _LEAST_SECONDS:
             ratios = (*ratios, record.seconds / before.costs.total(record))[-_MOST_RATIOS:]
-        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, ratios)
+        kept = KeptCosts(_SCHEMA, identity, facts, steps, measurements, weights, ratios)
         if len(measurements) < _LEAST_STEPS:
             return None
         write_costs(_path(identity), kept)

@@ -19,7 +19,7 @@ from batchwright.simulation.replica import Served
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import drawn_lengths, poisson
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3), (0.9, 1.0, 1.1))
+LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3), ratios=(0.9, 1.0, 1.1))
 SIZES = EngineSizes(max_batch_tokens=64, max_num_seqs=8, max_model_len=512, num_blocks=60)
 
 

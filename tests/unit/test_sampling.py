@@ -359,9 +359,17 @@ def test_kernels_and_torch_draw_the_same_tokens(vocab: int, params: dict[str, An
     some = list(range(0, 40, 2))
     each = [SamplingParams(**({"temperature": 1.0} | params))] * len(some)
     uniforms = torch.rand(len(some), generator=generator, dtype=torch.float64).tolist()
-    best, _ = sampling.row_maxima(logits)
-    drawn = sampling.draw(logits, some, best, each, uniforms)
-    assert drawn == sampling.draw_with_torch(logits[some], each, uniforms)
+    logits[2, 7 % vocab], logits[3, 8 % vocab] = torch.nan, torch.inf
+    greatest, tokens = sampling.choose(logits, some, each, uniforms)
+    assert np.array_equal(greatest, logits.amax(-1).numpy(), equal_nan=True)
+    is_drawn = torch.zeros(len(logits), dtype=torch.bool)
+    is_drawn[some] = True
+    is_drawn[[2, 3]] = False
+    plain, drawn = (~is_drawn).nonzero()[:, 0].tolist(), is_drawn.nonzero()[:, 0].tolist()
+    uniforms = [uniforms[some.index(row)] for row in drawn]
+    assert [tokens[row] for row in drawn] == sampling.draw_with_torch(logits[drawn], each[: len(drawn)], uniforms)
+    likeliest = sampling.row_maxima(logits)[1]
+    assert [tokens[row] for row in plain] == likeliest[plain].tolist()
 
 
 @pytest.mark.parametrize("values", [1, 2, 5, 300])
@@ -370,9 +378,8 @@ def test_a_draw_is_as_far_down_the_order_where_logits_are_equal(values: int, par
     generator = torch.Generator().manual_seed(6)
     logits = (torch.randint(0, values, (30, 5000), generator=generator) * 0.25).bfloat16()
     uniforms = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
-    best, _ = sampling.row_maxima(logits)
     each = [SamplingParams(**({"temperature": 1.0} | params))] * len(logits)
-    drawn = sampling.draw(logits, list(range(len(logits))), best, each, uniforms)
+    _, drawn = sampling.choose(logits, list(range(len(logits))), each, uniforms)
     for row, uniform, token in zip(logits.double().numpy(), uniforms, drawn, strict=True):
         order = np.argsort(-row, kind="stable")
         wanted = order[np.searchsorted(np.cumsum(probabilities(row, **params)[order]), uniform, side="right")]

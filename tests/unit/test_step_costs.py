@@ -74,6 +74,38 @@ def test_pauses_of_the_machine_do_not_bend_it(seed: int) -> None:
     assert max(law.ratios[-1], law.long_ratios[-1]) > 2.0, "they are a part of the spread, though"
 
 
+def test_what_the_law_errs_by_each_time_is_no_chance() -> None:
+    draw = random.Random(0)
+    kinds = [StepShape(0, 0, rows, 300 * rows, rows) for rows in (1, 2, 5, 9, 17, 33, 65, 129)]
+    errs = [draw.choice((0.8, 1.25)) for _ in kinds]
+    law = fitted(
+        [
+            Measurement(shape, LAW.seconds(shape) * err * draw.uniform(0.99, 1.01))
+            for shape, err in zip(kinds, errs, strict=True)
+            for _ in range(10)
+        ]
+    )
+    assert law.within(0.9) > 0.05
+    for ratios in (law.ratios, law.long_ratios):
+        assert 0.98 < min(ratios) <= max(ratios) < 1.02
+
+
+def test_first_steps_of_rare_kinds_are_as_rare_in_the_spread() -> None:
+    record, draw = StepRecord(), random.Random(0)
+    for rows in (1, 3, 9, 20, 40, 100):
+        for number in range(2 if rows > 20 else 5):
+            shape = StepShape(0, 0, rows, 300 * rows, rows)
+            record.add(shape, LAW.seconds(shape) * (1.0 if number else 3.0))
+    for _ in range(3000):
+        shape = StepShape(0, 0, draw.choice((1, 3, 9)), 900, 1)
+        record.add(shape, LAW.seconds(shape))
+    assert sum(each.weight for each in record.measurements) == pytest.approx(record.added)
+    law = fitted(record.measurements)
+    assert max(law.ratios) < 1.1
+    again = StepRecord(record.measurements)
+    assert sum(each.weight for each in again.measurements) == pytest.approx(record.added)
+
+
 @given(st.lists(st.tuples(shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=60))
 def test_any_measurements_make_a_law_in_which_work_is_not_negative(given_: list[tuple[StepShape, float]]) -> None:
     law = fitted([Measurement(*each) for each in given_])
@@ -89,8 +121,10 @@ def test_what_is_no_law_is_refused() -> None:
         fitted([Measurement(StepShape(1, 1), 0.0)])
     with pytest.raises(ValueError, match="coefficients"):
         StepCosts((1.0,))
-    with pytest.raises(ValueError, match="ratios"):
+    with pytest.raises(ValueError, match="errors"):
         StepCosts(LAW.coefficients, (0.0,))
+    with pytest.raises(ValueError, match="ratios"):
+        StepCosts(LAW.coefficients, ratios=())
 
 
 @given(st.lists(shapes, max_size=300))

@@ -92,17 +92,29 @@ def mask_rows(logits: Tensor, rows: list[int], masks: Masks) -> None:
     logits[which] = logits[which].masked_fill(forbidden, -torch.inf)
 
 
-def draw(
-    logits: Tensor, rows: list[int], best: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
-) -> list[int]:
-    """Draw a token for each of `rows` of `logits` [any, vocab] by its params and its uniform number in [0, 1).
+def choose(
+    logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[list[float], list[int]]:
+    """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
 
-    `best` [any] holds the greatest logit of every row of `logits`, all finite in `rows`.
+    For each of `rows` that is drawn by its params and its uniform number in [0, 1), if its greatest logit is finite;
+    the others get their likeliest token.
     """
     kernels = _kernels(logits)
-    if kernels is not None:
-        return kernels.draw_rows(logits, rows, best, params, uniforms)
-    return draw_with_torch(logits[rows].float(), params, uniforms)
+    if kernels is not None and rows:
+        return kernels.choose_rows(logits, rows, params, uniforms)
+    best, likeliest = row_maxima(logits)
+    greatest, tokens = best.tolist(), likeliest.tolist()
+    drawn = [place for place, row in enumerate(rows) if isfinite(greatest[row])]
+    if drawn:
+        found = draw_with_torch(
+            logits[[rows[place] for place in drawn]].float(),
+            [params[place] for place in drawn],
+            [uniforms[place] for place in drawn],
+        )
+        for place, token in zip(drawn, found, strict=True):
+            tokens[rows[place]] = token
+    return greatest, tokens
 
 
 def draw_with_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
@@ -414,9 +426,8 @@ def _sample_rows(logits: Tensor, states: Sequence[SamplingState], masks: Mapping
     masked = [row for row in masks if states[row].untouched]
     if masked:
         mask_rows(logits, masked, np.stack([masks[row] for row in masked]))
-    best, likeliest = row_maxima(logits)
-    finite, tokens = [isfinite(logit) for logit in best.tolist()], likeliest.tolist()
-    _draw_into(tokens, logits, best, states, [row for row, ok in enumerate(finite) if ok and states[row].untouched])
+    greatest, tokens = _choose(logits, states, [row for row, state in enumerate(states) if state.untouched])
+    finite = [isfinite(logit) for logit in greatest]
     chosen = [Sampled(token if ok else None) for token, ok in zip(tokens, finite, strict=True)]
     special = [row for row, ok in enumerate(finite) if ok and not states[row].untouched]
     if special:
@@ -433,24 +444,19 @@ def _sample_adjusted(own: Tensor, states: list[SamplingState], masks: Mapping[in
         state.adjust(adjusted[row])
     if masks:
         mask_rows(adjusted, [*masks], np.stack([*masks.values()]))
-    best, likeliest = row_maxima(adjusted)
-    tokens = likeliest.tolist()
-    _draw_into(tokens, adjusted, best, states, range(len(states)))
+    _, tokens = _choose(adjusted, states, range(len(states)))
     return [
         Sampled(token, _logprobs(own[row], token, state.params.logprobs))
         for row, (token, state) in enumerate(zip(tokens, states, strict=True))
     ]
 
 
-def _draw_into(
-    tokens: list[int], logits: Tensor, best: Tensor, states: Sequence[SamplingState], rows: Iterable[int]
-) -> None:
-    """Replace the `tokens` of those of `rows` that are not greedy by drawn ones."""
+def _choose(
+    logits: Tensor, states: Sequence[SamplingState], rows: Iterable[int]
+) -> tuple[list[float], list[int]]:
+    """Return what `choose` does, with a draw for those of `rows` that are not greedy."""
     drawn = [row for row in rows if not states[row].params.greedy]
-    if drawn:
-        params, uniforms = [states[row].params for row in drawn], [states[row].uniform for row in drawn]
-        for row, token in zip(drawn, draw(logits, drawn, best, params, uniforms), strict=True):
-            tokens[row] = token
+    return choose(logits, drawn, [states[row].params for row in drawn], [states[row].uniform for row in drawn])
 
 
 def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | None:

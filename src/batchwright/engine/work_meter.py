@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,27 @@ from batchwright.engine.generation import RequestState
 from batchwright.engine.step.batch import StepBatch
 from batchwright.planning.bound import MachineRates, ModelCosts, SpentTime, Work
 from batchwright.planning.needed_work import NeededWork
-from batchwright.scheduling import StepPlan
+from batchwright.scheduling import Chunk, StepPlan
+
+
+_TOGETHER = 32
+"""Steps that are counted at once: what comes once a step finds nothing of what it needs in the caches, since all weights
+have gone through them in between."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is not counted yet, and its seconds."""
+
+    chunks: list[Chunk]
+    tables: np.ndarray
+    rows: int
+    logit_rows: int
+    likeliest_rows: int
+    nothing_left: bool
+    forward: float
+    products: float
+    attention: float
 
 
 class WorkMeter:
@@ -24,41 +44,77 @@ class WorkMeter:
     def __init__(self, model: ModelCosts, seconds: KernelSeconds, rates: MachineRates, block_size: int) -> None:
         self.model = model
         self.needed = NeededWork(model, block_size)
-        self.computed_work = Work()
-        self.spent = SpentTime()
-        self.steps = 0
+        self._computed_work = Work()
+        self._spent = SpentTime()
+        self._steps = 0
         self._seconds = seconds
         self._counted = seconds.products, seconds.attention
         self._block_size = block_size
-        self._rates = rates
-        self.lasting_rates = rates
+        self._rates = self._lasting_rates = rates
+        self._uncounted: list[_Step] = []
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that were measured."""
+        return self._steps + len(self._uncounted)
+
+    @property
+    def computed_work(self) -> Work:
+        """The work of all steps."""
+        self._count()
+        return self._computed_work
+
+    @property
+    def spent(self) -> SpentTime:
+        """What the time of all steps was spent on; `total` is up to the caller."""
+        self._count()
+        return self._spent
+
+    @property
+    def lasting_rates(self) -> MachineRates:
         """The best rates so far that hold for other work, too."""
+        self._count()
+        return self._lasting_rates
 
     @property
     def rates(self) -> MachineRates:
         """The best rates so far. All steps together may have read keys faster than memory: some are in the caches."""
         best = self.lasting_rates
-        if not self.spent.attention:
+        if not self._spent.attention:
             return best
-        read = self.computed_work.read_bytes(self.model)
-        return replace(best, bandwidth=max(best.bandwidth, read / self.spent.attention))
+        read = self._computed_work.read_bytes(self.model)
+        return replace(best, bandwidth=max(best.bandwidth, read / self._spent.attention))
 
     def computed(
         self, plan: StepPlan, batch: StepBatch, output: StepOutput, forward: float, *, nothing_left: bool
     ) -> None:
-        """Count a step of which the model took `forward` seconds; `nothing_left`: no sequence waited for a place."""
+        """Measure a step of which the model took `forward` seconds; `nothing_left`: no sequence waited for a place."""
         products, attention = self._since()
-        work = self._work(plan, batch, output)
-        self.steps += 1
-        self.computed_work.add(work)
-        spent = self.spent
-        spent.forward += forward
-        spent.products += products
-        spent.attention += attention
-        if nothing_left:
-            spent.tail_products += products
-            spent.tail.add(work)
-        self.lasting_rates = self.lasting_rates.with_best(self._reached(work, products, attention))
+        likeliest = len(output.likeliest)
+        logits = batch.logit_rows.shape[0] - likeliest
+        self._uncounted.append(
+            _Step(
+                plan.chunks, batch.tables, batch.num_tokens, logits, likeliest, nothing_left, forward, products, attention
+            )
+        )
+        if len(self._uncounted) >= _TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the steps that are not counted yet."""
+        spent = self._spent
+        for step in self._uncounted:
+            work = self._work(step)
+            self._steps += 1
+            self._computed_work.add(work)
+            spent.forward += step.forward
+            spent.products += step.products
+            spent.attention += step.attention
+            if step.nothing_left:
+                spent.tail_products += step.products
+                spent.tail.add(work)
+            self._lasting_rates = self._lasting_rates.with_best(self._reached(work, step))
+        self._uncounted.clear()
 
     def answered(self, state: RequestState) -> None:
         """Count what the completions of an answered request needed."""
@@ -81,21 +137,21 @@ class WorkMeter:
         before, self._counted = self._counted, now
         return now[0] - before[0], now[1] - before[1]
 
-    def _work(self, plan: StepPlan, batch: StepBatch, output: StepOutput) -> Work:
-        likeliest, pairs, answer_keys = len(output.likeliest), 0, 0
+    def _work(self, step: _Step) -> Work:
+        pairs, answer_keys = 0, 0
         decodes, known = [], []
-        for place, chunk in enumerate(plan.chunks):
+        for place, chunk in enumerate(step.chunks):
             pairs += self.model.pairs(chunk.start, chunk.start + chunk.count + len(chunk.drafts))
             if chunk.is_decode:
                 decodes.append(place)
                 known.append(min(chunk.start, chunk.sequence.num_prompt))
                 answer_keys += chunk.start + chunk.count - known[-1]
         return Work(
-            rows=batch.num_tokens,
-            logit_rows=batch.logit_rows.shape[0] - likeliest,
-            likeliest_rows=likeliest,
+            rows=step.rows,
+            logit_rows=step.logit_rows,
+            likeliest_rows=step.likeliest_rows,
             pairs=pairs,
-            lone_prompt_keys=self._lone_keys(batch.tables[decodes], np.array(known)) if decodes else 0,
+            lone_prompt_keys=self._lone_keys(step.tables[decodes], np.array(known)) if decodes else 0,
             lone_answer_keys=answer_keys,
         )
 
@@ -105,9 +161,9 @@ class WorkMeter:
         alone = int((np.bincount(blocks)[blocks] == 1).sum()) if len(blocks) else 0
         return alone * self._block_size + int((known % self._block_size).sum())
 
-    def _reached(self, work: Work, products: float, attention: float) -> MachineRates:
+    def _reached(self, work: Work, step: _Step) -> MachineRates:
         """Return the rates of a step."""
-        rates, model = self._rates, self.model
+        rates, model, products, attention = self._rates, self.model, step.products, step.attention
         attended = work.attention_operations(model, rates.lone_cost)
         return replace(
             rates,

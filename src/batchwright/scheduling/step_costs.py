@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -35,6 +35,10 @@ _OUTLIER = 5.0
 _SHORTEST = 1e-6
 _EACH = 12
 """Measurements kept of steps that are alike."""
+_LEAST_ALIKE = 4
+"""Measurements of steps that are alike from which on their spread is told."""
+_LEAST_SPREAD = 20
+"""Fewest measurements of which a spread is told."""
 _KINDS = 512
 """Kinds of steps kept."""
 
@@ -45,6 +49,8 @@ class Measurement:
 
     shape: StepShape
     seconds: float
+    weight: float = 1.0
+    """Number of steps that it stands for: itself, and its share of those like it that are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,11 @@ class StepCosts:
 
     coefficients: tuple[float, ...]
     """Seconds for one of each of `features_of`."""
+    errors: tuple[float, ...] = (1.0,)
+    """Quantiles of measured over predicted seconds, evenly spaced."""
     ratios: tuple[float, ...] = (1.0,)
-    """Quantiles of measured over predicted seconds of the shorter half of the steps, evenly spaced."""
+    """Quantiles of the seconds of the shorter half of the steps over those of steps like them, evenly spaced: what is
+    left to chance. By what the law errs for a kind of step, it errs each time."""
     long_ratios: tuple[float, ...] = (1.0,)
     """Those of the longer half, which a pause of the machine lengthens by less."""
     long_from: float = math.inf
@@ -67,9 +76,10 @@ class StepCosts:
             raise ValueError(
                 f"coefficients={self.coefficients}: must be {NUM_FEATURES} numbers of at least 0, not all 0"
             )
-        for ratios in (self.ratios, self.long_ratios):
-            if not ratios or min(ratios) <= 0.0:
-                raise ValueError(f"ratios={ratios}: must be numbers above 0, at least one")
+        for name in ("errors", "ratios", "long_ratios"):
+            quantiles = getattr(self, name)
+            if not quantiles or min(quantiles) <= 0.0:
+                raise ValueError(f"{name}={quantiles}: must be numbers above 0, at least one")
 
     def seconds(self, shape: StepShape) -> float:
         """Return the seconds that such a step takes on average."""
@@ -89,7 +99,7 @@ class StepCosts:
         return max(seconds, _SHORTEST)
 
     def drawn(self, shape: StepShape, luck: float) -> float:
-        """Return the seconds of one such step; `luck`, 0 to 1, chooses among the errors that were seen."""
+        """Return the seconds of one such step; `luck`, 0 to 1, chooses among the spread that was seen."""
         seconds = self.seconds(shape)
         ratios = self.ratios if seconds < self.long_from else self.long_ratios
         return seconds * ratios[min(len(ratios) - 1, int(luck * len(ratios)))]
@@ -100,7 +110,7 @@ class StepCosts:
 
     def within(self, share: float) -> float:
         """Return the relative error within which this share of the steps were predicted."""
-        errors = sorted(abs(ratio - 1.0) for ratio in (*self.ratios, *self.long_ratios))
+        errors = sorted(abs(ratio - 1.0) for ratio in self.errors)
         return errors[min(len(errors) - 1, int(share * len(errors)))]
 
 
@@ -131,21 +141,48 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
     coefficients = coefficients * float(np.mean((seconds / predicted)[chosen]))
     predicted = np.maximum(features @ coefficients, _SHORTEST)
-    ratios = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
-    long_from = float(np.median(predicted))
-    is_long = predicted >= long_from
+    errors = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
+    weights = np.array([each.weight for each in measurements])
+    spread, is_told = _spread([_kind_of(each.shape) for each in measurements], errors)
+    if is_told.sum() < _LEAST_SPREAD:
+        spread, is_told = errors, np.ones(len(errors), dtype=bool)
+    long_from = _quantiles(predicted[is_told], weights[is_told], 1)[0]
+    is_long = is_told & (predicted >= long_from)
+    is_short = is_told & (predicted < long_from)
+    if not is_short.any():
+        is_short = is_long
     return StepCosts(
         tuple(float(each) for each in coefficients),
-        _quantiles(ratios if is_long.all() else ratios[~is_long]),
-        _quantiles(ratios[is_long]),
+        _quantiles(errors, weights),
+        _around_one(spread[is_short], weights[is_short]),
+        _around_one(spread[is_long], weights[is_long]),
         long_from,
         len(measurements),
     )
 
 
-def _quantiles(values: NDArray[np.float64]) -> tuple[float, ...]:
-    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    return tuple(float(each) for each in np.quantile(values, levels))
+def _spread(
+    kinds: Sequence[tuple[int, ...]], errors: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return `errors` over the median one of their kind, and of which there are enough of a kind to tell."""
+    _, places, counts = np.unique(np.array(kinds), axis=0, return_inverse=True, return_counts=True)
+    places = places.reshape(-1)
+    medians = np.array([np.median(errors[places == place]) for place in range(len(counts))])
+    return errors / medians[places], counts[places] >= _LEAST_ALIKE
+
+
+def _around_one(ratios: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return the quantiles of `ratios` over their mean: pauses are in the mean step as they are in the spread."""
+    return _quantiles(ratios / np.average(ratios, weights=weights), weights)
+
+
+def _quantiles(
+    values: NDArray[np.float64], weights: NDArray[np.float64], number: int = _QUANTILES
+) -> tuple[float, ...]:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    places = np.searchsorted(reached, (np.arange(number) + 0.5) / number * reached[-1])
+    return tuple(float(each) for each in values[order][places])
 
 
 def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -177,6 +214,18 @@ def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
+class _Kind:
+    """Steps that are alike."""
+
+    __slots__ = ("kept", "steps")
+
+    def __init__(self) -> None:
+        self.kept: deque[Measurement] = deque(maxlen=_EACH)
+        """The latest."""
+        self.steps = 0.0
+        """Number of all of them."""
+
+
 class StepRecord:
     """Measured steps, a few of each kind: in bounded memory what steps of all shapes took recently."""
 
@@ -187,7 +236,7 @@ class StepRecord:
         """Seconds of all of them."""
         self.features = [0.0] * NUM_FEATURES
         """Sums of `features_of` of all of them."""
-        self._kinds: OrderedDict[tuple[int, ...], deque[Measurement]] = OrderedDict()
+        self._kinds: OrderedDict[tuple[int, ...], _Kind] = OrderedDict()
         for each in measurements:
             self._add(each)
 
@@ -212,18 +261,21 @@ class StepRecord:
     @property
     def measurements(self) -> list[Measurement]:
         """All that are kept, the kinds that were seen last at the end."""
-        return [each for kind in self._kinds.values() for each in kind]
+        return [
+            replace(each, weight=kind.steps / len(kind.kept)) for kind in self._kinds.values() for each in kind.kept
+        ]
 
     def _add(self, each: Measurement) -> None:
         kind = _kind_of(each.shape)
-        kept = self._kinds.get(kind)
-        if kept is None:
-            kept = self._kinds[kind] = deque(maxlen=_EACH)
+        alike = self._kinds.get(kind)
+        if alike is None:
+            alike = self._kinds[kind] = _Kind()
             if len(self._kinds) > _KINDS:
                 self._kinds.popitem(last=False)
         else:
             self._kinds.move_to_end(kind)
-        kept.append(each)
+        alike.kept.append(each)
+        alike.steps += each.weight
 
 
 def _kind_of(shape: StepShape) -> tuple[int, ...]:

@@ -42,46 +42,6 @@ void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t dim) {
   }
 }
 
-// The greatest of each row and where it first stands; NaN when the row holds one.
-template <class T>
-void row_maxima(const T* x, float* best, int64_t* where, int64_t rows, int64_t stride, int64_t dim) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* values = x + row * stride;
-    const int64_t whole = dim / kLanes * kLanes;
-    VecF most = broadcast(-INFINITY);
-    VecI at = {}, nan = {};
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const VecF v = load(values + d);
-      const VecI above = (VecI)(v > most);
-      nan |= (VecI)(v != v);
-      most = select(above, v, most);
-      at = (at & ~above) | ((VecI{} + static_cast<int32_t>(d)) & above);
-    }
-    float greatest = -INFINITY;
-    int64_t place = 0;
-    bool spoilt = false;
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t index = at[lane] + lane;
-      spoilt |= nan[lane] != 0;
-      if (most[lane] > greatest || (most[lane] == greatest && index < place)) {
-        greatest = most[lane];
-        place = index;
-      }
-    }
-    for (int64_t d = whole; d < dim; ++d) {
-      const float v = to_float(values[d]);
-      spoilt |= v != v;
-      if (v > greatest) {
-        greatest = v;
-        place = d;
-      }
-    }
-    best[row] = spoilt ? NAN : greatest;
-    where[row] = place;
-  }
-}
-
 }  // namespace
 }  // namespace bw
 
@@ -96,10 +56,6 @@ void row_maxima(const T* x, float* best, int64_t* where, int64_t rows, int64_t s
   }                                                                                                               \
   extern "C" void bw_silu_mul_##NAME(const T* gate_up, T* out, int64_t rows, int64_t dim) {                       \
     bw::silu_mul<T>(gate_up, out, rows, dim);                                                                     \
-  }                                                                                                               \
-  extern "C" void bw_row_maxima_##NAME(const T* x, float* best, int64_t* where, int64_t rows, int64_t stride,     \
-                                       int64_t dim) {                                                             \
-    bw::row_maxima<T>(x, best, where, rows, stride, dim);                                                         \
   }
 
 BW_ELEMENTWISE(f32, float)

@@ -32,8 +32,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_rms_norm": [c_void_p] * 4 + [c_int64] * 2 + [c_float],
     "head_rms_norm": [c_void_p] * 2 + [c_int64] * 4 + [c_float],
     "silu_mul": [c_void_p] * 2 + [c_int64] * 2,
-    "row_maxima": [c_void_p] * 3 + [c_int64] * 3,
-    "draw_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64] + [c_void_p] * 7,
+    "choose_rows": [c_void_p] + [c_int64] * 3 + [c_void_p] * 8,
     "mask_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64, c_void_p, c_int64],
 }
 
@@ -129,39 +128,46 @@ class NativeKernels:
 
         They are [rows] float32 and [rows] int64.
         """
-        rows, dim = x.shape
-        best, where = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-        self._bound.row_maxima(*map(_address, (x, best, where)), rows, x.stride(0), dim)
+        best, where = torch.empty(len(x)), torch.empty(len(x), dtype=torch.int64)
+        self._bound.choose_rows(_address(x), *_sizes(x), *[None] * 6, _address(best), _address(where))
         return best, where
 
-    def draw_rows(
-        self, logits: Tensor, rows: list[int], best: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
-    ) -> list[int]:
-        """Draw a token for each of `rows` of `logits` [any, vocab]; `best` [any] float32 holds the greatest of each."""
-        which = np.array(rows, np.int64)
-        tokens = np.empty(len(rows), np.int64)
+    def choose_rows(
+        self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
+    ) -> tuple[list[float], list[int]]:
+        """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
+
+        For each of `rows` that is drawn by its params and its uniform number, if its greatest logit is finite; the
+        others get their likeliest token.
+        """
+        places = np.full(len(logits), -1, np.int32)
+        places[rows] = np.arange(len(rows))
+        greatest, tokens = np.empty(len(logits), np.float32), np.empty(len(logits), np.int64)
         # Arrays of numpy take less time to make than tensors.
         arrays = (
-            best.numpy()[which],
+            places,
             # A temperature too small for float32 would divide by 0.
             np.array([max(each.temperature, _TINY) for each in params], np.float32),
             np.array([each.min_p for each in params], np.float32),
             np.array([each.top_k for each in params], np.int64),
             np.array([each.top_p for each in params], np.float64),
             np.array(uniforms, np.float64),
+            greatest,
             tokens,
         )
-        sizes = (logits.stride(0), logits.shape[1])
-        pointers = (each.ctypes.data for each in arrays)
-        self._bound.draw_rows(_address(logits), *sizes, which.ctypes.data, len(rows), *pointers)
-        drawn: list[int] = tokens.tolist()
-        return drawn
+        self._bound.choose_rows(_address(logits), *_sizes(logits), *(each.ctypes.data for each in arrays))
+        return greatest.tolist(), tokens.tolist()
 
     def mask_rows(self, logits: Tensor, rows: list[int], masks: Tensor) -> None:
         """Set the logits [any, vocab] of `rows` to -inf where their bits in `masks` [rows, words] int32 are 0."""
         which = torch.tensor(rows)
         sizes = (logits.stride(0), logits.shape[1])
         self._bound.mask_rows(_address(logits), *sizes, _address(which), len(rows), _address(masks), masks.shape[1])
+
+
+def _sizes(rows: Tensor) -> tuple[int, int, int]:
+    """Return the number of rows, the distance from one to the next, and their width."""
+    return len(rows), rows.stride(0), rows.shape[1]
 
 
 @functools.cache

@@ -1,6 +1,8 @@
-// Drawing tokens. A token's weight is e^((logit - greatest) / temperature), so the likeliest weighs 1. Weights are summed in
-// groups of kGroup, always from the first token on: a row's draw depends on nothing but the row.
+// The choice of tokens: the likeliest of a row, or a drawn one. A token's weight in a draw is
+// e^((logit - greatest) / temperature), so the likeliest weighs 1. Weights are summed in groups of kGroup, always from the
+// first token on: a row's draw depends on nothing but the row.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -10,6 +12,39 @@ namespace bw {
 namespace {
 
 constexpr int64_t kGroup = 128;
+
+struct Likeliest {
+  float logit;  // NaN when the row holds one
+  int64_t token;  // the first of equal ones
+};
+
+template <class T>
+Likeliest likeliest_of(const T* logits, int64_t dim) {
+  const int64_t whole = dim / kLanes * kLanes;
+  VecF most = broadcast(-INFINITY);
+  VecI at = {}, nan = {};
+  for (int64_t d = 0; d < whole; d += kLanes) {
+    const VecF v = load(logits + d);
+    const VecI above = (VecI)(v > most);
+    nan |= (VecI)(v != v);
+    most = select(above, v, most);
+    at = (at & ~above) | ((VecI{} + static_cast<int32_t>(d)) & above);
+  }
+  Likeliest found = {-INFINITY, 0};
+  bool spoilt = false;
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const int64_t token = at[lane] + lane;
+    spoilt |= nan[lane] != 0;
+    if (most[lane] > found.logit || (most[lane] == found.logit && token < found.token)) found = {most[lane], token};
+  }
+  for (int64_t d = whole; d < dim; ++d) {
+    const float v = to_float(logits[d]);
+    spoilt |= v != v;
+    if (v > found.logit) found = {v, d};
+  }
+  if (spoilt) found.logit = NAN;
+  return found;
+}
 
 struct Choice {
   float greatest, temperature, min_p;
@@ -105,14 +140,30 @@ class Row {
   const Choice c_;
 };
 
+// How tokens are drawn, for each row that draws one.
+struct Choices {
+  const float *temperatures, *min_p;
+  const int64_t* top_k;
+  const double *top_p, *uniforms;
+
+  Choice of(int32_t place, float greatest) const {
+    return {greatest, temperatures[place], min_p[place], top_k[place], top_p[place], uniforms[place]};
+  }
+};
+
+// `places` [rows] among `choices`, negative where the likeliest token is wanted; null if it is for all rows. Of a row whose
+// greatest logit is not finite no token is drawn.
 template <class T>
-void draw_rows(const T* logits, int64_t stride, int64_t dim, const int64_t* rows, int64_t count, const float* greatest,
-               const float* temperatures, const float* min_p, const int64_t* top_k, const double* top_p,
-               const double* uniforms, int64_t* tokens) {
+void choose_rows(const T* logits, int64_t rows, int64_t stride, int64_t dim, const int32_t* places,
+                 const Choices& choices, float* greatest, int64_t* tokens) {
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; ++i) {
-    const Choice choice = {greatest[i], temperatures[i], min_p[i], top_k[i], top_p[i], uniforms[i]};
-    tokens[i] = Row<T>(logits + rows[i] * stride, dim, choice).draw();
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* of_row = logits + row * stride;
+    const Likeliest likeliest = likeliest_of(of_row, dim);
+    greatest[row] = likeliest.logit;
+    tokens[row] = likeliest.token;
+    if (places != nullptr && places[row] >= 0 && std::isfinite(likeliest.logit))
+      tokens[row] = Row<T>(of_row, dim, choices.of(places[row], likeliest.logit)).draw();
   }
 }
 
@@ -140,12 +191,12 @@ void mask_rows(T* logits, int64_t stride, int64_t dim, const int64_t* rows, int6
 }  // namespace bw
 
 #define BW_SAMPLING(NAME, T)                                                                                          \
-  extern "C" void bw_draw_rows_##NAME(const T* logits, int64_t stride, int64_t dim, const int64_t* rows,              \
-                                      int64_t count, const float* greatest, const float* temperatures,                \
-                                      const float* min_p, const int64_t* top_k, const double* top_p,                  \
-                                      const double* uniforms, int64_t* tokens) {                                      \
-    bw::draw_rows<T>(logits, stride, dim, rows, count, greatest, temperatures, min_p, top_k, top_p, uniforms,         \
-                     tokens);                                                                                         \
+  extern "C" void bw_choose_rows_##NAME(const T* logits, int64_t rows, int64_t stride, int64_t dim,                   \
+                                        const int32_t* places, const float* temperatures, const float* min_p,         \
+                                        const int64_t* top_k, const double* top_p, const double* uniforms,            \
+                                        float* greatest, int64_t* tokens) {                                           \
+    bw::choose_rows<T>(logits, rows, stride, dim, places, {temperatures, min_p, top_k, top_p, uniforms}, greatest,    \
+                       tokens);                                                                                       \
   }                                                                                                                    \
   extern "C" void bw_mask_rows_##NAME(T* logits, int64_t stride, int64_t dim, const int64_t* rows, int64_t count,      \
                                       const uint32_t* masks, int64_t words) {                                          \
