@@ -36,7 +36,7 @@ def quantization(
     window: Annotated[int, typer.Option(min=2, help="Longer documents are cut into pieces of so many tokens.")] = 512,
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
-    """Perplexity of a text in float32, bfloat16 and int8 (weights and activations), through the engine's own body."""
+    """Perplexity of a text in float32, in bfloat16 and quantized, through the engine's own body."""
     folder = resolve(model, progress=_say)
     try:
         texts = [own_text()] if text is None else read(text)

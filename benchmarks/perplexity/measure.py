@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,14 +12,16 @@ from torch.nn import functional
 
 from batchwright.engine.bodies import load_body
 from batchwright.engine.step.batch import StepBatch, build_batch
-from batchwright.engine_config import DtypeName, EngineConfig
+from batchwright.engine_config import DtypeName, EngineConfig, QuantizationName
 from batchwright.scheduling import Chunk, Sequence
 from batchwright.scheduling.sizes import BLOCK_SIZE
 
-PRECISIONS: dict[str, tuple[DtypeName, Literal["int8"] | None]] = {
+PRECISIONS: dict[str, tuple[DtypeName, QuantizationName | None]] = {
     "float32": ("float32", None),
     "bfloat16": ("bfloat16", None),
     "int8": ("bfloat16", "int8"),
+    "int8-group": ("bfloat16", "int8-group"),
+    "int4": ("bfloat16", "int4"),
 }
 """By name: dtype and quantization."""
 

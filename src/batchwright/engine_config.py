@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args, get_type_hints
 from batchwright.errors import shown
 
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-QuantizationName: TypeAlias = Literal["int8", "fp8"]
+QuantizationName: TypeAlias = Literal["int8", "int8-group", "int4", "fp8"]
 BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 AttentionName: TypeAlias = Literal["auto", "native", "fa3", "triton", "sdpa", "reference"]
 OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
@@ -54,8 +54,9 @@ class EngineConfig:
     )
     quantization: QuantizationName | None = _option(
         None,
-        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. fp8: the same with 8-bit "
-        "floating point, on CUDA from compute capability 8.9 on. Default: none.",
+        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. int8-group: the same with a "
+        "scale for each 32 values, nearly without loss; int4: so with weights of 4 bits, for models that do not fit "
+        "otherwise; both on CPUs. fp8: 8-bit floating point, on CUDA from compute capability 8.9 on. Default: none.",
         changes_results=True,
     )
     deterministic: bool = _option(
@@ -122,7 +123,8 @@ class EngineConfig:
             _require_choice(name, getattr(self, name), get_args(choices))
         if self.quantization not in (None, *get_args(QuantizationName)):
             raise ValueError(
-                f"quantization={shown(self.quantization)}: must be int8 or fp8, or None for the weights as they are"
+                f"quantization={shown(self.quantization)}: must be one of {', '.join(get_args(QuantizationName))}, or "
+                "None for the weights as they are"
             )
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
             _require_count(name, getattr(self, name))

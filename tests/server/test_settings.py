@@ -103,8 +103,8 @@ def test_the_precision_of_the_engine() -> None:
     assert load_settings().engine == EngineConfig()
     with pytest.raises(InputError, match=r"quantization='int8' with tensor_parallel=2: .*leave one out"):
         load_settings({"quantization": "int8", "tensor_parallel": "2"})
-    with pytest.raises(InputError, match=r"--quantization='int4': Input should be 'int8' or 'fp8'"):
-        load_settings({"quantization": "int4"})
+    with pytest.raises(InputError, match=r"--quantization='int3': Input should be 'int8', 'int8-group', .*'fp8'"):
+        load_settings({"quantization": "int3"})
 
 
 def test_secrets_are_not_in_errors_nor_in_what_is_printed() -> None:

@@ -451,9 +451,7 @@ def _sample_adjusted(own: Tensor, states: list[SamplingState], masks: Mapping[in
     ]
 
 
-def _choose(
-    logits: Tensor, states: Sequence[SamplingState], rows: Iterable[int]
-) -> tuple[list[float], list[int]]:
+def _choose(logits: Tensor, states: Sequence[SamplingState], rows: Iterable[int]) -> tuple[list[float], list[int]]:
     """Return what `choose` does, with a draw for those of `rows` that are not greedy."""
     drawn = [row for row in rows if not states[row].params.greedy]
     return choose(logits, drawn, [states[row].params for row in drawn], [states[row].uniform for row in drawn])

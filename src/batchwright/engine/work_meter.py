@@ -13,10 +13,9 @@ from batchwright.planning.bound import MachineRates, ModelCosts, SpentTime, Work
 from batchwright.planning.needed_work import NeededWork
 from batchwright.scheduling import Chunk, StepPlan
 
-
 _TOGETHER = 32
-"""Steps that are counted at once: what comes once a step finds nothing of what it needs in the caches, since all weights
-have gone through them in between."""
+"""Steps that are counted at once: what comes once a step finds nothing of what it needs in the caches, since all
+weights have gone through them in between."""
 
 
 @dataclass(slots=True)
@@ -94,7 +93,15 @@ class WorkMeter:
         logits = batch.logit_rows.shape[0] - likeliest
         self._uncounted.append(
             _Step(
-                plan.chunks, batch.tables, batch.num_tokens, logits, likeliest, nothing_left, forward, products, attention
+                plan.chunks,
+                batch.tables,
+                batch.num_tokens,
+                logits,
+                likeliest,
+                nothing_left,
+                forward,
+                products,
+                attention,
             )
         )
         if len(self._uncounted) >= _TOGETHER:

@@ -1,4 +1,4 @@
-"""Llama layers in one compiled call for each step, on the CPU with bfloat16 or int8 products.
+"""Llama layers in one compiled call for each step, on the CPU: in bfloat16, in 8 bits, or with weights in groups.
 
 Greedy tokens of models with tied embeddings are found through a copy of the head in 8 bits, which tells the tokens
 that can be the likeliest at all (`native/screening.h`).
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from batchwright.engine.bodies.ops import HeadShape
 from batchwright.engine.bodies.rotation import hadamard, mixed_channels
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderScreen, DecoderSeconds, NativeDecoder
-from batchwright.engine.native.kernels import BLOCK_SIZE, LANES, NativeKernels, load_kernels
+from batchwright.engine.native.kernels import BLOCK_SIZE, LANES, NativeKernels, ProductKind, load_kernels
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.shared_weights import arena_for
+from batchwright.engine.native.weight_groups import GroupedWeight, grouped_bytes, pack_groups, round_to_groups
 from batchwright.engine.native.weight_panels import (
     PANEL,
     PackedLinear,
@@ -35,6 +35,7 @@ from batchwright.engine.native.weight_panels import (
     quantize_rows,
 )
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine_config import QuantizationName
 from batchwright.planning.bound import ModelCosts
 
 _MOST_HEAD_DIM = 512
@@ -45,22 +46,29 @@ class CompiledStack:
     """Stack that takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
 
     def __init__(
-        self, weights: LlamaWeights, caches: list[LayerCache], kernels: NativeKernels, *, quantized: bool
+        self,
+        weights: LlamaWeights,
+        caches: list[LayerCache],
+        kernels: NativeKernels,
+        *,
+        quantization: QuantizationName | None,
     ) -> None:
         self.products = "compiled products"
         self.seconds: DecoderSeconds | None = None
         """Where the times of each step are added, if set."""
-        self._quantized = quantized
+        self._kind, self._bits = product_kind(quantization), 4 if quantization == "int4" else 8
         products = (each for layer in weights.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
-        size = sum(packed_bytes(each.weight, quantized=quantized) for each in chain(products, (weights.head,)))
-        self._arena = arena_for(size + (screen_bytes(weights.head) if weights.tied else 0))
+        screened = weights.tied and self._kind == "bf16"
+        size = sum(map(self._packed_bytes, products)) + self._packed_bytes(weights.head, bits=8)
+        self._arena = arena_for(size + (screen_bytes(weights.head) if screened else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
-        screen = screen_for(weights.head, self._arena) if weights.tied else None
+        screen = screen_for(weights.head, self._arena) if screened else None
         self.screens = screen is not None
         """Whether `output` finds the likeliest tokens without logits."""
         model = DecoderModel(
             layers=layers,
-            head=self._packed(weights.head),
+            # What it rounds goes into the answers at once.
+            head=self._packed(weights.head, bits=8),
             screen=screen,
             norm=weights.norm,
             cosines=weights.rope.cosines,
@@ -72,7 +80,7 @@ class CompiledStack:
             head_dim=weights.shape.head_dim,
             eps=weights.eps,
             mix=weights.mix,
-            quantized=quantized,
+            products=self._kind,
         )
         self._arena.end()
         self._costs = _costs(model)
@@ -101,11 +109,10 @@ class CompiledStack:
         return tokens
 
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> DecoderLayer:
-        gate, up = weights.gate_up.weight.chunk(2)
         return DecoderLayer(
             qkv=self._packed(weights.qkv),
             output=self._packed(weights.output),
-            gate_up=self._packed(Projection(interleaved(gate, up))),
+            gate_up=self._packed(_interleaved(weights.gate_up)),
             down=self._packed(weights.down),
             input_norm=weights.input_norm,
             post_norm=weights.post_norm,
@@ -116,8 +123,45 @@ class CompiledStack:
             window=weights.window,
         )
 
-    def _packed(self, projection: Projection) -> PackedLinear:
-        return pack(projection.weight, projection.bias, self._arena, quantized=self._quantized)
+    def _packed(self, projection: Projection, *, bits: int | None = None) -> PackedLinear:
+        """Pack a projection, in groups with `bits` or those of the layers."""
+        weight, numbers = projection.weight, projection.grouped
+        if numbers is not None:
+            return pack_groups(numbers.numbers.shape, numbers.bits, lambda: numbers, projection.bias, self._arena)
+        if self._kind != "groups":
+            return pack(weight, projection.bias, self._arena, quantized=self._kind == "int8")
+        bits = bits or self._bits
+        return pack_groups(weight.shape, bits, lambda: round_to_groups(weight, bits), projection.bias, self._arena)
+
+    def _packed_bytes(self, projection: Projection, *, bits: int | None = None) -> int:
+        if (numbers := projection.grouped) is not None:
+            return grouped_bytes(numbers.numbers.shape, numbers.bits)
+        if self._kind != "groups":
+            return packed_bytes(projection.weight, quantized=self._kind == "int8")
+        return grouped_bytes(projection.weight.shape, bits or self._bits)
+
+
+def _interleaved(gate_up: Projection) -> Projection:
+    """Return gate and up with their outputs taking turns, as the decoder reads them."""
+    numbers = gate_up.grouped
+    if numbers is None:
+        return Projection(interleaved(*gate_up.weight.chunk(2)))
+    offsets = None if numbers.offsets is None else interleaved(*numbers.offsets.chunk(2))
+    scales = interleaved(*numbers.scales.chunk(2))
+    return Projection.of_numbers(GroupedWeight(interleaved(*numbers.numbers.chunk(2)), scales, offsets), None)
+
+
+def product_kind(quantization: QuantizationName | None) -> ProductKind:
+    """Return what compiled layers multiply. Raises ValueError for fp8, which they do not."""
+    kinds: dict[QuantizationName | None, ProductKind] = {
+        None: "bf16",
+        "int8": "int8",
+        "int8-group": "groups",
+        "int4": "groups",
+    }
+    if quantization not in kinds:
+        raise ValueError(f"quantization={quantization!r}: compiled layers do not multiply it")
+    return kinds[quantization]
 
 
 def _costs(model: DecoderModel) -> ModelCosts:
@@ -125,7 +169,7 @@ def _costs(model: DecoderModel) -> ModelCosts:
     products = [each for layer in model.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     head, screen, seen = model.head, model.screen, Counter(layer.window for layer in model.layers)
     # Products with 8 bits are at most twice as fast.
-    likeliest = _operations(head) / (1 if model.quantized else 2)
+    likeliest = _operations(head) / (2 if model.products == "bf16" else 1)
     blocks, block_size = last.keys.shape[0], BLOCK_SIZE
     return ModelCosts(
         layer_operations=sum(map(_operations, products)),

@@ -18,19 +18,30 @@ from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
-from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
+from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for, product_kind
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
-from batchwright.engine.native.kernels import LANES
+from batchwright.engine.native.kernels import LANES, NativeKernels
+from batchwright.engine.native.weight_groups import GROUP, joined
 from batchwright.engine.step.batch import StepBatch
 from batchwright.engine_config import QuantizationName
+from batchwright.errors import UnsupportedModel
 from batchwright.planning.bound import ModelCosts
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+GROUPED: frozenset[QuantizationName | None] = frozenset({"int8-group", "int4"})
+"""Quantizations with a scale for each group of inputs."""
+_DESCRIPTIONS: dict[QuantizationName, str] = {
+    "int8": "int8 weights and activations",
+    "fp8": "fp8 weights and activations",
+    "int8-group": f"int8 weights and activations in groups of {GROUP}",
+    "int4": f"int4 weights and int8 activations in groups of {GROUP}",
+}
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rope types whose frequencies do not depend on the length of the sequence."""
 
@@ -39,7 +50,8 @@ class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
     With `quantization`, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a
-    scale. With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. A
+    scale. With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. With
+    int8-group and int4, each 32 inputs have a scale; with int4, weights have 4 bits, but for 8 in the output layer. A
     `shard` that is not the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
     """
 
@@ -58,6 +70,7 @@ class LlamaBody(ModelBody):
         super().__init__()
         quantized = quantization == "int8"
         self.dtype, self.device, self.quantized, self.fp8 = dtype, device, quantized, quantization == "fp8"
+        self.quantization = quantization
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
         shard.require_heads(_head_shape(config))
@@ -65,9 +78,12 @@ class LlamaBody(ModelBody):
         self._shape = shard.heads(_head_shape(config))
         tokens = None if shard.is_whole else shard.part(self.vocab_size)
         embedding = weights.take("model.embed_tokens.weight", rows=tokens)
+        in_groups = quantization in GROUPED
         tied = config.tie_word_embeddings or not weights.has("lm_head.weight")
         self._weights = LlamaWeights(
-            layers=[_layer(config, weights, index, shard) for index in range(config.num_hidden_layers)],
+            layers=[
+                _layer(config, weights, index, shard, in_groups=in_groups) for index in range(config.num_hidden_layers)
+            ],
             norm=weights.take("model.norm.weight"),
             head=Projection(embedding if tied else weights.take("lm_head.weight", rows=tokens)),
             rope=_rope_table(config, device),
@@ -90,8 +106,7 @@ class LlamaBody(ModelBody):
 
     @property
     def description(self) -> str:
-        kind = "int8" if self.quantized else "fp8" if self.fp8 else None
-        quantized = "" if kind is None else f", {kind} weights and activations"
+        quantized = "" if self.quantization is None else f", {_DESCRIPTIONS[self.quantization]}"
         if self.quantized and isinstance(self.stack, CompiledStack):
             quantized += ", 8-bit keys and values"
         return f"{super().description}, {self.stack.products}{quantized}"
@@ -107,13 +122,17 @@ class LlamaBody(ModelBody):
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         super().allocate(num_blocks, block_size, attention)
         kernels = kernels_for(self._weights, self.attention) if self.shard.is_whole and not self.fp8 else None
+        if self.quantization in GROUPED and (reason := self._why_not_grouped(kernels)) is not None:
+            raise UnsupportedModel(
+                f"quantization={self.quantization!r} cannot be used: {reason}. Use quantization='int8', or leave it out"
+            )
         if kernels is None:
             self.stack = ComposedStack(
                 self._weights, self.caches, self.attention, quantized=self.quantized, fp8=self.fp8, shard=self.shard
             )
         else:
-            self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
-            self.free_rows = kernels.product_rows(quantized=self.quantized)
+            self.stack = CompiledStack(self._weights, self.caches, kernels, quantization=self.quantization)
+            self.free_rows = kernels.product_rows(product_kind(self.quantization))
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(
@@ -122,6 +141,16 @@ class LlamaBody(ModelBody):
                 max_sequences=num_blocks,
                 max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
             )
+
+    def _why_not_grouped(self, kernels: NativeKernels | None) -> str | None:
+        """Return why weights cannot be multiplied in groups with `kernels`, None if they can."""
+        if kernels is None:
+            return (
+                "it needs the compiled layers: a CPU with AVX2, native attention, dtype='bfloat16' and sizes of "
+                f"weights divisible by {GROUP}"
+            )
+        width = self._shape.heads * self._shape.head_dim
+        return f"the size of all queries is {width}, not divisible by {GROUP}" if width % GROUP else None
 
     def prepare(self, max_num_seqs: int) -> None:
         if self._graphs is not None:
@@ -183,8 +212,9 @@ def unsuitable(config: Any) -> str | None:
         return "only a part of each head is rotated"
     if config.hidden_act != "silu":
         return f"hidden_act {config.hidden_act!r} is not silu"
-    if getattr(config, "quantization_config", None) is not None:
-        return "the weights are quantized"
+    fields = getattr(config, "quantization_config", None)
+    if fields is not None and isinstance(reason := PackedFormat.of(fields), str):
+        return f"the weights are quantized: {reason}"
     return None
 
 
@@ -205,21 +235,24 @@ def _head_shape(config: Any) -> HeadShape:
     return HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
 
 
-def _layer(config: Any, weights: Weights, index: int, shard: Shard) -> LayerWeights:
+def _layer(config: Any, weights: Weights, index: int, shard: Shard, *, in_groups: bool) -> LayerWeights:
+    """Return the weights of a layer; `in_groups`: as numbers, where the checkpoint has these."""
     at = f"model.layers.{index}."
     attention, mlp = at + "self_attn.", at + "mlp."
     queries, keys, channels = _rows_of(config, shard)
     return LayerWeights(
         input_norm=weights.take(at + "input_layernorm.weight"),
         qkv=_side_by_side(
-            weights, {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys}
+            weights,
+            {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys},
+            in_groups=in_groups,
         ),
         query_norm=weights.maybe(attention + "q_norm.weight"),
         key_norm=weights.maybe(attention + "k_norm.weight"),
-        output=_summed(weights, attention + "o_proj", queries, shard),
+        output=_summed(weights, attention + "o_proj", queries, shard, in_groups=in_groups),
         post_norm=weights.take(at + "post_attention_layernorm.weight"),
-        gate_up=_side_by_side(weights, {mlp + "gate_proj": channels, mlp + "up_proj": channels}),
-        down=_summed(weights, mlp + "down_proj", channels, shard),
+        gate_up=_side_by_side(weights, {mlp + "gate_proj": channels, mlp + "up_proj": channels}, in_groups=in_groups),
+        down=_summed(weights, mlp + "down_proj", channels, shard, in_groups=in_groups),
         window=_window(config, index),
     )
 
@@ -234,21 +267,29 @@ def _rows_of(config: Any, shard: Shard) -> tuple[Part | None, Part | None, Part 
     return keys.times(whole.heads // whole.kv_heads), keys, shard.channels(config.intermediate_size)
 
 
-def _summed(weights: Weights, name: str, columns: Part | None, shard: Shard) -> Projection:
+def _summed(weights: Weights, name: str, columns: Part | None, shard: Shard, *, in_groups: bool) -> Projection:
     """Return the shard's columns of a projection whose outputs are the sums over all ranks: one adds the bias."""
-    weight = weights.take(name + ".weight", columns=columns)
-    return Projection(weight, weights.maybe(name + ".bias") if shard.rank == 0 else None)
+    bias = weights.maybe(name + ".bias") if shard.rank == 0 else None
+    if in_groups and (numbers := weights.numbers(name + ".weight")) is not None:
+        return Projection.of_numbers(numbers, bias)
+    return Projection(weights.take(name + ".weight", columns=columns), bias)
 
 
-def _side_by_side(weights: Weights, parts: Mapping[str, Part | None]) -> Projection:
+def _side_by_side(weights: Weights, parts: Mapping[str, Part | None], *, in_groups: bool) -> Projection:
     """Return projections of the same input as one, with these rows of each."""
     names = list(parts)
-    weight = torch.cat([weights.take(name + ".weight", rows=rows) for name, rows in parts.items()])
+    numbers = [weights.numbers(name + ".weight") for name in names] if in_groups else []
+    present_numbers = [each for each in numbers if each is not None]
+    if present_numbers and len(present_numbers) < len(names):
+        raise UnsupportedModel(f"some of {', '.join(names)} are packed and some are not")
     biases = [weights.maybe(name + ".bias", rows=rows) for name, rows in parts.items()]
     present = [bias for bias in biases if bias is not None]
     if present and len(present) != len(biases):
         raise KeyError(f"some of {', '.join(names)} have a bias and some have none")
-    return Projection(weight, torch.cat(present) if present else None)
+    bias = torch.cat(present) if present else None
+    if present_numbers:
+        return Projection.of_numbers(joined(present_numbers), bias)
+    return Projection(torch.cat([weights.take(name + ".weight", rows=rows) for name, rows in parts.items()]), bias)
 
 
 def _window(config: Any, layer: int) -> int | None:

@@ -17,10 +17,11 @@ import torch
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.linear import FP8_CAPABILITY, FP8_MULTIPLE, fp8_disagreement
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, uneven, unsuitable
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
-from batchwright.engine_config import EngineConfig
+from batchwright.engine_config import EngineConfig, QuantizationName
 from batchwright.errors import UnsupportedModel
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,7 +53,31 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     native = config.attention in ("auto", "native")
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
-    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, quantization=config.quantization)
+    packed = _packed_format(architecture)
+    quantization = config.quantization
+    if packed is not None:
+        compiled = kind is torch.bfloat16 and where.type == "cpu" and native and compiles_here(architecture)
+        quantization = _of_packed(packed, quantization, compiled=compiled)
+    return LlamaBody(architecture, Weights(folder, kind, where, packed), kind, where, quantization=quantization)
+
+
+def _packed_format(architecture: Any) -> PackedFormat | None:
+    fields = getattr(architecture, "quantization_config", None)
+    found = None if fields is None else PackedFormat.of(fields)
+    return None if isinstance(found, str) else found
+
+
+def _of_packed(packed: PackedFormat, asked: QuantizationName | None, *, compiled: bool) -> QuantizationName | None:
+    """Return how weights that are packed so are multiplied: as they are where layers are compiled, else as values.
+
+    Raises `UnsupportedModel` if something else was asked for.
+    """
+    own: QuantizationName = "int4" if packed.bits == 4 else "int8-group"
+    if asked not in (None, own):
+        raise UnsupportedModel(
+            f"quantization={asked!r}: the checkpoint's weights have {packed.bits} bits; leave it out, or use {own!r}"
+        )
+    return own if compiled else asked
 
 
 def _require_fp8(architecture: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -84,7 +109,8 @@ def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:
         raise UnsupportedModel(
             f"tensor_parallel={shard.ranks} needs the fused body, which cannot run this model: {reason}"
         )
-    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, shard=shard)
+    weights = Weights(folder, kind, where, _packed_format(architecture))
+    return LlamaBody(architecture, weights, kind, where, shard=shard)
 
 
 def _why_not_fused(architecture: Any, folder: Path) -> str | None:

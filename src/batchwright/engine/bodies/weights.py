@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
+from batchwright.engine.native.weight_groups import GroupedWeight
 from batchwright.errors import UnsupportedModel
 
 
@@ -37,32 +39,72 @@ class Weights:
     Raises `UnsupportedModel` if the folder has no safetensors, or lacks a tensor.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._folder, self._dtype, self._device = folder, dtype, device
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, packed: PackedFormat | None = None
+    ) -> None:
+        """`packed`: how the weights of layers are packed in a checkpoint that was quantized."""
+        self._folder, self._dtype, self._device, self._packed = folder, dtype, device, packed
         self._open: dict[Path, Any] = {}
         self._files = _tensor_files(folder)
         self.values_read = 0
         """Number of values in all tensors, and parts of them, that were taken."""
 
     def has(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or self._packed_name(name) is not None
+
+    def _packed_name(self, name: str) -> str | None:
+        """Return the beginning of the names of the tensors that the weight called `name` is packed in, if it is."""
+        base, _, kind = name.rpartition(".")
+        packed = self._packed
+        return base + "." if packed and kind == "weight" and f"{base}.{packed.suffix}" in self._files else None
+
+    def numbers(self, name: str) -> GroupedWeight | None:
+        """Return the weight called `name` as the numbers that the checkpoint has of it; None if it has values.
+
+        Raises `UnsupportedModel` if they are damaged.
+        """
+        base = self._packed_name(name)
+        if base is None or self._packed is None:
+            return None
+
+        def take(suffix: str) -> Tensor | None:
+            path = self._files.get(base + suffix)
+            return None if path is None else self._file(path).get_tensor(base + suffix)
+
+        try:
+            found = self._packed.read(take)
+        except (ValueError, RuntimeError) as error:
+            raise UnsupportedModel(f"{self._folder} has a damaged weight {name!r}: {error}") from error
+        self.values_read += found.numbers.numel()
+        return found
 
     def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
         """Return the tensor called `name`, or some of its `rows` or of its `columns`; no others are read."""
+        if (packed := self.numbers(name)) is not None:
+            values = packed.values
+            if rows is not None:
+                values = values[rows.start : rows.stop]
+            elif columns is not None:
+                values = values[:, columns.start : columns.stop]
+            return values.to(device=self._device, dtype=self._dtype)
         path = self._files.get(name)
         if path is None:
             raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete")
-        if path not in self._open:
-            self._open[path] = _opened(path)
+        file = self._file(path)
         tensor: Tensor
         if rows is not None:
-            tensor = self._open[path].get_slice(name)[rows.start : rows.stop]
+            tensor = file.get_slice(name)[rows.start : rows.stop]
         elif columns is not None:
-            tensor = self._open[path].get_slice(name)[:, columns.start : columns.stop]
+            tensor = file.get_slice(name)[:, columns.start : columns.stop]
         else:
-            tensor = self._open[path].get_tensor(name)
+            tensor = file.get_tensor(name)
         self.values_read += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = _opened(path)
+        return self._open[path]
 
     def maybe(self, name: str, *, rows: Part | None = None) -> Tensor | None:
         return self.take(name, rows=rows) if self.has(name) else None
@@ -101,6 +143,13 @@ class Projection:
     bias: Tensor | None = None
     scales: Tensor | None = None
     """Factors of the rows of a weight in 8-bit floating point: [out] float32."""
+    grouped: GroupedWeight | None = None
+    """The weight as numbers, if the checkpoint has these: then `weight` is empty, [out, 0]."""
+
+    @classmethod
+    def of_numbers(cls, numbers: GroupedWeight, bias: Tensor | None) -> Projection:
+        """Return a projection whose weight is given as numbers."""
+        return cls(torch.empty(len(numbers.numbers), 0), bias, grouped=numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-// All layers of a Llama for one step. E is what the products multiply, bf16 or u8 (int8 + 128),
-// with keys and values in bfloat16 or 8 bits; everything else is bfloat16.
+// All layers of a Llama for one step. E is what the products multiply: bf16, u8 (int8 + 128), or g8 (int8 with a scale for
+// each group). Keys and values have 8 bits beside u8; everything else is bfloat16.
 //
 // Threads share the work in one of two ways. A step of many rows is cut in parts, one for each thread, which it computes
 // from the first layer to the last: no row moves from one core to another, and a part waits only for keys and values that
@@ -35,14 +35,15 @@ struct alignas(64) Spent {
 template <class E>
 struct Scratch {
   E* input;
-  float* scales;
+  RowScales<E>* scales;
   bf16 *qkv, *attended, *inner;
   char* end;
 
   Scratch(const Model& m, int64_t rows, char* at) {
     const int64_t queries = m.heads * m.head_dim;
-    input = take<E>(at, rows * std::max({m.hidden, queries, m.intermediate}));
-    scales = take<float>(at, rows);
+    const int64_t widest = std::max({m.hidden, queries, m.intermediate});
+    input = take<E>(at, rows * widest);
+    scales = take<RowScales<E>>(at, rows * scales_of_row<E>(widest));
     qkv = take<bf16>(at, rows * (m.heads + 2 * m.kv_heads) * m.head_dim);
     attended = take<bf16>(at, rows * queries);
     inner = take<bf16>(at, rows * m.intermediate);
@@ -62,8 +63,7 @@ struct Scratch {
 
 template <class E>
 class Decoder {
-  static constexpr bool kQuantized = std::is_same_v<E, u8>;
-  using Cache = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
+  using Cache = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;  // keys and values
 
  public:
   // Computes one of the parts of `step` by `team` of its `threads`. The part's progress is one of `progress` [parts], and
@@ -221,13 +221,24 @@ class Decoder {
   // The norm of a row of the residual, as row `to` of the next product's input.
   void norm_row(int64_t row, const bf16* weight, int64_t to) {
     const bf16* x = s_.residual + row * m_.hidden;
-    if constexpr (kQuantized) {
+    if constexpr (std::is_same_v<E, bf16>) {
+      rms_norm(x, weight, scratch_.input + to * m_.hidden, m_.hidden, m_.eps);
+    } else {
       thread_local std::vector<float> normed;
       normed.resize(m_.hidden);
       rms_norm(x, weight, normed.data(), m_.hidden, m_.eps);
-      scratch_.scales[to] = quantize(normed.data(), m_.hidden, scratch_.input + to * m_.hidden);
+      round_row(normed.data(), m_.hidden, to);
+    }
+  }
+
+  // x [dim] as row `to` of the next product's input, in 8 bits.
+  template <class T>
+  void round_row(const T* x, int64_t dim, int64_t to) {
+    E* input = scratch_.input + to * dim;
+    if constexpr (std::is_same_v<E, g8>) {
+      quantize_groups(x, dim, input, scratch_.scales + to * scales_of_row<E>(dim));
     } else {
-      rms_norm(x, weight, scratch_.input + to * m_.hidden, m_.hidden, m_.eps);
+      scratch_.scales[to] = quantize(x, dim, input);
     }
   }
 
@@ -251,16 +262,20 @@ class Decoder {
 
   Rows<E> input(int64_t count) const { return {scratch_.input, scratch_.scales, count}; }
 
-  // `x` as a product's input: as it is, or mixed and quantized.
+  // `x` as a product's input: as it is, in 8 bits by groups, or mixed and in 8 bits.
   Rows<E> prepared(const bf16* x, int64_t dim, int64_t vectors) {
-    if constexpr (kQuantized) {
+    if constexpr (std::is_same_v<E, g8>) {
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < s_.rows; ++row) round_row(x + row * dim, dim, row);
+      return input(s_.rows);
+    } else if constexpr (std::is_same_v<E, u8>) {
       thread_local std::vector<float> mixed;
       mixed.resize(dim);
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < s_.rows; ++row) {
         for (int64_t d = 0; d < dim; d += kLanes) bw::store(&mixed[d], load(x + row * dim + d));
         mix(mixed.data(), dim, vectors);
-        scratch_.scales[row] = quantize(mixed.data(), dim, scratch_.input + row * dim);
+        round_row(mixed.data(), dim, row);
       }
       return input(s_.rows);
     } else {
@@ -367,3 +382,4 @@ int64_t scratch_bytes(const Model& model, int64_t rows) {
 
 BW_DECODER(bf16, bw::bf16)
 BW_DECODER(int8, bw::u8)
+BW_DECODER(groups, bw::g8)

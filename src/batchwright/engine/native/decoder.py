@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchwright.engine.native.kernels import ProductKind
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear
 from batchwright.engine.step.batch import StepBatch
 
@@ -72,7 +73,7 @@ class DecoderModel:
     eps: float
     mix: int
     """Channels of the input of `down` that are mixed with each other before they are quantized; 1 is none."""
-    quantized: bool
+    products: ProductKind
 
     @property
     def num_layers(self) -> int:
@@ -94,7 +95,7 @@ class DecoderSeconds:
 class _Linear(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("panels", "bias", "scales", "sums")),
-        *((name, c_int64) for name in ("inputs", "outputs")),
+        *((name, c_int64) for name in ("inputs", "outputs", "bits")),
     ]
 
 
@@ -140,7 +141,7 @@ class NativeDecoder:
     """`model` as the compiled kernels read it; this keeps its tensors alive."""
 
     def __init__(self, library: ctypes.CDLL, model: DecoderModel) -> None:
-        suffix = "int8" if model.quantized else "bf16"
+        suffix = model.products
         self._decode = getattr(library, f"bw_decode_{suffix}")
         self._decode.argtypes = [POINTER(_Model), POINTER(_Step)]
         self._decode.restype = None

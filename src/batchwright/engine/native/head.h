@@ -78,7 +78,8 @@ class Head {
  public:
   // `threads`: most that take part. `together`: how many begin at the same time. `input` and `scales`: room for the wanted
   // rows.
-  Head(const Model& model, const Step& step, const WantedRows& wanted, E* input, float* scales, int threads, int together)
+  Head(const Model& model, const Step& step, const WantedRows& wanted, E* input, RowScales<E>* scales, int threads,
+       int together)
       : m_(model), s_(step), wanted_(wanted), input_(input), scales_(scales), together_(together),
         screening_(model.screen, reinterpret_cast<bf16*>(input) + wanted.plain * model.hidden, wanted.greedy,
                    greedy_masks(), step.mask_words, threads) {
@@ -139,7 +140,7 @@ class Head {
   const Step& s_;
   const WantedRows& wanted_;
   E* const input_;
-  float* const scales_;
+  RowScales<E>* const scales_;
   bf16* logits_;
   const int together_;
   Screening screening_;

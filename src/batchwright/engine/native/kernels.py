@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ BLOCK_SIZE = 16
 """Keys of a KV block, which the kernels are written for."""
 LANES = 16
 """Values of a vector register: head sizes are multiples of it."""
+
+ProductKind: TypeAlias = Literal["bf16", "int8", "groups"]
+"""What the compiled layers multiply: bfloat16, 8 bits with a scale for each row, or weights of 4 or 8 bits with a scale
+for each group of inputs, by rows in 8 bits."""
 
 _TINY = torch.finfo(torch.float32).tiny
 _address = Tensor.data_ptr
@@ -52,11 +56,11 @@ class NativeKernels:
     @property
     def has_decoder(self) -> bool:
         """Whether whole layers were compiled for this dtype and processor."""
-        return self._dtype is torch.bfloat16 and self.product_rows(quantized=False) > 0
+        return self._dtype is torch.bfloat16 and self.product_rows("bf16") > 0
 
-    def product_rows(self, *, quantized: bool) -> int:
+    def product_rows(self, kind: ProductKind) -> int:
         """Rows that the compiled layers multiply at a time; 0 where there are none for this processor."""
-        rows: int = self.library.bw_product_rows_int8() if quantized else self.library.bw_product_rows_bf16()
+        rows: int = getattr(self.library, f"bw_product_rows_{kind}")()
         return rows
 
     def attend(

@@ -26,6 +26,7 @@ struct Linear {
   const float* scales;     // int8: [outputs padded to panels]
   const int32_t* sums;     // int8: [outputs padded to panels], 128 * sum over the inputs
   int64_t inputs, outputs;
+  int64_t bits;  // of the numbers of a weight in groups (grouped.h)
 };
 
 // Rows of `inputs` values each, one after another.

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "product.h"
+#include "grouped.h"
 
 namespace bw {
 

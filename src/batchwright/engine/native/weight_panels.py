@@ -36,6 +36,8 @@ class PackedLinear:
     """128 times the sum of each output's weights, for int8: [outputs, padded] int32."""
     inputs: int
     outputs: int
+    bits: int = 0
+    """Bits of the numbers of a weight in groups, which `panels` holds as `weight_groups.py` lays them out; else 0."""
 
 
 def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
@@ -61,8 +63,8 @@ def pack_rounded(
     return PackedLinear(
         _panels(shape, torch.int8, lambda: once()[0], arena),
         bias,
-        arena.hold((_padded(outputs),), torch.float32, lambda: padded(once()[1])),
-        arena.hold((_padded(outputs),), torch.int32, lambda: padded(once()[0].sum(1, dtype=torch.int32) * 128)),
+        arena.hold((padded_outputs(outputs),), torch.float32, lambda: padded(once()[1])),
+        arena.hold((padded_outputs(outputs),), torch.int32, lambda: padded(once()[0].sum(1, dtype=torch.int32) * 128)),
         inputs,
         outputs,
     )
@@ -71,10 +73,10 @@ def pack_rounded(
 def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
     """Return the bytes that `pack` takes of the arena."""
     outputs, inputs = weight.shape
-    return _padded(outputs) * (inputs + _BYTES_OF_SCALES if quantized else 2 * inputs)
+    return padded_outputs(outputs) * (inputs + _BYTES_OF_SCALES if quantized else 2 * inputs)
 
 
-def _padded(outputs: int) -> int:
+def padded_outputs(outputs: int) -> int:
     """Return the number of outputs in whole panels."""
     return -(-outputs // PANEL) * PANEL
 
@@ -110,5 +112,5 @@ def _panels(shape: torch.Size, dtype: torch.dtype, weight: Callable[[], Tensor],
         # Units are copied as whole numbers of 4 bytes, which is several times as fast.
         return padded(weight()).view(torch.int32).view(-1, PANEL, units).transpose(1, 2)
 
-    packed = arena.hold((_padded(shape[0]) // PANEL, units, PANEL), torch.int32, panels)
+    packed = arena.hold((padded_outputs(shape[0]) // PANEL, units, PANEL), torch.int32, panels)
     return packed.view(dtype).view(*packed.shape, per_unit)

@@ -1,0 +1,223 @@
+// Products of rows with a weight whose numbers have 4 or 8 bits and a scale for each group of 32 inputs (weight_groups.py).
+//
+// Rows have 8 bits, and a scale for each group as well, so outliers among 32 values take their levels from these only. The
+// products of a group are summed exactly, the groups in float, in their order: an output is bitwise the same in any
+// company. Numbers of the weight are stored without a sign, as some processors multiply them: those of 8 bits are 128 too
+// large, which is taken off again; those of 4 bits have an offset for each group, which is what 0 stands for.
+#pragma once
+
+#include <type_traits>
+
+#include "product.h"
+
+namespace bw {
+
+constexpr int64_t kGrouped = 32;               // inputs of a group
+constexpr int64_t kGroupUnits = kGrouped / 4;  // units of four bytes
+constexpr int64_t kScalesBytes = kLanes * 2;   // a float16 for each column of a vector
+
+// A byte of a row whose groups have scales.
+struct g8 {
+  int8_t bits;
+};
+
+// Of a group of a row: its scale, and the sum of its numbers.
+struct RowGroup {
+  float scale;
+  int32_t sum;
+};
+
+// Bytes of the numbers of a group in 16 columns.
+template <int Bits>
+constexpr int64_t kNumberBytes = kGrouped * kLanes * Bits / 8;
+
+// Bytes of 16 columns: the numbers of all groups, their scales, and with 4 bits their offsets.
+template <int Bits>
+constexpr int64_t column_bytes(int64_t groups) {
+  return groups * (kNumberBytes<Bits> + (Bits == 4 ? 2 : 1) * kScalesBytes);
+}
+
+inline int64_t column_bytes(const Linear& w) {
+  const int64_t groups = w.inputs / kGrouped;
+  return w.bits == 4 ? column_bytes<4>(groups) : column_bytes<8>(groups);
+}
+
+// 16 numbers of float16.
+inline VecF load_half(const char* from) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  VecF out;
+  for (int64_t at = 0; at < kLanes; at += kWidth) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at * 2));
+    store_register(reinterpret_cast<float*>(&out) + at, (RegF)_mm256_cvtph_ps(half));
+  }
+  return out;
+#else
+  typedef uint16_t Half __attribute__((vector_size(32)));
+  const VecU half = __builtin_convertvector(load_as<Half>(from), VecU);
+  // The exponent is moved to where float32 has it, and its bias is multiplied in, which is exact for small numbers too.
+  const VecU moved = (half & 0x7fff) << 13 | (half & 0x8000) << 16;
+  return (VecF)moved * broadcast(5.192296858534828e33f);
+#endif
+}
+
+// acc + the products of four numbers of each column with four of a row, which `row` holds.
+inline VecI add_group_products(VecI acc, VecU numbers, uint32_t row) {
+#if defined(__AVX512VNNI__)
+  return (VecI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)numbers, _mm512_set1_epi32(static_cast<int32_t>(row)));
+#else
+  // Every other byte at a time, as numbers of 16 bits.
+  typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
+  const Numbers spread_row = (Numbers)(RegU{} + row);
+  const RegU even = (RegU)(spread_row << 8 >> 8), odd = (RegU)(spread_row >> 8);
+  VecI out;
+  for (int64_t at = 0; at < kRegisters; ++at) {
+    const RegU some = load_as<RegU>(reinterpret_cast<const char*>(&numbers) + at * kRegisterBytes);
+    RegI sum = load_as<RegI>(reinterpret_cast<const char*>(&acc) + at * kRegisterBytes);
+    sum = Units<Shorts>::add(sum, some & 0x00ff00ff, even);
+    sum = Units<Shorts>::add(sum, some >> 8 & 0x00ff00ff, odd);
+    store_register(reinterpret_cast<char*>(&out) + at * kRegisterBytes, sum);
+  }
+  return out;
+#endif
+}
+
+// Rows that are multiplied at a time: two vectors of sums for each.
+constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
+
+// sums[r] = row r · 16 columns. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a group.
+template <int Bits, int R>
+void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
+                     const char* ahead, int64_t step, VecF* sums) {
+  const uint32_t* rows = reinterpret_cast<const uint32_t*>(values);
+  const char* scales = columns + groups * kNumberBytes<Bits>;
+  const char* offsets = scales + groups * kScalesBytes;
+  VecF total[R] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + g * step + line, 0, 2);
+    VecI acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? -128 * row_groups[r * groups + g].sum : 0);
+    const char* numbers = columns + g * kNumberBytes<Bits>;
+    for (int64_t v = 0; v < kNumberBytes<Bits> / 64; ++v) {
+      const VecU packed = load_as<VecU>(numbers + v * 64);
+      for (int r = 0; r < R; ++r) {
+        const uint32_t* row = rows + (r * groups + g) * kGroupUnits + v;
+        if constexpr (Bits == 8) {
+          acc[r] = add_group_products(acc[r], packed, *row);
+        } else {
+          acc[r] = add_group_products(acc[r], packed & 0x0f0f0f0f, row[0]);
+          acc[r] = add_group_products(acc[r], packed >> 4 & 0x0f0f0f0f, row[kGroupUnits / 2]);
+        }
+      }
+    }
+    const VecF scale = load_half(scales + g * kScalesBytes);
+    for (int r = 0; r < R; ++r) {
+      const RowGroup& of_row = row_groups[r * groups + g];
+      VecF part = __builtin_convertvector(acc[r], VecF) * scale;
+      if constexpr (Bits == 4)
+        part = multiply_add(part, load_half(offsets + g * kScalesBytes), broadcast(static_cast<float>(of_row.sum)));
+      total[r] = multiply_add(total[r], part, broadcast(of_row.scale));
+    }
+  }
+  for (int r = 0; r < R; ++r) sums[r] = total[r];
+}
+
+// A tile of `count` rows.
+template <int Bits, int... R>
+void multiply_groups(int64_t count, const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
+                     const char* ahead, int64_t step, VecF* sums, std::integer_sequence<int, R...>) {
+  using Tile = void (*)(const g8*, const RowGroup*, int64_t, const char*, const char*, int64_t, VecF*);
+  static constexpr Tile tiles[] = {multiply_groups<Bits, R + 1>...};
+  tiles[count - 1](values, row_groups, groups, columns, ahead, step, sums);
+}
+
+// What the rows of a product are scaled by: one for a row, or one for each of its groups.
+template <class E>
+using RowScales = std::conditional_t<std::is_same_v<E, g8>, RowGroup, float>;
+
+template <class E>
+constexpr int64_t scales_of_row(int64_t inputs) {
+  return std::is_same_v<E, g8> ? inputs / kGrouped : 1;
+}
+
+template <>
+struct Rows<g8> {
+  const g8* values;
+  const RowGroup* groups;  // of each row, one after another
+  int64_t count;
+};
+
+template <>
+constexpr int64_t kMostRows<g8> = kMostGroupedRows;
+
+template <>
+class GroupedProduct<g8> {
+ public:
+  GroupedProduct(const Linear& w, const Rows<g8>& x, const Linear& next, int threads)
+      : w_(w), x_(x), next_(next), threads_(threads),
+        parts_((w.outputs + kPanel - 1) / kPanel, 2 * column_bytes(w), threads) {}
+
+  int64_t count() const { return parts_.count; }
+
+  template <class Done>
+  void compute(int64_t part, const Done& done) const {
+    w_.bits == 4 ? compute<4>(part, done) : compute<8>(part, done);
+  }
+
+ private:
+  template <int Bits, class Done>
+  void compute(int64_t part, const Done& done) const {
+    const int64_t groups = w_.inputs / kGrouped, bytes = column_bytes<Bits>(groups), panel = 2 * bytes;
+    const char *panels = reinterpret_cast<const char*>(w_.panels), *next = reinterpret_cast<const char*>(next_.panels);
+    const int64_t first = parts_.first(part), last = parts_.first(part + 1);
+    const int64_t later = parts_.first(part + threads_) - first;
+    const int64_t tiles = (x_.count + kMostGroupedRows - 1) / kMostGroupedRows;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t from = t * x_.count / tiles, count = (t + 1) * x_.count / tiles - from;
+      for (int64_t p = first; p < last; ++p) {
+        const bool within = p + later < parts_.panels;
+        const char* ahead = within ? panels + (p + later) * panel : next + (p + later - parts_.panels) * panel;
+        VecF sums[2][kMostGroupedRows];
+        for (int half = 0; half < 2; ++half) {
+          multiply_groups<Bits>(count, x_.values + from * w_.inputs, x_.groups + from * groups, groups,
+                                panels + p * panel + half * bytes, ahead + half * bytes + t * bytes / tiles,
+                                bytes / groups / tiles, sums[half],
+                                std::make_integer_sequence<int, kMostGroupedRows>());
+        }
+        for (int64_t r = 0; r < count; ++r) {
+          const int64_t column = p * kPanel;
+          done(from + r, column, finished(sums[0][r], column), finished(sums[1][r], column + kLanes));
+        }
+      }
+    }
+  }
+
+  VecF finished(VecF sum, int64_t column) const { return w_.bias == nullptr ? sum : sum + load(w_.bias + column); }
+
+  const Linear& w_;
+  const Rows<g8> x_;
+  const Linear& next_;
+  const int threads_;
+  const Groups parts_;
+};
+
+// x [dim] in 8 bits, with a scale for each group: the greatest of its values is 127.
+template <class T>
+void quantize_groups(const T* x, int64_t dim, g8* out, RowGroup* groups) {
+  for (int64_t g = 0; g < dim / kGrouped; ++g) {
+    const T* from = x + g * kGrouped;
+    const Quantization found = quantization_of(from, kGrouped, 127.0f);
+    VecI sum = {};
+    for (int64_t d = 0; d < kGrouped; d += kLanes) {
+      const VecI whole = rounded(load(from + d) * found.inverse);
+      sum += whole;
+      store_bytes(out + g * kGrouped + d, whole);
+    }
+    int32_t total = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) total += sum[lane];
+    groups[g] = {found.scale, total};
+  }
+}
+
+}  // namespace bw

@@ -1,0 +1,216 @@
+"""Checkpoints of AWQ, GPTQ and compressed-tensors: packed here as their libraries do, and read as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies.compiled import CompiledStack
+from batchwright.engine.bodies.composed import ComposedStack
+from batchwright.engine.bodies.llama import LlamaBody
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
+from batchwright.engine_config import EngineConfig
+from batchwright.errors import UnsupportedModel
+
+from .support import TINY, needs_decoder
+from .test_decoder import all_logits, error, prompts_below, reference, saved_model
+
+_SIZES = TINY | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+
+
+class Numbers:
+    """A weight [outputs, inputs] as numbers, scales and zeros [outputs, groups]."""
+
+    def __init__(self, weight: Tensor, bits: int, group_size: int, *, symmetric: bool) -> None:
+        outputs, inputs = weight.shape
+        self.bits, self.size = bits, inputs if group_size == -1 else group_size
+        groups = weight.float().view(outputs, -1, self.size)
+        most = 2**bits - 1
+        if symmetric:
+            self.scales = (groups.abs().amax(2) / (most // 2)).half().float()
+            self.zeros = torch.full_like(self.scales, 2.0 ** (bits - 1))
+        else:
+            self.scales = ((groups.amax(2) - groups.amin(2)) / most).half().float()
+            self.zeros = (-groups.amin(2) / self.scales).round().clamp(0, most)
+        numbers = (groups / self.scales[..., None] + self.zeros[..., None]).round().clamp(0, most)
+        self.numbers = numbers.view(outputs, inputs).int()
+        self.values = ((numbers - self.zeros[..., None]) * self.scales[..., None]).view(outputs, inputs)
+
+
+def packed(values: Tensor, bits: int) -> Tensor:
+    """Numbers [rows, n] in words, the first in the lowest bits."""
+    per = 32 // bits
+    words = values.long().view(values.shape[0], -1, per)
+    shifts = torch.arange(per) * bits
+    return (words << shifts).sum(2).to(torch.int32) if bits < 32 else values
+
+
+def awq(weight: Numbers) -> dict[str, Tensor]:
+    order = [0, 2, 4, 6, 1, 3, 5, 7] if weight.bits == 4 else [0, 2, 1, 3]
+
+    def in_order(values: Tensor) -> Tensor:
+        return packed(values.reshape(-1, len(order))[:, order].reshape(values.shape), weight.bits)
+
+    return {
+        "qweight": in_order(weight.numbers.t()),
+        "qzeros": in_order(weight.zeros.t().int()),
+        "scales": weight.scales.t().half().contiguous(),
+    }
+
+
+def gptq(weight: Numbers, *, first_format: bool = True, order: Tensor | None = None) -> dict[str, Tensor]:
+    inputs = weight.numbers.shape[1]
+    zeros = (weight.zeros.t().int() - int(first_format)) % 2**weight.bits
+    return {
+        "qweight": packed(weight.numbers, weight.bits).t().contiguous(),
+        "qzeros": packed(zeros, weight.bits),
+        "scales": weight.scales.t().half().contiguous(),
+        "g_idx": (torch.arange(inputs) // weight.size).int() if order is None else order.int(),
+    }
+
+
+def compressed(weight: Numbers, *, symmetric: bool) -> dict[str, Tensor]:
+    tensors = {
+        "weight_packed": packed(weight.numbers, weight.bits),
+        "weight_scale": weight.scales.half(),
+        "weight_shape": torch.tensor(weight.numbers.shape),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = packed(weight.zeros.t().int(), weight.bits).t().contiguous()
+    return tensors
+
+
+def compressed_fields(bits: int, group_size: int, *, symmetric: bool) -> dict[str, Any]:
+    strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, **strategy}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
+
+
+def checkpoint(folder: Path, fields: dict[str, Any], **config: Any) -> Any:
+    """Replace the weights of layers in `folder` by packed ones; return the model with the values they stand for."""
+    model = saved_model(folder, "llama", _SIZES | config)
+    method = fields["quant_method"]
+    if method == "compressed-tensors":
+        scheme = fields["config_groups"]["group_0"]["weights"]
+        bits, size, symmetric = scheme["num_bits"], scheme.get("group_size", -1), scheme["symmetric"]
+    else:
+        bits, size, symmetric = fields["bits"], fields["group_size"], fields.get("sym", False)
+    tensors = load_file(folder / "model.safetensors")
+    found = dict(tensors)
+    parameters = dict(model.named_parameters())
+    for name, weight in tensors.items():
+        if "_proj.weight" not in name:
+            continue
+        numbers = Numbers(weight, bits, size, symmetric=symmetric)
+        base = name.removesuffix("weight")
+        if method == "awq":
+            parts = awq(numbers)
+        elif method == "gptq":
+            parts = gptq(numbers, first_format=fields.get("checkpoint_format") != "gptq_v2")
+        else:
+            parts = compressed(numbers, symmetric=symmetric)
+        del found[name]
+        found |= {base + suffix: part for suffix, part in parts.items()}
+        with torch.no_grad():
+            parameters[name].copy_(numbers.values)
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": fields}))
+    return model
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
+FORMATS = [
+    pytest.param(AWQ, id="awq"),
+    pytest.param(AWQ | {"group_size": 32}, id="awq-32"),
+    pytest.param(GPTQ, id="gptq"),
+    pytest.param(GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, id="gptq-v2"),
+    pytest.param(GPTQ | {"bits": 8, "group_size": -1}, id="gptq-8"),
+    pytest.param(GPTQ | {"bits": 8, "sym": False}, id="gptq-8-zeros"),
+    pytest.param(GPTQ | {"group_size": 16}, id="gptq-16"),
+    pytest.param(compressed_fields(4, 128, symmetric=True), id="compressed"),
+    pytest.param(compressed_fields(4, 32, symmetric=False), id="compressed-zeros"),
+    pytest.param(compressed_fields(8, -1, symmetric=True), id="compressed-8"),
+]
+
+
+@needs_decoder
+@pytest.mark.parametrize("fields", FORMATS)
+def test_logits_are_those_of_the_values(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = checkpoint(tmp_path, fields)
+    prompts = prompts_below(199)
+    exact = reference(model, prompts)
+    body = load_body(tmp_path, EngineConfig(device="cpu"))
+    assert isinstance(body, LlamaBody)
+    body.allocate(400, 16, "auto")
+    assert isinstance(body.stack, CompiledStack)
+    assert error(all_logits(body, prompts), exact) < 1.15 * math.hypot(0.02, 0.05)
+
+
+@pytest.mark.parametrize("fields", [AWQ, GPTQ | {"sym": False}, compressed_fields(4, 32, symmetric=False)])
+def test_without_compiled_layers_values_are_multiplied(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = checkpoint(tmp_path, fields)
+    prompts = prompts_below(199)
+    body = load_body(tmp_path, EngineConfig(device="cpu", dtype="float32"))
+    assert isinstance(body, LlamaBody)
+    body.allocate(400, 16, "auto")
+    assert isinstance(body.stack, ComposedStack)
+    # Offsets are rounded to float16.
+    assert error(all_logits(body, prompts), reference(model, prompts)) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
+        (AWQ | {"version": "gemv"}, "version 'gemv'"),
+        (AWQ | {"bits": 3}, "bits=3"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        (GPTQ | {"group_size": 0}, "group_size=0"),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "format 'int-quantized'"),
+    ],
+)
+def test_other_formats_say_what_is_read(fields: dict[str, Any], reason: str) -> None:
+    found = PackedFormat.of(fields)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_inputs_in_another_order_are_read_by_their_values() -> None:
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(3))
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(4))
+    sorted_numbers = Numbers(weight[:, order], 4, 64, symmetric=True)
+    back = order.argsort()
+    numbers = Numbers(weight, 4, 64, symmetric=True)
+    numbers.numbers, numbers.values = sorted_numbers.numbers[:, back], sorted_numbers.values[:, back]
+    numbers.scales, numbers.zeros = sorted_numbers.scales, sorted_numbers.zeros
+    tensors = gptq(numbers, order=back // 64)
+    found = PackedFormat("gptq", 4, 64, zeros_less_one=True).read(tensors.get)
+    assert found.bits == 8
+    assert error(found.values, numbers.values) < 0.01
+
+
+def test_another_quantization_than_the_checkpoint_has_is_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, AWQ)
+    with pytest.raises(UnsupportedModel, match=r"quantization='int8': the checkpoint's weights have 4 bits; leave it"):
+        load_body(tmp_path, EngineConfig(device="cpu", quantization="int8"))
+
+
+def test_a_damaged_weight_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path, AWQ)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.qzeros"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"damaged weight 'model.layers.1.mlp.up_proj.weight': .*'qzeros'"):
+        load_body(tmp_path, EngineConfig(device="cpu"))
