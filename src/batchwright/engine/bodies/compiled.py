@@ -84,6 +84,8 @@ class CompiledStack:
         )
         self._arena.end()
         self._costs = _costs(model)
+        self.weight_bytes = sum(each.panels.nbytes for each in (*_products(model), model.head))
+        """Bytes of the weights that a step reads which wants logits of some rows; a screen is not counted."""
         self._decoder = NativeDecoder(kernels.library, model)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
@@ -166,13 +168,12 @@ def product_kind(quantization: QuantizationName | None) -> ProductKind:
 
 def _costs(model: DecoderModel) -> ModelCosts:
     last = model.layers[-1]
-    products = [each for layer in model.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     head, screen, seen = model.head, model.screen, Counter(layer.window for layer in model.layers)
     # Products with 8 bits are at most twice as fast.
     likeliest = _operations(head) / (2 if model.products == "bf16" else 1)
     blocks, block_size = last.keys.shape[0], BLOCK_SIZE
     return ModelCosts(
-        layer_operations=sum(map(_operations, products)),
+        layer_operations=sum(map(_operations, _products(model))),
         last_operations=sum(map(_operations, (last.output, last.gate_up, last.down))),
         head_operations=_operations(head),
         likeliest_operations=_operations(head) if screen is None else likeliest,
@@ -180,6 +181,11 @@ def _costs(model: DecoderModel) -> ModelCosts:
         windows=tuple(seen.items()),
         key_bytes=(last.keys.nbytes + last.values.nbytes) / (blocks * block_size),
     )
+
+
+def _products(model: DecoderModel) -> list[PackedLinear]:
+    """Return the products of all layers."""
+    return [each for layer in model.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
 
 
 def _operations(product: PackedLinear) -> int:

@@ -1,0 +1,19 @@
+"""A model of real size on this machine: `.venv/bin/python benchmarks/large_model.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command."""
+    # Run by its path, Python looks for modules in this file's folder, not in the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.large_model.cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()
