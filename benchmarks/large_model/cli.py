@@ -55,6 +55,8 @@ def large_model(
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
     """Decode 1, 16 and 64 sequences with random weights of an 8B Llama in 4 and 8 bits."""
+    if not set(bits or ()) <= {4, 8}:
+        raise typer.BadParameter("--bits: must be 4 or 8")
     rows = []
     tokenizer = resolve(DEFAULT_MODEL, progress=typer.echo)
     for each in bits or [4, 8]:

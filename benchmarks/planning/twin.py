@@ -23,7 +23,7 @@ from batchwright.engine.cost_probe import probe
 from batchwright.engine_config import EngineConfig
 from batchwright.request import Traffic
 from batchwright.scheduling.sizes import EngineSizes
-from batchwright.scheduling.step_costs import StepCosts, fitted
+from batchwright.scheduling.step_costs import StepCosts, StepRecord, fitted
 from batchwright.simulation.fleet import Fleet, simulate
 from batchwright.simulation.outcome import Times, outcome_of, times_of
 from batchwright.simulation.requests import SimulatedRequest
@@ -77,13 +77,16 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
     probe(engine)
     sizes = facts.sizes(_CONFIG)
     vocab = engine.core.body.vocab_size
+    so_far = StepRecord()
     rows, errors, errors_after = [], list[float](), list[float]()
     async with AsyncEngine(engine) as asynchronous:
         law = fitted(record.measurements)
         online, job = _planned(_chats(), law, sizes, seconds / 4)
         await _serve(asynchronous, online, job, vocab)
         for name, requests in _traces():
-            law = fitted(record.measurements)
+            so_far.include(record)
+            record.clear()
+            law = fitted(so_far.measurements)
             online, job = _planned(requests, law, sizes, seconds)
             served = [(await _serve(asynchronous, online, job, vocab)).figures for _ in range(rounds)]
             told, told_after = (_told(each, sizes, online, job) for each in (law, fitted(record.measurements)))
@@ -103,8 +106,8 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
             f" cell: the engine (the median of {rounds}, and their range), the simulation (the median of {_SEEDS}), the"
             " error, and the error with the law of the steps of the trace itself, which no forecast can know: what is"
-            " left is not for the machine's changes. The law is fitted anew before each trace, to what is kept of the"
-            f" steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}. {host['date']};"
+            " left does not come of the machine's changes. The law is fitted anew before each trace, to what is"
+            f" kept of the steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}. {host['date']};"
             f" {host['processor']}, Python {host['python']}.",
             table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),
             _verdict("Each within {bar:.0%}, the median within {median:.0%}", errors),

@@ -54,9 +54,10 @@ class EngineConfig:
     )
     quantization: QuantizationName | None = _option(
         None,
-        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. int8-group: the same with a "
-        "scale for each 32 values, nearly without loss; int4: so with weights of 4 bits, for models that do not fit "
-        "otherwise; both on CPUs. fp8: 8-bit floating point, on CUDA from compute capability 8.9 on. Default: none.",
+        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. int8-group: multiply in 8 "
+        "bits with a scale for each 32 values, which loses less. int4: the same with weights of 4 bits. Both on CPUs, "
+        "in compiled layers. fp8: 8-bit floating point, on CUDA from compute capability 8.9 on. Default: none, or that "
+        "of a checkpoint that is quantized already.",
         changes_results=True,
     )
     deterministic: bool = _option(
@@ -144,7 +145,9 @@ class EngineConfig:
             return
         beside = f"with tensor_parallel={self.tensor_parallel}"
         if self.quantization is not None:
-            raise ValueError(f"quantization={self.quantization!r} {beside}: 8 bits run in one process; leave one out")
+            raise ValueError(
+                f"quantization={self.quantization!r} {beside}: a quantized model runs in one process; leave one out"
+            )
         if self.deterministic:
             raise ValueError(
                 f"deterministic=True {beside}: how sums over processes are rounded may depend on a step; leave one out"

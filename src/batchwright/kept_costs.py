@@ -36,6 +36,8 @@ _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
 _LEAST_SECONDS = 1.0
 """Seconds of a run's steps from which on they are compared with what was told of them."""
+_MOST_WEIGHT = 20_000.0
+"""Steps that the measurements of a file stand for at most."""
 _MOST_RATIOS = 64
 _MOST_ERROR = 0.6
 """Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
@@ -160,7 +162,9 @@ def keep_costs(
             )
             for each in latest
         )
-        weights = tuple(each.weight for each in latest)
+        # What was long ago counts less and less.
+        fading = min(1.0, _MOST_WEIGHT / sum(each.weight for each in latest)) if latest else 1.0
+        weights = tuple(each.weight * fading for each in latest)
         steps = record.added + (0 if before is None else before.steps)
         ratios = () if before is None else before.run_ratios
         if is_run and before is not None and record.seconds >= _LEAST_SECONDS:

@@ -59,7 +59,7 @@ def head_alone(head: Tensor, norm: Tensor) -> CompiledStack:
     kernels = kernels_for(weights, backend)
     assert kernels is not None
     cache = backend.allocate(KVShape(400, 16, 1, _HEAD_DIM, BF16, CPU))
-    return CompiledStack(weights, [cache], kernels, quantization=None)
+    return CompiledStack(weights, [cache], kernels, kind="bf16")
 
 
 def step(rows: int) -> StepBatch:

@@ -148,10 +148,12 @@ def test_a_request_with_nan_fails_alone(tmp_path: Path, quantization: Quantizati
 @needs_decoder
 def test_what_cannot_be_multiplied_in_groups_is_refused(tmp_path: Path) -> None:
     saved_model(tmp_path / "odd", "llama", TINY | {"intermediate_size": 80})
-    with pytest.raises(UnsupportedModel, match=r"quantization='int4' cannot be used: .*divisible by 32.*int8"):
+    with pytest.raises(UnsupportedModel, match=r"'int4' cannot be used: intermediate_size is 80, not divisible by 32"):
         loaded(tmp_path / "odd", "int4")
     saved_model(tmp_path / "even", "llama", TINY)
-    with pytest.raises(UnsupportedModel, match=r"quantization='int8-group' cannot be used: .*bfloat16"):
+    with pytest.raises(UnsupportedModel, match=r"attention is 'sdpa', not native"):
+        load_body(tmp_path / "even", EngineConfig(device="cpu", quantization="int4", attention="sdpa"))
+    with pytest.raises(UnsupportedModel, match=r"'int8-group' cannot be used: dtype is float32, not bfloat16"):
         loaded(tmp_path / "even", "int8-group", "float32")
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batchwright import kept_costs
 from batchwright.engine_config import EngineConfig
@@ -45,6 +46,18 @@ def test_what_one_run_keeps_the_next_one_finds_and_refines() -> None:
     assert found.costs.seconds(StepShape(0, 0, 10, 1000, 10)) == pytest.approx(0.02, rel=0.02)
 
 
+def test_how_often_each_kind_of_step_came_is_kept() -> None:
+    for _ in range(3):
+        keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record(2000))
+    found = find_costs(DEFAULT_MODEL, EngineConfig())
+    assert found is not None
+    assert len(found.measurements) == len(found.weights) < 200
+    assert sum(found.weights) == pytest.approx(6000)
+    assert sum(each.weight for each in found.record.measurements) == pytest.approx(6000)
+    without = replace(found, weights=())
+    assert {each.weight for each in without.record.measurements} == {1.0}
+
+
 def test_costs_are_of_one_way_to_compute_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record())
     assert find_costs(DEFAULT_MODEL, EngineConfig(max_num_seqs=8, kv_memory="1MiB")) is not None
@@ -74,7 +87,14 @@ def test_a_broken_file_counts_as_none_and_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("schema", 2), ("measurements", []), ("measurements", [[1, 1, 1, 1, 1, -1.0]] * 40)]
+    ("name", "value"),
+    [
+        ("schema", 2),
+        ("measurements", []),
+        ("measurements", [[1, 1, 1, 1, 1, -1.0]] * 40),
+        ("weights", [1.0]),
+        ("weights", [0.0] * 72),
+    ],
 )
 def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, name: str, value: object) -> None:
     kept = keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record())

@@ -187,6 +187,8 @@ class EngineCore:
         self._drop_launched()
         self._gauge()
         self._call_back()
+        if self.meter is not None:
+            self.meter.between_steps()
         self._left_at = self.clock.now() if self.scheduler.has_work else None
         return events
 

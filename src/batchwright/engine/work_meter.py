@@ -104,6 +104,9 @@ class WorkMeter:
                 attention,
             )
         )
+
+    def between_steps(self) -> None:
+        """Count steps if there are enough, while no step is timed."""
         if len(self._uncounted) >= _TOGETHER:
             self._count()
 

@@ -138,11 +138,11 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
         chosen = errors <= max(0.05, _OUTLIER * float(np.median(errors)))
         coefficients = _least_squares(scaled[chosen])
     predicted = np.maximum(features @ coefficients, _SHORTEST)
+    weights = np.array([each.weight for each in measurements])
     # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
-    coefficients = coefficients * float(np.mean((seconds / predicted)[chosen]))
+    coefficients = coefficients * float(np.average((seconds / predicted)[chosen], weights=weights[chosen]))
     predicted = np.maximum(features @ coefficients, _SHORTEST)
     errors = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
-    weights = np.array([each.weight for each in measurements])
     spread, is_told = _spread([_kind_of(each.shape) for each in measurements], errors)
     if is_told.sum() < _LEAST_SPREAD:
         spread, is_told = errors, np.ones(len(errors), dtype=bool)

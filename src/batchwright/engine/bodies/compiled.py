@@ -51,12 +51,14 @@ class CompiledStack:
         caches: list[LayerCache],
         kernels: NativeKernels,
         *,
-        quantization: QuantizationName | None,
+        kind: ProductKind,
+        bits: int = 8,
     ) -> None:
+        """`bits`: those of the weights of layers in groups, as far as they are not given as numbers."""
         self.products = "compiled products"
         self.seconds: DecoderSeconds | None = None
         """Where the times of each step are added, if set."""
-        self._kind, self._bits = product_kind(quantization), 4 if quantization == "int4" else 8
+        self._kind, self._bits = kind, bits
         products = (each for layer in weights.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
         screened = weights.tied and self._kind == "bf16"
         size = sum(map(self._packed_bytes, products)) + self._packed_bytes(weights.head, bits=8)
@@ -67,7 +69,7 @@ class CompiledStack:
         """Whether `output` finds the likeliest tokens without logits."""
         model = DecoderModel(
             layers=layers,
-            # What it rounds goes into the answers at once.
+            # The head stays in 8 bits: its rounding error reaches the logits directly.
             head=self._packed(weights.head, bits=8),
             screen=screen,
             norm=weights.norm,
@@ -86,6 +88,8 @@ class CompiledStack:
         self._costs = _costs(model)
         self.weight_bytes = sum(each.panels.nbytes for each in (*_products(model), model.head))
         """Bytes of the weights that a step reads which wants logits of some rows; a screen is not counted."""
+        self.group_bits = {each.bits for each in _products(model)}
+        """Bits of the weights of layers in groups; 0 for others."""
         self._decoder = NativeDecoder(kernels.library, model)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
@@ -192,23 +196,32 @@ def _operations(product: PackedLinear) -> int:
     return 2 * product.inputs * product.outputs
 
 
-def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:
+def kernels_for(weights: LlamaWeights, attention: AttentionBackend, *, in_groups: bool = False) -> NativeKernels | None:
     """Return the kernels with which a `CompiledStack` can run `weights`, or None."""
     if not isinstance(attention, NativeAttention):
         return None
     kernels, biased = attention.kernels, weights.biased_mlp
+    # With AMX torch's products use its tiles, which ours do not; but torch has none of weights in groups.
+    if not in_groups and torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+        return None
     return kernels if _runs(kernels, weights.shape, weights.hidden, weights.intermediate, biased_mlp=biased) else None
 
 
 def compiles(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
     """Return whether a `CompiledStack` with native attention runs a bfloat16 model of these sizes on this machine."""
     kernels = load_kernels(torch.bfloat16)
+    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+        return False
     return shape.head_dim % LANES == 0 and _runs(kernels, shape, hidden, intermediate, biased_mlp=biased_mlp)
 
 
+def fits_kernels(shape: HeadShape) -> bool:
+    """Return whether compiled layers can have heads of this size."""
+    return shape.head_dim % LANES == 0 and shape.head_dim <= _MOST_HEAD_DIM
+
+
 def _runs(kernels: NativeKernels | str, shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
-    # With AMX torch's products use its tiles, which ours do not.
-    if isinstance(kernels, str) or not kernels.has_decoder or torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+    if isinstance(kernels, str) or not kernels.has_decoder:
         return False
     widths = (hidden, intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     return all(width % PANEL == 0 for width in widths) and shape.head_dim <= _MOST_HEAD_DIM and not biased_mlp

@@ -18,7 +18,7 @@ from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
-from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for, product_kind
+from batchwright.engine.bodies.compiled import CompiledStack, compiles, fits_kernels, kernels_for, product_kind
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
@@ -26,8 +26,8 @@ from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
 from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
-from batchwright.engine.native.kernels import LANES, NativeKernels
-from batchwright.engine.native.weight_groups import GROUP, joined
+from batchwright.engine.native.kernels import LANES, load_kernels
+from batchwright.engine.native.weight_groups import GROUP, joined, round_to_groups
 from batchwright.engine.step.batch import StepBatch
 from batchwright.engine_config import QuantizationName
 from batchwright.errors import UnsupportedModel
@@ -49,10 +49,11 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
-    With `quantization`, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a
-    scale. With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. With
-    int8-group and int4, each 32 inputs have a scale; with int4, weights have 4 bits, but for 8 in the output layer. A
-    `shard` that is not the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
+    With int8 and fp8, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a scale.
+    With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. With
+    int8-group and int4, each 32 inputs have a scale, of weights as of activations, which have 8 bits; with int4 the
+    weights have 4, but for 8 in the output layer and in what a quantized checkpoint has left out. A `shard` that is not
+    the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
     """
 
     name = "fused"
@@ -71,6 +72,8 @@ class LlamaBody(ModelBody):
         quantized = quantization == "int8"
         self.dtype, self.device, self.quantized, self.fp8 = dtype, device, quantized, quantization == "fp8"
         self.quantization = quantization
+        # What a quantized checkpoint has left as it was is not to be rounded to as little as the rest.
+        self._group_bits = 4 if quantization == "int4" and not weights.packed else 8
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
         shard.require_heads(_head_shape(config))
@@ -121,18 +124,22 @@ class LlamaBody(ModelBody):
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         super().allocate(num_blocks, block_size, attention)
-        kernels = kernels_for(self._weights, self.attention) if self.shard.is_whole and not self.fp8 else None
-        if self.quantization in GROUPED and (reason := self._why_not_grouped(kernels)) is not None:
+        kernels = None
+        if self.shard.is_whole and not self.fp8:
+            kernels = kernels_for(self._weights, self.attention, in_groups=self.quantization in GROUPED)
+        if kernels is None and self.quantization in GROUPED:
             raise UnsupportedModel(
-                f"quantization={self.quantization!r} cannot be used: {reason}. Use quantization='int8', or leave it out"
+                f"quantization={self.quantization!r} needs native attention, not {self.attention.name}: leave one of "
+                "them out"
             )
         if kernels is None:
             self.stack = ComposedStack(
                 self._weights, self.caches, self.attention, quantized=self.quantized, fp8=self.fp8, shard=self.shard
             )
         else:
-            self.stack = CompiledStack(self._weights, self.caches, kernels, quantization=self.quantization)
-            self.free_rows = kernels.product_rows(product_kind(self.quantization))
+            kind = product_kind(self.quantization)
+            self.stack = CompiledStack(self._weights, self.caches, kernels, kind=kind, bits=self._group_bits)
+            self.free_rows = kernels.product_rows(kind)
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(
@@ -141,16 +148,6 @@ class LlamaBody(ModelBody):
                 max_sequences=num_blocks,
                 max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
             )
-
-    def _why_not_grouped(self, kernels: NativeKernels | None) -> str | None:
-        """Return why weights cannot be multiplied in groups with `kernels`, None if they can."""
-        if kernels is None:
-            return (
-                "it needs the compiled layers: a CPU with AVX2, native attention, dtype='bfloat16' and sizes of "
-                f"weights divisible by {GROUP}"
-            )
-        width = self._shape.heads * self._shape.head_dim
-        return f"the size of all queries is {width}, not divisible by {GROUP}" if width % GROUP else None
 
     def prepare(self, max_num_seqs: int) -> None:
         if self._graphs is not None:
@@ -199,6 +196,27 @@ def compiles_here(config: Any) -> bool:
     """Return whether compiled bfloat16 layers run a model with this config, which is not `unsuitable`, here."""
     biased = bool(getattr(config, "mlp_bias", False))
     return compiles(_head_shape(config), config.hidden_size, config.intermediate_size, biased_mlp=biased)
+
+
+def why_not_in_groups(config: Any, dtype: torch.dtype, device: torch.device, attention: str) -> str | None:
+    """Return why a model with this config, which is not `unsuitable`, is not multiplied in groups here, or None."""
+    if device.type != "cpu":
+        return f"it is computed on {device}, not on a CPU"
+    if dtype is not torch.bfloat16:
+        return f"dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
+    if attention not in ("auto", "native"):
+        return f"attention is {attention!r}, not native"
+    kernels = load_kernels(torch.bfloat16)
+    if isinstance(kernels, str):
+        return f"there are no compiled kernels: {kernels}"
+    if not kernels.product_rows("groups"):
+        return "the processor has no AVX2"
+    if getattr(config, "mlp_bias", False):
+        return "its MLP has biases"
+    if not fits_kernels(_head_shape(config)):
+        return f"heads of {_head_shape(config).head_dim}"
+    uneven_size = uneven(config, GROUP)
+    return None if uneven_size is None else f"{uneven_size}, not divisible by {GROUP}"
 
 
 def unsuitable(config: Any) -> str | None:
@@ -279,16 +297,21 @@ def _side_by_side(weights: Weights, parts: Mapping[str, Part | None], *, in_grou
     """Return projections of the same input as one, with these rows of each."""
     names = list(parts)
     numbers = [weights.numbers(name + ".weight") for name in names] if in_groups else []
-    present_numbers = [each for each in numbers if each is not None]
-    if present_numbers and len(present_numbers) < len(names):
-        raise UnsupportedModel(f"some of {', '.join(names)} are packed and some are not")
     biases = [weights.maybe(name + ".bias", rows=rows) for name, rows in parts.items()]
     present = [bias for bias in biases if bias is not None]
     if present and len(present) != len(biases):
         raise KeyError(f"some of {', '.join(names)} have a bias and some have none")
     bias = torch.cat(present) if present else None
-    if present_numbers:
-        return Projection.of_numbers(joined(present_numbers), bias)
+    if any(each is not None for each in numbers):
+        return Projection.of_numbers(
+            joined(
+                [
+                    round_to_groups(weights.take(name + ".weight"), 8) if each is None else each
+                    for name, each in zip(names, numbers, strict=True)
+                ]
+            ),
+            bias,
+        )
     return Projection(torch.cat([weights.take(name + ".weight", rows=rows) for name, rows in parts.items()]), bias)
 
 

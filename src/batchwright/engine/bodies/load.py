@@ -8,6 +8,7 @@ need, and checks, which are made here.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ import torch
 
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.linear import FP8_CAPABILITY, FP8_MULTIPLE, fp8_disagreement
-from batchwright.engine.bodies.llama import LlamaBody, compiles_here, uneven, unsuitable
+from batchwright.engine.bodies.llama import (
+    GROUPED,
+    LlamaBody,
+    compiles_here,
+    uneven,
+    unsuitable,
+    why_not_in_groups,
+)
 from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
 from batchwright.engine_config import EngineConfig, QuantizationName
 from batchwright.errors import UnsupportedModel
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,10 +64,10 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
     packed = _packed_format(architecture)
-    quantization = config.quantization
-    if packed is not None:
-        compiled = kind is torch.bfloat16 and where.type == "cpu" and native and compiles_here(architecture)
-        quantization = _of_packed(packed, quantization, compiled=compiled)
+    reason = why_not_in_groups(architecture, kind, where, config.attention)
+    quantization = config.quantization if packed is None else _of_packed(packed, config.quantization, reason)
+    if quantization in GROUPED and reason is not None:
+        raise UnsupportedModel(f"quantization={quantization!r} cannot be used: {reason}. Leave it out")
     return LlamaBody(architecture, Weights(folder, kind, where, packed), kind, where, quantization=quantization)
 
 
@@ -67,17 +77,20 @@ def _packed_format(architecture: Any) -> PackedFormat | None:
     return None if isinstance(found, str) else found
 
 
-def _of_packed(packed: PackedFormat, asked: QuantizationName | None, *, compiled: bool) -> QuantizationName | None:
-    """Return how weights that are packed so are multiplied: as they are where layers are compiled, else as values.
+def _of_packed(packed: PackedFormat, asked: QuantizationName | None, reason: str | None) -> QuantizationName | None:
+    """Return how weights that are packed so are multiplied: in groups, or as values if there is a `reason` against it.
 
-    Raises `UnsupportedModel` if something else was asked for.
+    Raises `UnsupportedModel` if another quantization was asked for.
     """
     own: QuantizationName = "int4" if packed.bits == 4 else "int8-group"
     if asked not in (None, own):
         raise UnsupportedModel(
-            f"quantization={asked!r}: the checkpoint's weights have {packed.bits} bits; leave it out, or use {own!r}"
+            f"quantization={asked!r}: the checkpoint's weights have {packed.bits} bits already. Leave it out"
         )
-    return own if compiled else asked
+    if reason is not None and asked is None:
+        _log.info("the weights, of %d bits, are multiplied as values: %s", packed.bits, reason)
+        return None
+    return own
 
 
 def _require_fp8(architecture: Any, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints whose weights are numbers of 4 or 8 bits: AWQ, GPTQ, and those that compressed-tensors packs.
 
-All three say `weight ≈ (number - zero) · scale`, with a scale and a zero for each output and some inputs in a row. They
-differ in how the numbers lie in words of 32 bits. They are taken as they are, with a scale for each 32 inputs; where
-that cannot be, since inputs are in another order (`desc_act`) or groups are smaller, values are rounded to 8 bits.
+All three say `weight ≈ (number - zero point) · scale`, with a scale and a zero point for each output and some inputs
+in a row. They differ in how the numbers lie in words of 32 bits. In groups they are taken as they are, with a scale for
+each 32 inputs; where that cannot be, since inputs are in another order (`desc_act`) or groups are smaller, values are
+rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,27 @@ _WORD = 32
 _AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 """Which output of a word's each number in it is of, from the lowest bits on."""
 _BITS = (4, 8)
+_ONES = {4: 0x11111111, 8: 0x01010101}
 Method = Literal["awq", "gptq", "compressed-tensors"]
+Take = Callable[[str], Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A weight as it was quantized."""
+
+    numbers: Tensor
+    """[outputs, inputs] uint8."""
+    scales: Tensor
+    """[outputs, groups] float32, as are `zeros`."""
+    zeros: Tensor
+    group_of: Tensor
+    """Group of each input: [inputs] int64."""
+
+    @property
+    def values(self) -> Tensor:
+        """[outputs, inputs] float32."""
+        return (self.numbers.float() - self.zeros[:, self.group_of]) * self.scales[:, self.group_of]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,87 +50,104 @@ class PackedFormat:
 
     method: Method
     bits: int
-    group_size: int
-    """Inputs with one scale; -1: all."""
     symmetric: bool = False
-    """Whether no zeros are stored: it is half of the numbers."""
+    """Whether no zero points are stored: they are half of the range."""
     zeros_less_one: bool = False
-    """Whether stored zeros are one less than they should be, as in the first format of GPTQ."""
+    """Whether stored zero points are one less than they should be, as in the first format of GPTQ."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> PackedFormat | str:
+    def of(cls, fields: object) -> PackedFormat | str:
         """Return the format that the `quantization_config` of a model's config says, or why it is not read."""
+        if not isinstance(fields, Mapping):
+            return f"quantization_config is {fields!r}, not an object"
         method = fields.get("quant_method")
         if method == "awq":
-            if (version := str(fields.get("version", "gemm")).lower()) != "gemm":
+            version = fields.get("version") or "gemm"
+            if str(version).lower() != "gemm":
                 return f"AWQ in the version {version!r}; only gemm is read"
-            return cls._checked("awq", fields.get("bits", fields.get("w_bit")), fields.get("group_size", 128))
+            return cls._checked("awq", fields.get("bits", fields.get("w_bit")))
         if method == "gptq":
-            plain = fields.get("checkpoint_format", "gptq")
-            if plain not in ("gptq", "gptq_v2"):
-                return f"GPTQ in the checkpoint_format {plain!r}; only gptq and gptq_v2 are read"
-            found = cls._checked("gptq", fields.get("bits"), fields.get("group_size", 128))
-            return found if isinstance(found, str) else replace(found, zeros_less_one=plain == "gptq")
+            form = fields.get("checkpoint_format") or "gptq"
+            if form not in ("gptq", "gptq_v2"):
+                return f"GPTQ in the checkpoint_format {form!r}; only gptq and gptq_v2 are read"
+            found = cls._checked("gptq", fields.get("bits"))
+            return found if isinstance(found, str) else replace(found, zeros_less_one=form == "gptq")
         if method == "compressed-tensors":
             return cls._compressed(fields)
         return f"quant_method {method!r}; read are awq, gptq, and compressed-tensors in the format pack-quantized"
 
     @classmethod
-    def _checked(cls, method: Method, bits: Any, group_size: Any) -> PackedFormat | str:
-        if bits not in _BITS or type(group_size) is not int or group_size == 0 or group_size < -1:
-            return f"{method} with bits={bits!r} and group_size={group_size!r}; read are 4 and 8 bits"
-        return cls(method, bits, group_size)
+    def _checked(cls, method: Method, bits: object) -> PackedFormat | str:
+        if type(bits) is not int or bits not in _BITS:
+            return f"{method} with {bits!r} bits; read are 4 and 8"
+        return cls(method, bits)
 
     @classmethod
     def _compressed(cls, fields: Mapping[str, Any]) -> PackedFormat | str:
-        groups = fields.get("config_groups")
-        kind = fields.get("format")
-        if kind != "pack-quantized" or not isinstance(groups, Mapping) or len(groups) != 1:
-            return f"compressed-tensors in the format {kind!r}; only pack-quantized with one group of layers is read"
+        for name in ("transform_config", "sparsity_config"):
+            if fields.get(name):
+                return f"compressed-tensors with {name}"
+        groups, form = fields.get("config_groups"), fields.get("format")
+        if form != "pack-quantized" or not isinstance(groups, Mapping) or len(groups) != 1:
+            return f"compressed-tensors in the format {form!r}; only pack-quantized with one group of layers is read"
         scheme = next(iter(groups.values()))
         weights = scheme.get("weights") if isinstance(scheme, Mapping) else None
         if not isinstance(weights, Mapping):
             return f"compressed-tensors whose group of layers says nothing of weights: {scheme!r}"
-        if scheme.get("input_activations") or weights.get("type", "int") != "int":
-            return "compressed-tensors with quantized activations or other numbers than whole ones"
-        size = -1 if weights.get("strategy") == "channel" else weights.get("group_size")
-        found = cls._checked("compressed-tensors", weights.get("num_bits"), size)
-        if isinstance(found, str):
-            return found
-        if weights.get("actorder") not in (None, "weight", "static"):
-            return f"compressed-tensors with actorder={weights.get('actorder')!r}"
-        return replace(found, symmetric=bool(weights.get("symmetric", True)))
+        if scheme.get("input_activations") or str(weights.get("type") or "int").lower() != "int":
+            return "compressed-tensors with quantized activations or weights that are not integers"
+        if str(strategy := weights.get("strategy")).lower() not in ("channel", "group"):
+            return f"compressed-tensors with the strategy {strategy!r}; read are channel and group"
+        if (order := weights.get("actorder")) and str(order).lower() not in ("weight", "static"):
+            return f"compressed-tensors with actorder={order!r}"
+        found = cls._checked("compressed-tensors", weights.get("num_bits"))
+        return found if isinstance(found, str) else replace(found, symmetric=bool(weights.get("symmetric", True)))
 
     @property
     def suffix(self) -> str:
         """What follows the name of a layer in the name of the tensor with its numbers."""
         return "weight_packed" if self.method == "compressed-tensors" else "qweight"
 
-    def read(self, take: Callable[[str], Tensor | None]) -> GroupedWeight:
-        """Return the weight of a layer, of which `take` returns tensors as they are stored, or None, by their suffixes.
+    def read(self, take: Take) -> GroupedWeight:
+        """Return the weight of a layer in groups, of which `take` returns tensors as they are stored, by suffix.
 
-        Raises ValueError for tensors that do not fit each other.
+        Raises ValueError for tensors that do not fit each other, or a number of inputs that is not divisible by 32.
         """
-        numbers = self._numbers(_required(take, self.suffix))
-        scales = _required(take, "weight_scale" if self.method == "compressed-tensors" else "scales").float()
-        if self.method != "compressed-tensors":
-            scales = scales.t()
-        outputs, inputs = numbers.shape
-        if scales.shape[0] != outputs or inputs % scales.shape[1]:
+        parts = self._parts(take)
+        inputs, size = parts.numbers.shape[1], parts.numbers.shape[1] // parts.scales.shape[1]
+        if inputs % GROUP:
+            raise ValueError(f"it has {inputs} inputs, not divisible by {GROUP}")
+        in_order = torch.equal(parts.group_of, torch.arange(inputs) // size)
+        if not in_order or size % GROUP or (self.bits == 8 and bool((parts.zeros != _middle(8)).any())):
+            return round_to_groups(parts.values, 8)
+        each = size // GROUP
+        scales = parts.scales.repeat_interleave(each, 1).half()
+        offsets = (-parts.zeros * parts.scales).repeat_interleave(each, 1).half()
+        return GroupedWeight(parts.numbers, scales, offsets if self.bits == 4 else None)
+
+    def values(self, take: Take) -> Tensor:
+        """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read`."""
+        return self._parts(take).values
+
+    def _parts(self, take: Take) -> _Parts:
+        numbers = self._numbers(_matrix(take, self.suffix))
+        if self.method == "compressed-tensors":
+            scales = _matrix(take, "weight_scale").float()
+            if (shape := take("weight_shape")) is not None:
+                numbers = numbers[: int(shape[0]), : int(shape[1])]  # words at the end of a row may be filled up
+        else:
+            scales = _matrix(take, "scales").float().t()
+        (outputs, inputs), groups = numbers.shape, scales.shape[1]
+        if scales.shape[0] != outputs or not groups or inputs % groups:
             raise ValueError(f"scales of the shape {list(scales.shape)} for a weight of {[outputs, inputs]}")
         zeros = self._zeros(take, scales.shape)
-        size = inputs // scales.shape[1]
+        if zeros.shape != scales.shape:
+            raise ValueError(f"zero points of the shape {list(zeros.shape)} for scales of {list(scales.shape)}")
         order = take("g_idx") if self.method == "gptq" else None
-        in_order = order is None or torch.equal(order.long(), torch.arange(inputs) // size)
-        if not in_order or size % GROUP or (self.bits == 8 and bool((zeros != _middle(8)).any())):
-            of_input = torch.arange(inputs) // size if order is None else order.long()
-            return round_to_groups((numbers.float() - zeros[:, of_input]) * scales[:, of_input], 8)
-        each = size // GROUP
-        repeated, offsets = (
-            scales.repeat_interleave(each, 1).half(),
-            (-zeros * scales).repeat_interleave(each, 1).half(),
-        )
-        return GroupedWeight(numbers, repeated, offsets if self.bits == 4 else None)
+        group_of = torch.arange(inputs) // (inputs // groups) if order is None else order.long()
+        if group_of.shape != (inputs,) or int(group_of.min()) < 0 or int(group_of.max()) >= groups:
+            raise ValueError(f"g_idx does not name one of {groups} groups for each of {inputs} inputs")
+        return _Parts(numbers, scales, zeros, group_of)
 
     def _numbers(self, packed: Tensor) -> Tensor:
         """Return the numbers of a weight -> [outputs, inputs] uint8."""
@@ -119,19 +157,20 @@ class PackedFormat:
             return _unpacked(packed.t().contiguous(), self.bits)
         return _unpacked(packed, self.bits)
 
-    def _zeros(self, take: Callable[[str], Tensor | None], shape: torch.Size) -> Tensor:
-        """Return the numbers that stand for 0 -> [outputs, groups] float32."""
+    def _zeros(self, take: Take, shape: torch.Size) -> Tensor:
+        """Return the zero points -> [outputs, groups] float32."""
         if self.symmetric:
             return torch.full(shape, float(_middle(self.bits)))
         if self.method == "compressed-tensors":
-            packed = _required(take, "weight_zero_point")
+            packed = _matrix(take, "weight_zero_point")
             # They are packed along the outputs.
             return _unpacked(packed.t().contiguous(), self.bits).t()[: shape[0]].float()
-        packed = _required(take, "qzeros")
+        packed = _matrix(take, "qzeros")
         if self.method == "awq":
             return self._awq(packed).t().float()
-        found = _unpacked(packed, self.bits).t().float()
-        return (found + 1) % 2**self.bits if self.zeros_less_one else found
+        # One was taken from whole words, carries included.
+        words = packed + _ONES[self.bits] if self.zeros_less_one else packed
+        return _unpacked(words, self.bits).t().float()
 
     def _awq(self, packed: Tensor) -> Tensor:
         """Return numbers that are packed along the outputs, in AWQ's order -> [rows, outputs] uint8."""
@@ -144,10 +183,12 @@ def _middle(bits: int) -> int:
     return 1 << (bits - 1)
 
 
-def _required(take: Callable[[str], Tensor | None], suffix: str) -> Tensor:
+def _matrix(take: Take, suffix: str) -> Tensor:
     found = take(suffix)
     if found is None:
         raise ValueError(f"there is no tensor {suffix!r}")
+    if found.dim() != 2:
+        raise ValueError(f"{suffix} has the shape {list(found.shape)}, which is no matrix")
     return found
 
 

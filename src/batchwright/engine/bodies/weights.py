@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
-from batchwright.engine.bodies.packed_checkpoints import PackedFormat
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat, Take
 from batchwright.engine.native.weight_groups import GroupedWeight
 from batchwright.errors import UnsupportedModel
+
+_Unpacked = TypeVar("_Unpacked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,11 @@ class Weights:
         self.values_read = 0
         """Number of values in all tensors, and parts of them, that were taken."""
 
+    @property
+    def packed(self) -> bool:
+        """Whether the checkpoint was quantized."""
+        return self._packed is not None
+
     def has(self, name: str) -> bool:
         return name in self._files or self._packed_name(name) is not None
 
@@ -63,25 +71,27 @@ class Weights:
 
         Raises `UnsupportedModel` if they are damaged.
         """
-        base = self._packed_name(name)
-        if base is None or self._packed is None:
+        if self._packed is None or (base := self._packed_name(name)) is None:
             return None
+        found = self._unpacked(name, base, self._packed.read)
+        self.values_read += found.numbers.numel()
+        return found
 
+    def _unpacked(self, name: str, base: str, read: Callable[[Take], _Unpacked]) -> _Unpacked:
         def take(suffix: str) -> Tensor | None:
             path = self._files.get(base + suffix)
             return None if path is None else self._file(path).get_tensor(base + suffix)
 
         try:
-            found = self._packed.read(take)
+            return read(take)
         except (ValueError, RuntimeError) as error:
-            raise UnsupportedModel(f"{self._folder} has a damaged weight {name!r}: {error}") from error
-        self.values_read += found.numbers.numel()
-        return found
+            raise UnsupportedModel(f"{self._folder} has a weight {name!r} that cannot be read: {error}") from error
 
     def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
-        """Return the tensor called `name`, or some of its `rows` or of its `columns`; no others are read."""
-        if (packed := self.numbers(name)) is not None:
-            values = packed.values
+        """Return the tensor called `name`, or some of its `rows` or of its `columns`; of a packed one all are read."""
+        if self._packed is not None and (base := self._packed_name(name)) is not None:
+            values = self._unpacked(name, base, self._packed.values)
+            self.values_read += values.numel()
             if rows is not None:
                 values = values[rows.start : rows.stop]
             elif columns is not None:
@@ -107,7 +117,9 @@ class Weights:
         return self._open[path]
 
     def maybe(self, name: str, *, rows: Part | None = None) -> Tensor | None:
-        return self.take(name, rows=rows) if self.has(name) else None
+        """Return what `take` does, None if there is none. Beside packed weights, a bias of zeros is none either."""
+        found = self.take(name, rows=rows) if self.has(name) else None
+        return None if self._packed is not None and found is not None and not found.any() else found
 
 
 def has_safetensors(folder: Path) -> bool:

@@ -39,7 +39,7 @@ LEVELS = (
     Level("avx2", ("-march=x86-64-v3",), _V3),
 )
 """The highest first."""
-USED = frozenset(("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16"))
+USED = frozenset(("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16"))
 """Features that the sources ask for."""
 
 

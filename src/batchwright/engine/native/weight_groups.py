@@ -22,6 +22,8 @@ _HALF = 2
 _ZERO = 128
 """What 0 is stored as in 8 bits."""
 _LEVELS = {4: 15, 8: 127}
+_AT_A_TIME = 4096
+"""Outputs that are rounded at a time, since their values are held in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def round_to_groups(weight: Tensor, bits: int) -> GroupedWeight:
 
     With 8 bits the greatest magnitude of a group becomes ±127; with 4 its least value becomes 0, its greatest 15.
     """
+    if len(weight) > _AT_A_TIME:
+        return joined([round_to_groups(piece, bits) for piece in weight.split(_AT_A_TIME)])
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     if bits == 8:
         scales = (groups.abs().amax(2) / _LEVELS[bits]).half()
