@@ -106,9 +106,9 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
             f" cell: the engine (the median of {rounds}, and their range), the simulation (the median of {_SEEDS}), the"
             " error, and the error with the law of the steps of the trace itself, which no forecast can know: what is"
-            " left does not come of the machine's changes. The law is fitted anew before each trace, to what is"
-            f" kept of the steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}. {host['date']};"
-            f" {host['processor']}, Python {host['python']}.",
+            " left does not come of the machine's changes. The law is fitted anew before each trace, to what is kept"
+            f" of the steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}."
+            f" {host['date']}; {host['processor']}, Python {host['python']}.",
             table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),
             _verdict("Each within {bar:.0%}, the median within {median:.0%}", errors),
             _verdict("With the law of the steps of the trace itself", errors_after),
