@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from batchwright.engine.bodies import load
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.weights import Part, Weights
 from benchmarks.accelerator.shapes import Shape
 
@@ -22,7 +23,10 @@ _SPREAD = 0.02
 class RandomWeights(Weights):
     """Makes the tensors of the folder's model on the device as they are asked for: norms of ones, the rest normal."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, packed: PackedFormat | None = None
+    ) -> None:
+        assert packed is None, "these are values"
         super().__init__(folder, dtype, device)
         self._shapes = _tensor_shapes(load.read_config(folder))
         self._generator = torch.Generator(device).manual_seed(_SEED)
