@@ -146,7 +146,7 @@ def page_of(done: Sequence[tuple[Drawn, RunReport]]) -> str:
             f"{len(done)} random jobs with {_MODEL}. Printed by `benchmarks/planning.py --section bounds` on"
             f" {host['date']}; {host['processor']}, Python {host['python']}. What is measured and how to repeat it:"
             " [benchmarks/README.md](../README.md).",
-            f"Runs that beat their bound: **{beaten}**. Median share: **{median:.0%}** (goal {_GOAL:.0%}, aim"
+            f"Runs that beat their bound: **{beaten}**. Median share: **{median:.1%}** (goal {_GOAL:.0%}, aim"
             f" {_AIM:.0%}): **{verdict}.** Least {min(shares):.0%}, greatest {max(shares):.0%}. Lost on average:"
             f" {_parts(lost)}.",
             f"The worst, job {worst.seed}, spent its time on: {_parts((worst_report.bound or {})['time'])}.",

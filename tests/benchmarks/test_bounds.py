@@ -34,6 +34,6 @@ def test_the_page_says_whether_a_run_beat_its_bound() -> None:
 
     page = page_of([(Drawn.of(seed, 4.0), report(share)) for seed, share in enumerate((0.4, 0.85, 1.01))])
     assert "beat their bound: **1**" in page
-    assert "Median share: **85%**" in page
+    assert "Median share: **85.0%**" in page
     assert "**Met.**" in page
     assert "The worst, job 0" in page
