@@ -22,7 +22,15 @@ from batchwright.engine_config import DtypeName, EngineConfig, QuantizationName
 from batchwright.errors import NonFiniteLogits, UnsupportedModel
 
 from .support import TINY, needs_decoder, only, tiny_model
-from .test_decoder import CASES, Prompts, all_logits, error, prompts_below, reference, saved_model
+from .test_decoder import (
+    CASES,
+    all_logits,
+    any_number_of_rows_gives_the_same_bits,
+    error,
+    prompts_below,
+    reference,
+    saved_model,
+)
 
 both_widths = pytest.mark.parametrize("quantization", ["int8-group", "int4"])
 BITS = {"int8-group": 8, "int4": 4}
@@ -112,21 +120,7 @@ def test_any_number_of_rows_gives_the_same_bits(tmp_path: Path, quantization: Qu
     saved_model(tmp_path, "qwen3", TINY | {"head_dim": 32})
     body = loaded(tmp_path, quantization)
     assert body.why_not_deterministic(64, 64) is None
-    generator = torch.Generator().manual_seed(9)
-    lengths = [1 + 5 * index % 37 for index in range(40)]
-    several = Prompts([torch.randint(0, 199, (n + 1,), generator=generator).tolist() for n in lengths])
-    last = [(index, length, 1) for index, length in enumerate(lengths)]
-    with torch.inference_mode():
-        for index, length in enumerate(lengths):
-            body.forward(several.step([(index, 0, length)]))
-        together = body.forward(several.step(last))
-        assert together.float().std() > 0.1
-        for count in range(1, 40):
-            assert torch.equal(body.forward(several.step(last[:count])), together[:count])
-        for index in (2, 5, 39):
-            whole = body.forward(several.step([(index, 0, lengths[index] + 1)]))
-            for at in range(lengths[index] + 1):
-                assert torch.equal(body.forward(several.step([(index, at, 1)])), whole[at : at + 1])
+    any_number_of_rows_gives_the_same_bits(body)
 
 
 @needs_decoder

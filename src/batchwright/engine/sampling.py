@@ -93,12 +93,12 @@ def mask_rows(logits: Tensor, rows: list[int], masks: Masks) -> None:
 
 
 def choose(
-    logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
+    logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[float], list[int]]:
     """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
 
-    For each of `rows` that is drawn by its params and its uniform number in [0, 1), if its greatest logit is finite;
-    the others get their likeliest token.
+    The token of each of `rows` is drawn by its params and its uniform number in [0, 1), if its greatest logit is
+    finite; every other row gets its likeliest token.
     """
     kernels = _kernels(logits)
     if kernels is not None and rows:

@@ -38,7 +38,14 @@ from batchwright.engine.step.batch import StepBatch
 from batchwright.engine_config import QuantizationName
 from batchwright.planning.bound import ModelCosts
 
-_MOST_HEAD_DIM = 512
+PRODUCT_KINDS: dict[QuantizationName | None, ProductKind] = {
+    None: "bf16",
+    "int8": "int8",
+    "int8-group": "groups",
+    "int4": "groups",
+}
+"""What compiled layers multiply; there is nothing for fp8, which they do not."""
+MOST_HEAD_DIM = 512
 """Largest head size for which sums of products of 16 with 8 bits fit 32 bits."""
 
 
@@ -157,19 +164,6 @@ def _interleaved(gate_up: Projection) -> Projection:
     return Projection.of_numbers(GroupedWeight(interleaved(*numbers.numbers.chunk(2)), scales, offsets), None)
 
 
-def product_kind(quantization: QuantizationName | None) -> ProductKind:
-    """Return what compiled layers multiply. Raises ValueError for fp8, which they do not."""
-    kinds: dict[QuantizationName | None, ProductKind] = {
-        None: "bf16",
-        "int8": "int8",
-        "int8-group": "groups",
-        "int4": "groups",
-    }
-    if quantization not in kinds:
-        raise ValueError(f"quantization={quantization!r}: compiled layers do not multiply it")
-    return kinds[quantization]
-
-
 def _costs(model: DecoderModel) -> ModelCosts:
     last = model.layers[-1]
     head, screen, seen = model.head, model.screen, Counter(layer.window for layer in model.layers)
@@ -201,8 +195,7 @@ def kernels_for(weights: LlamaWeights, attention: AttentionBackend, *, in_groups
     if not isinstance(attention, NativeAttention):
         return None
     kernels, biased = attention.kernels, weights.biased_mlp
-    # With AMX torch's products use its tiles, which ours do not; but torch has none of weights in groups.
-    if not in_groups and torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+    if not in_groups and _torch_multiplies_faster():
         return None
     return kernels if _runs(kernels, weights.shape, weights.hidden, weights.intermediate, biased_mlp=biased) else None
 
@@ -210,21 +203,26 @@ def kernels_for(weights: LlamaWeights, attention: AttentionBackend, *, in_groups
 def compiles(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
     """Return whether a `CompiledStack` with native attention runs a bfloat16 model of these sizes on this machine."""
     kernels = load_kernels(torch.bfloat16)
-    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+    if _torch_multiplies_faster():
         return False
     return shape.head_dim % LANES == 0 and _runs(kernels, shape, hidden, intermediate, biased_mlp=biased_mlp)
 
 
+def _torch_multiplies_faster() -> bool:
+    """Return whether torch has AMX tiles, which our products do not use; it has no products of weights in groups."""
+    return torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+
+
 def fits_kernels(shape: HeadShape) -> bool:
     """Return whether compiled layers can have heads of this size."""
-    return shape.head_dim % LANES == 0 and shape.head_dim <= _MOST_HEAD_DIM
+    return shape.head_dim % LANES == 0 and shape.head_dim <= MOST_HEAD_DIM
 
 
 def _runs(kernels: NativeKernels | str, shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
     if isinstance(kernels, str) or not kernels.has_decoder:
         return False
     widths = (hidden, intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-    return all(width % PANEL == 0 for width in widths) and shape.head_dim <= _MOST_HEAD_DIM and not biased_mlp
+    return all(width % PANEL == 0 for width in widths) and shape.head_dim <= MOST_HEAD_DIM and not biased_mlp
 
 
 _MOST_MIXED = 8

@@ -18,7 +18,14 @@ from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
-from batchwright.engine.bodies.compiled import CompiledStack, compiles, fits_kernels, kernels_for, product_kind
+from batchwright.engine.bodies.compiled import (
+    MOST_HEAD_DIM,
+    PRODUCT_KINDS,
+    CompiledStack,
+    compiles,
+    fits_kernels,
+    kernels_for,
+)
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
@@ -137,7 +144,7 @@ class LlamaBody(ModelBody):
                 self._weights, self.caches, self.attention, quantized=self.quantized, fp8=self.fp8, shard=self.shard
             )
         else:
-            kind = product_kind(self.quantization)
+            kind = PRODUCT_KINDS[self.quantization]
             self.stack = CompiledStack(self._weights, self.caches, kernels, kind=kind, bits=self._group_bits)
             self.free_rows = kernels.product_rows(kind)
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
@@ -214,7 +221,7 @@ def why_not_in_groups(config: Any, dtype: torch.dtype, device: torch.device, att
     if getattr(config, "mlp_bias", False):
         return "its MLP has biases"
     if not fits_kernels(_head_shape(config)):
-        return f"heads of {_head_shape(config).head_dim}"
+        return f"its heads have {_head_shape(config).head_dim} values, not a multiple of {LANES} up to {MOST_HEAD_DIM}"
     uneven_size = uneven(config, GROUP)
     return None if uneven_size is None else f"{uneven_size}, not divisible by {GROUP}"
 

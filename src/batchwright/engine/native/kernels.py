@@ -137,12 +137,12 @@ class NativeKernels:
         return best, where
 
     def choose_rows(
-        self, logits: Tensor, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
+        self, logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
     ) -> tuple[list[float], list[int]]:
         """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
 
-        For each of `rows` that is drawn by its params and its uniform number, if its greatest logit is finite; the
-        others get their likeliest token.
+        The token of each of `rows` is drawn by its params and its uniform number, if its greatest logit is finite;
+        every other row gets its likeliest token.
         """
         places = np.full(len(logits), -1, np.int32)
         places[rows] = np.arange(len(rows))

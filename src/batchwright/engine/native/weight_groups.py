@@ -13,7 +13,7 @@ from batchwright.engine.native.weight_panels import PANEL, PackedLinear, padded,
 
 GROUP = 32
 """Inputs that share a scale."""
-_LANES = 16
+_LANES = PANEL // 2
 _UNIT = 4
 """Inputs that are multiplied together."""
 _UNITS = GROUP // _UNIT
