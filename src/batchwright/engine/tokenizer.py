@@ -29,10 +29,8 @@ class Tokenizer:
         self._context = context
         self._inner: Any = None
         if any((folder / name).exists() for name in _FILES):
-            from transformers import AutoTokenizer
-
             try:
-                self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
+                self._inner = _loaded(folder)
             except Exception as error:  # transformers and tokenizers raise all sorts of errors
                 reason = " ".join(str(error).split())[:_REASON_SHOWN]
                 raise UnsupportedModel(
@@ -192,23 +190,30 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(added.union(tokenizer.all_special_ids))
 
 
-def _named_by(folder: Path) -> Any:
-    """Return a config that holds no more than the model's type, or None if the whole config is needed.
+def _loaded(folder: Path) -> Any:
+    """Return the tokenizer in a folder. Raises whatever transformers and tokenizers raise.
 
-    transformers chooses the tokenizer's class by the folder's tokenizer config and the type of the model. It needs the
-    class of the model's config, whose module takes more than a second to import, only if the folder names no class.
+    transformers chooses its class by the folder's tokenizer config and the type of the model. It needs the class of the
+    model's config, whose module takes more than a second to import, only if the folder names no class, and no torch
+    where the choice is certain.
     """
     try:
         named, model = (json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json"))
     except (OSError, ValueError):
-        return None
-    if not named.get("tokenizer_class") or "auto_map" in named or not model.get("model_type"):
-        return None
-    from transformers import PreTrainedConfig
+        named, model = {}, {}
+    told_class, model_type = named.get("tokenizer_class"), model.get("model_type")
+    if "auto_map" not in named and "model_name" not in model and (told_class, model_type) in _GENERIC:
+        from transformers import TokenizersBackend
 
-    told: dict[str, Any] = {"name_or_path": str(folder)}
-    told |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
-    return PreTrainedConfig(**told)
+        return TokenizersBackend.from_pretrained(folder, local_files_only=True)
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    config = None
+    if told_class and "auto_map" not in named and model_type:
+        told: dict[str, Any] = {"name_or_path": str(folder)}
+        told |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
+        config = PreTrainedConfig(**told)
+    return AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
@@ -225,6 +230,8 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(ends)
 
 
+_GENERIC = frozenset({("TokenizersBackend", "llama"), ("PreTrainedTokenizerFast", "llama")})
+"""Classes that tokenizer configs name, and types of models, for which transformers takes `TokenizersBackend`."""
 _END_TOKENS = 16
 """Last tokens of a prompt in which a mark of a thought may be."""
 _REASON_SHOWN = 200

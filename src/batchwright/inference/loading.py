@@ -7,6 +7,8 @@ import json
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.engine_config import EngineConfig
@@ -127,18 +129,30 @@ def prepare_kernels(progress: Progress) -> None:
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """Load only the tokenizer of a generating model. Takes seconds; raises as `load_models`."""
+    """Load only the tokenizer of a generating model. Takes up to seconds; raises as `load_models`."""
     folder = resolve(model)
     try:
-        from transformers import AutoConfig
-
         from batchwright.engine.tokenizer import Tokenizer
+
+        vocab_size, context = _text_sizes(folder)
+        return Tokenizer(folder, vocab_size, context=context)
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
         ) from error
+
+
+def _text_sizes(folder: Path) -> tuple[int, int | None]:
+    """Return the tokens in the vocabulary of a model, and its context, if it has one."""
+    with suppress(OSError, ValueError):
+        told = json.loads((folder / "config.json").read_bytes())
+        sizes = told.get("vocab_size"), told.get("max_position_embeddings")
+        if "text_config" not in told and all(type(each) is int for each in sizes):
+            return sizes
+    from transformers import AutoConfig  # takes seconds, as it imports torch
+
     config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-    return Tokenizer(folder, config.vocab_size, context=getattr(config, "max_position_embeddings", None))
+    return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
 def system_fingerprint(engine: Engine) -> str | None:

@@ -15,8 +15,8 @@ from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
+from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
-from batchwright.planning.identical import Repeats
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
 from batchwright.wire.requests import ENCODER_URLS
@@ -88,7 +88,7 @@ def plan(
     tokenizer: Any | None,
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
     add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
-    repeats: Repeats | None = None,
+    identify: Callable[[Line], bytes | None] | None = None,
     *,
     limit: int | None,
     capacity: Capacity | None = None,
@@ -97,11 +97,12 @@ def plan(
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
-    `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those
-    that ask the same, by `repeats`, the first. `sample` gets the same lines. `limit`: the most tokens of an answer to a
+    `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is
+    called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the
+    same, the first. `sample` gets the same lines. `limit`: the most tokens of an answer to a
     line that does not say; None: any number.
     """
-    return _Planner(job, tokenizer, check, add_cost, repeats, limit, capacity, sample).plan()
+    return _Planner(job, tokenizer, check, add_cost, identify, limit, capacity, sample).plan()
 
 
 class _Planner:
@@ -113,17 +114,18 @@ class _Planner:
         tokenizer: Any | None,
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
         add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
-        repeats: Repeats | None,
+        identify: Callable[[Line], bytes | None] | None,
         limit: int | None,
         capacity: Capacity | None,
         sample: LineSample | None,
     ) -> None:
-        self._job, self._check, self._add_cost, self._repeats = job, check, add_cost, repeats
+        self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
         self._limit, self._capacity, self._sample = limit, capacity, sample
         self._counter = _TokenCounter(tokenizer)
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
-        self._asked: set[int] = set()
+        self._asked = IdTable(job.total)
+        """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._longest = self._answers = 0
         self._is_bounded = True
         self._survey = PromptSurvey()
@@ -164,13 +166,11 @@ class _Planner:
         counts = [self._counter.count(*pair) for pair in zip(prompts, texts, strict=True)]
         self._valid += 1
         self._longest = max(self._longest, *counts, 0)
-        group = None if self._repeats is None else self._repeats.group_of(line.number)
-        if group in self._asked:
+        identity = None if self._identify is None else self._identify(line)
+        if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
             self._identical += 1
             self._saved += sum(counts)
             return
-        if group is not None:
-            self._asked.add(group)
         self._tokens += sum(counts)
         if line.endpoint not in ENCODER_URLS:
             self._add_answers(line, counts)
@@ -246,7 +246,7 @@ class _ChatTexts:
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
-    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+    return len(message) == 2 and isinstance(message.get("content"), str) and "role" in message
 
 
 class _TokenCounter:

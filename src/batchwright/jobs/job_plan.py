@@ -18,10 +18,10 @@ from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import Capacity, Plan, plan
 from batchwright.jobs.earlier_answers import earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
-from batchwright.jobs.identical_lines import find_repeats
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.lines import Line
 from batchwright.jobs.loading import LoadedModels, ModelChoice
 from batchwright.jobs.planned_time import LineSample, PlannedTime, SampledJob, SampledLine
 from batchwright.jobs.report import RunReport
@@ -31,6 +31,7 @@ from batchwright.jobs.spending import CostPlanner, SpendingTerms
 from batchwright.kept_costs import KeptCosts, find_costs
 from batchwright.lines.forecast import default_limit
 from batchwright.request import SamplingParams
+from batchwright.wire.identity import identity_of
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
@@ -114,7 +115,7 @@ class JobPlan:
                 tokenizer,
                 partial(self.choice.prompts_of, defaults=self.spec.defaults),
                 None if costs is None else costs.add,
-                find_repeats(job, self.spec.defaults, self.spec.model, None) if shares else None,
+                self._identity if shares else None,
                 limit=default_limit(self.spec.defaults),
                 capacity=self._capacity(),
                 sample=sample if tokenizer is not None and self._is_here else None,
@@ -135,6 +136,9 @@ class JobPlan:
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared,
             )
+
+    def _identity(self, line: Line) -> bytes | None:
+        return identity_of(line.endpoint, line.body, self.spec.defaults, self.spec.model)
 
     @property
     def _is_here(self) -> bool:

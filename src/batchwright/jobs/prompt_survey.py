@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +16,8 @@ _BLOCK = 64
 """Bytes in which beginnings are compared: about a block of 16 tokens of English text."""
 _WORD = 8
 """Bytes that are compared as one number."""
+_AT_ONCE = 2**20
+"""Bytes of texts from which on they are made into ids."""
 _CHARACTERS = 200
 """Characters of a beginning that are told."""
 _SHOWN = 10
@@ -54,15 +58,26 @@ class PromptSurvey:
     """Collects the prompts of lines, in 8 bytes for each 64 of their texts."""
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._paths: list[_Ints] = []
-        self._sizes: list[int] = []
+        self._numbers, self._blocks_of = array("Q"), array("Q")
+        self._bytes = 0
+        self._blocks: list[_Ints] = []
+        """Ids of the blocks of all prompts, one prompt after the other, without those in `_rest`."""
+        self._rest = bytearray()
+        """Texts of the latest prompts, without what is no full block."""
 
     def add(self, number: int, text: bytes) -> None:
         """Add the prompt of a line."""
-        self._paths.append(block_ids(np.frombuffer(text, np.int64, len(text) // _WORD), _BLOCK // _WORD))
+        blocks = len(text) // _BLOCK
+        self._rest += text[: blocks * _BLOCK]
         self._numbers.append(number)
-        self._sizes.append(len(text))
+        self._blocks_of.append(blocks)
+        self._bytes += len(text)
+        if len(self._rest) >= _AT_ONCE:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self._blocks.append(block_ids(np.frombuffer(self._rest, np.int64), _BLOCK // _WORD))
+        self._rest = bytearray()
 
     def result(
         self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
@@ -71,10 +86,14 @@ class PromptSurvey:
 
         `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns the prompts of lines by number.
         """
-        each_block = _BLOCK * tokens / max(1, sum(self._sizes))
-        tree = PrefixTree.of(Paths.joined(self._paths))
+        each_block = _BLOCK * tokens / max(1, self._bytes)
+        self._take_in()
+        lengths = np.asarray(self._blocks_of, np.int64)
+        paths = Paths(np.concatenate(self._blocks), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+        self._blocks = [paths.blocks]
+        tree = PrefixTree.of(paths)
         most = None if kv_tokens is None else int(kv_tokens / max(1e-9, each_block))
-        found = sum(_found(self._paths, most))
+        found = sum(_found(paths, most))
         largest = [*self._largest(tree, each_block, texts_of)]
         return SharedPrompts(round(tree.shared_blocks * each_block), round(found * each_block), largest)
 
@@ -116,13 +135,13 @@ class PromptSurvey:
         return [self._numbers[line] for line in first.tolist()] if len(tree) else [0]
 
 
-def _found(paths: Sequence[_Ints], most: int | None) -> Iterator[int]:
+def _found(paths: Paths, most: int | None) -> Iterator[int]:
     """For each prompt, the blocks of it that a cache of `most` blocks holds which forgets what was used longest ago."""
     cached: OrderedDict[tuple[int, int], int] = OrderedDict()
     serial = 0
-    for path in paths:
+    for start, end in pairwise(paths.starts.tolist()):
         before, hits = 0, 0
-        for block in path.tolist():
+        for block in paths.blocks[start:end].tolist():
             known = cached.get((before, block))
             if known is None:
                 serial += 1

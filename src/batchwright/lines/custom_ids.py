@@ -35,7 +35,10 @@ class IdTable:
 
         Raises `InputError` when more ids are claimed than were expected: the input grew after it was counted.
         """
-        digest = blake2b(custom_id.encode(), digest_size=16).digest()
+        return self.claim_digest(blake2b(custom_id.encode(), digest_size=16).digest(), line)
+
+    def claim_digest(self, digest: bytes, line: int) -> int | None:
+        """Like `claim`, for the 16 bytes of a hash of what is claimed."""
         high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         slot = high % self._capacity
         while holder := self._line[slot]:

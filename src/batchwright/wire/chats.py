@@ -80,7 +80,7 @@ def read_chat(messages: Iterable[ChatMessage], body: Mapping[str, Any], tools: C
             f"reasoning_effort={shown(effort)}: must be one of {', '.join(EFFORTS)}", param="reasoning_effort"
         )
     told = tools.tools if tools is not None and tools.choice != "none" else ()
-    messages = [_for_template(f"messages[{position}]", message) for position, message in enumerate(messages)]
+    messages = [_for_template(position, message) for position, message in enumerate(messages)]
     return Chat(messages, tools=told, options=_options(body.get("chat_template_kwargs")), effort=effort)
 
 
@@ -181,7 +181,7 @@ def _options(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _for_template(where: str, message: ChatMessage) -> ChatMessage:
+def _for_template(position: int, message: ChatMessage) -> ChatMessage:
     """Return the message as chat templates expect it.
 
     Arguments of calls are objects, which OpenAI has as texts, and fields that say nothing are not there.
@@ -191,7 +191,8 @@ def _for_template(where: str, message: ChatMessage) -> ChatMessage:
         message = {name: value for name, value in message.items() if value is not None and value != []}
     if not calls:
         return message
-    return {**message, "tool_calls": [_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)]}
+    where = f"messages[{position}].tool_calls"
+    return {**message, "tool_calls": [_call(f"{where}[{at}]", call) for at, call in enumerate(calls)]}
 
 
 def _call(where: str, call: object) -> Mapping[str, Any]:

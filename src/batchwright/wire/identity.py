@@ -39,10 +39,10 @@ def identity_of(
     """
     asked: Mapping[str, Any] = body
     if endpoint not in ENCODER_URLS:
+        if not _is_deterministic(body, defaults):
+            return None
         if defaults is not None:
             asked = with_defaults(body, defaults, chat=endpoint == CHAT_URL)
-        if not _is_deterministic(asked):
-            return None
     fields = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in asked.items()
@@ -76,8 +76,14 @@ def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, byt
         return b"", b""
 
 
-def _is_deterministic(body: Mapping[str, Any]) -> bool:
-    if body.get("store") or body.get("web_search_options") is not None:
-        return False
-    temperature = body.get("temperature")
-    return (temperature == 0 and not isinstance(temperature, bool)) or body.get("seed") is not None
+def _is_deterministic(body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None) -> bool:
+    def asked(name: str) -> object:
+        if name in body or defaults is None:
+            return body.get(name)
+        if isinstance(defaults, SamplingParams):
+            return getattr(defaults, name, None)
+        return defaults.get(name)
+
+    temperature = asked("temperature")
+    is_known = (temperature == 0 and not isinstance(temperature, bool)) or asked("seed") is not None
+    return is_known and not asked("store") and asked("web_search_options") is None

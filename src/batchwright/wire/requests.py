@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
+import msgspec
+
 from batchwright.constraints import schema_of
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import FORM_FIELDS, Prompt, SamplingParams
@@ -91,8 +93,7 @@ _LONGEST_SETTINGS = 1024
 """Most characters of settings that are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationBody:
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """A body for chats or completions."""
 
     chat: bool
@@ -151,7 +152,7 @@ class GenerationBody:
         given = required(name, body)
         prompts = _prompts_of(given, body, self.tools, chat=self.chat)
         _require_answer_size(prompts, self._params, chat=self.chat)
-        return replace(self, prompts=prompts)
+        return msgspec.structs.replace(self, prompts=prompts)
 
     def params(self, room: int) -> SamplingParams:
         """Return the sampling parameters. `room`, the tokens left in the context, limits a body without `max_tokens`.
@@ -203,7 +204,7 @@ def read_generation(
     if key is not None:
         if len(_READ) >= _MOST_READ:
             _READ.clear()
-        _READ[chat, id(defaults), key] = replace(found, prompts=()), defaults
+        _READ[chat, id(defaults), key] = msgspec.structs.replace(found, prompts=()), defaults
     return found
 
 
