@@ -199,9 +199,10 @@ async def _serve(
 ) -> Served:
     """Send requests at their times, and lines as `run` does; return what clients saw."""
     # What an earlier trace has left in the cache is not to be found.
-    draw = random.Random(f"{time.time_ns()}")
-    requests = [_request(each, "online", draw, vocab) for each in online]
-    lines = iter([_request(each, "batch", draw, vocab) for each in job])
+    number = time.time_ns()
+    draw = random.Random(number)
+    requests = [_request(each, "online", draw, number, vocab) for each in online]
+    lines = iter([_request(each, "batch", draw, number, vocab) for each in job])
     began, ended = time.perf_counter(), list[float]()
 
     async def work() -> None:
@@ -229,10 +230,14 @@ async def _serve(
     return Served(ttft, tpot, max(ended))
 
 
-def _request(each: SimulatedRequest, traffic: Traffic, draw: random.Random, vocab: int) -> InferenceRequest:
-    """Return a request of these lengths, whose beginning is that of others with the same blocks."""
+def _request(each: SimulatedRequest, traffic: Traffic, draw: random.Random, trace: int, vocab: int) -> InferenceRequest:
+    """Return a request of these lengths, whose beginning is that of others of the `trace` with the same blocks."""
     ordinary = range(vocab // 40, vocab)
-    tokens = [token for block in each.blocks for token in random.Random(block).choices(ordinary, k=each.block_tokens)]
+    tokens = [
+        token
+        for block in each.blocks
+        for token in random.Random(f"{trace} {block}").choices(ordinary, k=each.block_tokens)
+    ]
     tokens += draw.choices(ordinary, k=each.prompt_tokens - len(tokens))
     # Drawn answers, as chats have them: they are not guessed ahead, which a simulation could not know.
     options: dict[str, Any] = {"temperature": 0.8, "seed": draw.randrange(2**31), "ignore_eos": True}

@@ -14,7 +14,7 @@ import typer
 
 from batchwright.models import DEFAULT_MODEL, resolve
 from benchmarks.throughput import report
-from benchmarks.throughput.measure import Result, fastest, measure, profile
+from benchmarks.throughput.measure import Result, bounded, fastest, measure, profile
 from benchmarks.throughput.process import Worker, WorkerFailed
 from benchmarks.throughput.systems import DEFAULT_VLLM, OURS, PEERS, PRODUCTS, System, Unavailable, peer_systems
 from benchmarks.throughput.workers.protocol import Options, Ready
@@ -30,6 +30,7 @@ class Measured:
     precisions: dict[str, str]
     """Of the weights, by system."""
     profiles: dict[str, dict[str, float]]
+    bounds: dict[str, dict[str, float]]
 
 
 @app.command()
@@ -49,7 +50,8 @@ def engine(
         DEFAULT_MODEL
     ),
     quantization: Annotated[
-        Literal["int8"] | None, typer.Option(help="Of batchwright; the others stay as they are.")
+        Literal["int8", "int8-group", "int4"] | None,
+        typer.Option(help="Of batchwright; its peers have as many bits, vLLM those that it is fastest with."),
     ] = None,
     attention: Annotated[
         Literal["auto", "native", "sdpa"],
@@ -66,7 +68,9 @@ def engine(
         typer.Option(exists=True, dir_okay=False, help="CSV with the lengths of mixed-200 (Azure's trace)."),
     ] = None,
     kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of batchwright and of vLLM, GiB each.")] = 2,
-    profiled: Annotated[bool, typer.Option("--profile", help="Also split our steps into their pieces.")] = False,
+    profiled: Annotated[
+        bool, typer.Option("--profile", help="Also split our steps into their pieces, and tell the bound of each job.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write every figure here.")] = None,
     save: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the tables here, as a Markdown page.")
@@ -78,7 +82,8 @@ def engine(
     try:
         workloads = _workloads(workload, trace)
         ours = System(OURS, precision=quantization or "bf16")
-        peers = _peers(peer, model, vllm, _pairs(vllm_env), quantized=quantization is not None)
+        bits = "bf16" if quantization is None else quantization.removesuffix("-group")
+        peers = _peers(peer, model, vllm, _pairs(vllm_env), bits=bits)
         systems = [*peers, [ours], [System(PRODUCTS)]]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -108,7 +113,7 @@ def _workloads(names: list[str] | None, trace: Path | None) -> list[Workload]:
 
 
 def _peers(
-    names: list[str] | None, model: str, vllm: Path, settings: dict[str, str], *, quantized: bool
+    names: list[str] | None, model: str, vllm: Path, settings: dict[str, str], *, bits: str
 ) -> list[list[System]]:
     """Each peer in the ways that are to be tried.
 
@@ -120,7 +125,7 @@ def _peers(
     peers = []
     for name in (peer for peer in PEERS if peer in chosen):
         try:
-            peers.append(peer_systems(name, model, vllm, settings, _say, quantized=quantized))
+            peers.append(peer_systems(name, model, vllm, settings, _say, bits=bits))
         except Unavailable as error:
             if names:
                 raise
@@ -157,13 +162,16 @@ def _run(
             workers[chosen.name], precisions[chosen.name] = started[best], chosen.precision
         results = [measure(each, workers, rounds, vocab_size, _say) for each in workloads]
         ready = {name: worker.ready for name, worker in workers.items()}
-        profiles = {}
+        profiles, bounds = {}, {}
         if profiled:
             for worker in workers.values():  # their memory, which a second engine needs
                 worker.close()
             watched = start(System(OURS, precision=precisions[OURS]), {**options, "profile": True})
             profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
-        return Measured(results, ready, precisions, profiles)
+            watched.close()
+            watched = start(System(OURS, precision=precisions[OURS]), {**options, "bound": True})
+            bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
+        return Measured(results, ready, precisions, profiles, bounds)
 
 
 def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> None:
@@ -171,7 +179,12 @@ def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> No
     print(f"\n{report.workload_list(measured.results)}\n\n{report.settings_list(measured.ready)}")
     rest = []
     if measured.profiles:
-        rest = ["Where the time of a step goes, ms:", report.profile_table(measured.profiles)]
+        rest = [
+            "Where the time of a step goes, ms:",
+            report.profile_table(measured.profiles),
+            report.bound_paragraph(measured.bounds),
+            report.bound_table(measured.bounds),
+        ]
         print("\n" + "\n\n".join(rest))
     if save is not None:
         page = report.page(measured.results, measured.precisions, measured.ready, model, rounds, rest)
@@ -199,6 +212,7 @@ def _figures(measured: Measured, model: str) -> dict[str, object]:
             for result in measured.results
         ],
         "profiles": measured.profiles,
+        "bounds": measured.bounds,
     }
 
 

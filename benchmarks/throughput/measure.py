@@ -94,6 +94,13 @@ def profile(workload: Workload, worker: Worker, vocab_size: int) -> dict[str, fl
     return worker.run(workload.job(0, vocab_size))["profile"]
 
 
+def bounded(workload: Workload, worker: Worker, rounds: int, vocab_size: int) -> dict[str, float]:
+    """The figures of the bound of the round whose share of it is the median one."""
+    worker.run(workload.warm_up(vocab_size))
+    found = [worker.run(workload.job(number, vocab_size))["profile"] for number in range(rounds)]
+    return sorted(found, key=lambda each: each["bound"] / each["seconds"])[rounds // 2]
+
+
 def _rate(system: str, outcome: Outcome, job: Job, workload: Workload) -> float:
     if system == PRODUCTS:
         return workload.rows / outcome["seconds"]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchwright.planning.bound import PARTS
 from benchmarks.throughput.measure import Ratio, Result
 from benchmarks.throughput.systems import LLAMA_CPP, OPENVINO, OURS, PEERS, PRODUCTS, TRANSFORMERS, VLLM
 from benchmarks.throughput.workers.protocol import Ready
@@ -21,6 +22,8 @@ _TITLES = {
     TRANSFORMERS: "transformers",
     PRODUCTS: "products",
 }
+_GOAL = 0.85
+"""Share of the bound that every workload should reach."""
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
@@ -52,6 +55,31 @@ def profile_table(profiles: Mapping[str, Mapping[str, float]]) -> str:
         cells = [f"{1e3 * seconds[piece] / steps:.2f} ({seconds[piece] / total:.0%})" for piece in pieces]
         rows.append([name, *cells, f"{1e3 * total / steps:.2f}", f"{steps:.0f}"])
     return table(["workload", *pieces, "ms a step", "steps"], rows)
+
+
+def bound_paragraph(bounds: Mapping[str, Mapping[str, float]]) -> str:
+    """What the figures of `bound_table` are, and by which rates."""
+    operations = max(each["operations/s"] for each in bounds.values())
+    bandwidth = max(each["bytes/s"] for each in bounds.values())
+    return (
+        "How close our jobs came to their bounds: the least time in which this machine could compute them, all rows"
+        f" once, at {operations / 1e9:,.0f} Gop/s of matrix products and {bandwidth / 1e9:,.0f} GB/s of memory, the"
+        f" best that were measured before and in these jobs, timed apart from the table above (goal {_GOAL:.0%}):"
+    )
+
+
+def bound_table(bounds: Mapping[str, Mapping[str, float]]) -> str:
+    """The bound of each job, its time, and what the rest of that was lost to."""
+    rows = []
+    for name, told in bounds.items():
+        lost = sorted(((told[part], part) for part in PARTS), reverse=True)
+        what = ", ".join(f"{share:.0%} {part}" for share, part in lost if round(100 * share))
+        rows.append([name, f"{told['bound']:.2f} s", f"{told['seconds']:.2f} s", _share(told), what])
+    return table(["workload", "bound", "time", "share", "lost"], rows)
+
+
+def _share(told: Mapping[str, float]) -> str:
+    return f"{told['bound'] / told['seconds']:.0%}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,9 +12,9 @@ import torch
 from batchwright.engine.bodies.load import choose_dtype
 from batchwright.errors import DownloadError
 from batchwright.models import resolve
+from benchmarks.throughput.checkpoints import quantized_checkpoint
 from benchmarks.throughput.gguf_files import gguf_files
 from benchmarks.throughput.process import ROOT, THIS_PYTHON
-from benchmarks.throughput.w8a8 import w8a8_checkpoint
 from benchmarks.throughput.workers.protocol import WITHOUT_ZENTORCH
 
 OURS, PRODUCTS = "batchwright", "products"
@@ -25,8 +25,12 @@ DEFAULT_VLLM = BENCH / "vllm"
 
 _THREADS = "VLLM_CPU_OMP_THREADS_BIND"
 _GGUF_FOLDERS = {OPENVINO: "openvino", LLAMA_CPP: "llama-cpp"}
-_GGUF_PRECISIONS = {OPENVINO: {"F16": "F16", "int8": "F16"}, LLAMA_CPP: {"BF16": "BF16", "Q4_0": "Q4_0"}}
-"""What is worth trying on processors with AVX-512, and the file that it is computed from."""
+_GGUF_PRECISIONS = {
+    OPENVINO: {"bf16": {"F16": "F16"}, "int8": {"int8": "F16"}, "int4": {"int4": "F16"}},
+    LLAMA_CPP: {"bf16": {"BF16": "BF16"}, "int8": {"Q8_0": "Q8_0"}, "int4": {"Q4_0": "Q4_0"}},
+}
+"""For each number of bits of ours, what theirs is called, and the file that it is computed from."""
+_VLLM_BITS = {"int8": 8, "int4": 4}
 
 
 class Unavailable(ValueError):
@@ -48,45 +52,48 @@ class System:
 
 
 def peer_systems(
-    name: str, model: str, vllm: Path, settings: Mapping[str, str], say: Callable[[str], None], *, quantized: bool
+    name: str, model: str, vllm: Path, settings: Mapping[str, str], say: Callable[[str], None], *, bits: str
 ) -> list[System]:
     """The peer `name` in the ways worth trying, at least one. `vllm` and `settings` are of vLLM.
 
-    `quantized`: with 8 bits, where it can, as ours has. Raises `Unavailable` where it is not installed, or cannot read
-    `model`.
+    `bits`: bf16, int8 or int4, as ours has. Raises `Unavailable` where it is not installed, or cannot read `model`.
     """
     if name == VLLM:
         if not (ways := vllm_systems(vllm, settings)):
             raise Unavailable(f"no vLLM in {vllm}: make it with benchmarks/setup_vllm.sh")
-        return [*_in_8_bits(ways, model, say), *ways] if quantized else ways
-    return [System(TRANSFORMERS)] if name == TRANSFORMERS else gguf_systems(name, model, BENCH, say)
+        return ways if bits == "bf16" else [*_quantized(ways, model, _VLLM_BITS[bits], say), *ways]
+    return [System(TRANSFORMERS)] if name == TRANSFORMERS else gguf_systems(name, model, BENCH, say, bits=bits)
 
 
-def _in_8_bits(ways: list[System], model: str, say: Callable[[str], None]) -> list[System]:
-    """vLLM in the same ways with 8-bit weights and activations; none where no checkpoint can be made of `model`."""
+def _quantized(ways: list[System], model: str, bits: int, say: Callable[[str], None]) -> list[System]:
+    """vLLM in the same ways with weights of 8 or 4 bits; none where no checkpoint can be made of `model`.
+
+    Activations have 8 bits as well; with weights of 4, on processors without AMX, only if zentorch multiplies.
+    """
     try:
-        checkpoint = w8a8_checkpoint(resolve(model, progress=say), BENCH / "w8a8", say)
+        checkpoint = quantized_checkpoint(resolve(model, progress=say), BENCH / "quantized", bits, say)
     except ValueError as error:
         say(f"vLLM runs in {ways[0].precision} only: {error}")
         return []
-    return [replace(way, precision="W8A8", model=checkpoint) for way in ways]
+    return [replace(way, precision="W8A8" if bits == 8 else "int4", model=checkpoint) for way in ways]
 
 
-def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None]) -> list[System]:
-    """OpenVINO or llama.cpp, installed in `folder`, with `model` in each precision worth trying.
+def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None], *, bits: str) -> list[System]:
+    """OpenVINO or llama.cpp, installed in `folder`, with `model` in as many `bits` as ours: bf16, int8 or int4.
 
     Raises `Unavailable` where it is not installed, or `model` cannot be had as a GGUF file.
     """
     python = folder / _GGUF_FOLDERS[name] / "bin" / "python"
     if not python.exists():
         raise Unavailable(f"it is not in {python.parents[1]}: make it with benchmarks/setup_{name}.sh")
+    precisions = _GGUF_PRECISIONS[name][bits]
     try:
-        files = gguf_files(model, set(_GGUF_PRECISIONS[name].values()), folder / "gguf", say)
+        files = gguf_files(model, set(precisions.values()), folder / "gguf", say)
     except DownloadError as error:
         raise Unavailable(str(error)) from error
     if not files:
         raise Unavailable(f"there is no GGUF file of {model}: give --model a file.gguf, or a built-in model")
-    return [System(name, python, precision=way, model=files[file]) for way, file in _GGUF_PRECISIONS[name].items()]
+    return [System(name, python, precision=way, model=files[file]) for way, file in precisions.items()]
 
 
 def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:

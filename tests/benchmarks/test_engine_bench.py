@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.throughput import report
+from benchmarks.throughput.checkpoints import quantized_checkpoint
 from benchmarks.throughput.measure import Result
 from benchmarks.throughput.process import ROOT, THIS_PYTHON, Worker, WorkerFailed
 from benchmarks.throughput.systems import vllm_systems
-from benchmarks.throughput.w8a8 import w8a8_checkpoint
 from benchmarks.throughput.workers.products import step_shapes
 from benchmarks.throughput.workers.protocol import WITHOUT_ZENTORCH, Options
 from benchmarks.throughput.workers.transformers import group_by_length
@@ -139,24 +139,33 @@ def test_zentorch_is_one_more_way_where_it_is_installed(tmp_path: Path) -> None:
     assert with_it.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-def test_a_w8a8_checkpoint_is_the_model_in_8_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_checkpoint_is_the_model_in_fewer_bits(tmp_path: Path, bits: int) -> None:
     source, name = tmp_path / "model", "model.layers.0.self_attn.q_proj.weight"
     source.mkdir()
-    weights = {name: torch.randn(8, 16).bfloat16(), "model.norm.weight": torch.ones(16).bfloat16()}
+    weights = {name: torch.randn(8, 128).bfloat16(), "model.norm.weight": torch.ones(16).bfloat16()}
     save_file(weights, source / "model.safetensors")
     (source / "config.json").write_text('{"hidden_size": 16}')
-    made = w8a8_checkpoint(source, tmp_path / "made", lambda text: None)
-    assert w8a8_checkpoint(source, tmp_path / "made", pytest.fail) == made
+    made = quantized_checkpoint(source, tmp_path / "made", bits, lambda text: None)
+    assert quantized_checkpoint(source, tmp_path / "made", bits, pytest.fail) == made
     found = load_file(made / "model.safetensors")
-    assert found[name].dtype is torch.int8
-    again = found[name].float() * found[name.removesuffix("weight") + "weight_scale"].float()
-    assert float((again - weights[name].float()).abs().max()) <= float(weights[name].abs().max()) / 127
+    if bits == 8:
+        assert found[name].dtype is torch.int8
+        numbers, scales = found[name].float(), found[f"{name}_scale"].float()
+    else:
+        assert found[f"{name}_shape"].tolist() == [8, 128]
+        words = found[f"{name}_packed"]
+        assert words.dtype is torch.int32
+        numbers = (words[:, :, None] >> torch.arange(8) * 4 & 15).flatten(1).float() - 8
+        scales = found[f"{name}_scale"].float().repeat_interleave(64, 1)
+    # Half a scale, and as much again for scales of 8 bits.
+    assert (numbers * scales - weights[name].float()).abs().le(scales * 0.55).all()
     assert torch.equal(found["model.norm.weight"], weights["model.norm.weight"])
     config = json.loads((made / "config.json").read_text())
     assert config["hidden_size"] == 16
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
-        w8a8_checkpoint(tmp_path, tmp_path / "made", lambda text: None)
+        quantized_checkpoint(tmp_path, tmp_path / "made", bits, lambda text: None)
 
 
 def test_static_batches_hold_every_prompt_once() -> None:
@@ -216,6 +225,9 @@ def test_the_command_from_end_to_end(smollm2_path: Path, tmp_path: Path) -> None
     assert profile["steps"] == 3
     assert min(profile.values()) >= 0
     assert profile["matrix products"] > 0
+    bound = told["bounds"]["uniform-2:4/3"]
+    assert 0 < bound["bound"] <= bound["seconds"]
+    assert "| uniform-2:4/3 | 0.0" in page.read_text(encoding="utf-8")
 
 
 def test_bad_usage_exits_with_2() -> None:

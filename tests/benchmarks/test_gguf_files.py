@@ -69,13 +69,19 @@ def test_a_model_that_does_not_come_as_gguf_has_no_files(model: str, tmp_path: P
 @pytest.mark.parametrize("name", [OPENVINO, LLAMA_CPP])
 def test_a_peer_is_unavailable_without_its_environment_or_a_file(name: str, source: Path, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=rf"setup_{name}\.sh"):
-        gguf_systems(name, str(source), tmp_path, print)
+        gguf_systems(name, str(source), tmp_path, print, bits="bf16")
     for folder in ("openvino", "llama-cpp"):
         (tmp_path / folder / "bin").mkdir(parents=True)
         (tmp_path / folder / "bin" / "python").touch()
     with pytest.raises(Unavailable, match="no GGUF file of minilm"):
-        gguf_systems(name, "minilm", tmp_path, print)
-    systems = gguf_systems(name, str(source), tmp_path, print)
-    files = [system.model.suffixes for system in systems if system.model is not None]
-    expected = {OPENVINO: [("F16", ".F16"), ("int8", ".F16")], LLAMA_CPP: [("BF16", ".BF16"), ("Q4_0", ".Q4_0")]}
-    assert [(system.precision, kinds[0]) for system, kinds in zip(systems, files, strict=True)] == expected[name]
+        gguf_systems(name, "minilm", tmp_path, print, bits="bf16")
+    expected = {
+        OPENVINO: [("F16", ".F16"), ("int8", ".F16"), ("int4", ".F16")],
+        LLAMA_CPP: [("BF16", ".BF16"), ("Q8_0", ".Q8_0"), ("Q4_0", ".Q4_0")],
+    }
+    found = []
+    for bits in ("bf16", "int8", "int4"):
+        (system,) = gguf_systems(name, str(source), tmp_path, print, bits=bits)
+        assert system.model is not None
+        found.append((system.precision, system.model.suffixes[0]))
+    assert found == expected[name]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, serve, timed
+from benchmarks.throughput.workers.protocol import Answer, Job, Options, Outcome, Ready, serve, timed
 from benchmarks.throughput.workers.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from batchwright import Engine
 
 
 def load(options: Options) -> tuple[Ready, Answer]:
@@ -40,10 +46,42 @@ def load(options: Options) -> tuple[Ready, Answer]:
     body = engine.core.body
     kernels = ", compiled kernels off" if os.environ.get("BATCHWRIGHT_NATIVE") == "0" else ""
     precision = "bfloat16" if options["precision"] == "bf16" else f"{options['precision']}, the rest bfloat16"
-    return {
+    ready: Ready = {
         "version": __version__,
         "settings": f"{body.name} body, {body.attention.name} attention{kernels}, {precision}",
-    }, timed(generate, stopwatch.take)
+    }
+    return ready, _bounded(engine, generate) if options.get("bound") else timed(generate, stopwatch.take)
+
+
+def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answer:
+    """Time `generate` beside what the job needs at least, by rates of this machine that are measured first.
+
+    Raises ValueError for a body whose products cannot be told from the rest.
+    """
+    from batchwright.engine.machine_rates import machine_rates
+    from batchwright.engine.work_meter import WorkMeter
+    from batchwright.jobs.run_bound import RunBound
+
+    core = engine.core
+    blocks = core.scheduler.blocks
+    rates = machine_rates(core.body, blocks.block_size, blocks.num_blocks, again=True)
+    model, watched = core.body.costs, core.body.watch()
+    if rates is None or model is None or watched is None:
+        raise ValueError(f"the bound needs compiled layers, this model runs on the {core.body.name} body")
+
+    def answer(job: Job) -> Outcome:
+        core.meter = meter = WorkMeter(model, watched, rates, blocks.block_size)
+        began = time.perf_counter()
+        tokens = generate(job)
+        seconds = time.perf_counter() - began
+        core.meter = None
+        found = RunBound(engine, meter, None).figures(seconds)
+        figures = {"bound": found["bound_seconds"], "seconds": seconds}
+        told = found["bound"]
+        figures |= {"operations/s": told["rates"]["products"], "bytes/s": told["rates"]["bandwidth"]}
+        return {"seconds": seconds, "tokens": tokens, "profile": figures | told["lost"]}
+
+    return answer
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """OpenVINO GenAI with continuous batching, in its own environment, from a GGUF file.
 
-It computes what the file holds. With the precision int8 it computes a float16 file's model after OpenVINO's own
-compression of the weights to 8 bits, a scale for each output, which its kernels are faster with than with the scales
-for 32 weights each of GGUF.
+It computes what the file holds. With the precisions int8 and int4 it computes a float16 file's model after OpenVINO's
+own compression of the weights: to 8 bits with a scale for each output, or to 4 bits with a scale for each group, which
+its kernels are faster with than with the scales for 32 weights each of GGUF.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, serve, timed
 
 _STEP_TOKENS = 2048
-_INT8_GROUP = 192
-"""Activations that share a scale: the most that divide both sizes of the built-in model's rows, and the fastest."""
+_ACTIVATIONS = {"int8": 192, "int4": 64}
+"""Activations that share a scale, for each precision: the most that divide both sizes of the built-in model's rows, and
+the fastest; with 4 bits, those of a group of weights."""
 
 
 def load(options: Options) -> tuple[Ready, Answer]:
@@ -29,10 +30,11 @@ def load(options: Options) -> tuple[Ready, Answer]:
     source = Path(options["model"])
     threads = len(os.sched_getaffinity(0))
     properties = {"INFERENCE_NUM_THREADS": threads}
-    if options["precision"] == "int8":
-        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _INT8_GROUP
+    precision = options["precision"]
+    if precision in _ACTIVATIONS:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ACTIVATIONS[precision]
     scheduler = _scheduler(genai, options)
-    model = _in_int8(openvino, genai, source) if options["precision"] == "int8" else source
+    model = _compressed(openvino, genai, source, precision) if precision in _ACTIVATIONS else source
     tokenizer = genai.Tokenizer(source)
     pipeline = genai.ContinuousBatchingPipeline(model, tokenizer, scheduler, "CPU", **properties)
 
@@ -56,9 +58,9 @@ def _scheduler(genai: Any, options: Options) -> Any:
     return scheduler
 
 
-def _in_int8(openvino: Any, genai: Any, source: Path) -> Path:
-    """A folder beside `source` with its model in OpenVINO's own format and in 8 bits. Made once."""
-    folder = source.with_suffix(".int8")
+def _compressed(openvino: Any, genai: Any, source: Path, precision: str) -> Path:
+    """A folder beside `source` with its model in OpenVINO's own format, in 8 or 4 bits. Made once."""
+    folder = source.with_suffix(f".{precision}")
     if not folder.exists():
         nncf: Any = importlib.import_module("nncf")
         with tempfile.TemporaryDirectory(dir=source.parent) as work:
@@ -67,7 +69,10 @@ def _in_int8(openvino: Any, genai: Any, source: Path) -> Path:
             # Saved where the file lies, as it is read.
             genai.ContinuousBatchingPipeline(copy, genai.SchedulerConfig(), "CPU", {"enable_save_ov_model": True})
             model = openvino.Core().read_model(Path(work) / "openvino_model.xml")
-            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+            mode, groups = nncf.CompressWeightsMode.INT8_SYM, {}
+            if precision == "int4":
+                mode, groups = nncf.CompressWeightsMode.INT4_SYM, {"group_size": _ACTIVATIONS["int4"], "ratio": 1.0}
+            model = nncf.compress_weights(model, mode=mode, **groups)
             finished = Path(work) / folder.name
             openvino.save_model(model, finished / "openvino_model.xml")
             finished.rename(folder)

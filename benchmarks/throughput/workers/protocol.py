@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 WITHOUT_ZENTORCH = "BENCH_WITHOUT_ZENTORCH"
 """Variable of the environment that keeps vLLM from zentorch where it is installed."""
@@ -31,6 +31,8 @@ class Options(TypedDict):
     """Of batchwright only."""
     profile: bool
     """Of batchwright only: time the pieces of a step."""
+    bound: NotRequired[bool]
+    """Of batchwright only: tell the bound of each job, as a profile."""
 
 
 class Ready(TypedDict):
@@ -50,7 +52,7 @@ class Outcome(TypedDict):
     tokens: list[list[int]]
     """Generated token ids of each prompt."""
     profile: dict[str, float]
-    """Seconds in each piece, and `steps`; empty unless asked for."""
+    """Seconds in each piece, and `steps`; or the figures of the bound. Empty unless asked for."""
 
 
 Answer: TypeAlias = Callable[[Job], Outcome]

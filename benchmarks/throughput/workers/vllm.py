@@ -14,6 +14,11 @@ if WITHOUT_ZENTORCH in os.environ:
     # vLLM has no setting for that. Its processes import this module again.
     sys.modules["zentorch"] = None  # type: ignore[assignment]
 
+_WEIGHTS = {
+    "W8A8": "8-bit weights and activations (compressed-tensors), ",
+    "int4": "4-bit weights in groups of 64 (compressed-tensors), ",
+}
+
 
 def load(options: Options) -> tuple[Ready, Answer]:
     vllm: Any = importlib.import_module("vllm")  # the environment that checks types has none
@@ -32,7 +37,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
         prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
         return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
-    weights = "8-bit weights and activations (compressed-tensors), " if options["precision"] == "W8A8" else ""
+    weights = _WEIGHTS.get(options["precision"], "")
     return {"version": vllm.__version__, "settings": weights + settings(dtype)}, timed(generate)
 
 
