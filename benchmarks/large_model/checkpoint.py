@@ -10,19 +10,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-_HIDDEN, _INTERMEDIATE, _VOCAB = 4096, 14336, 128256
-_QUERIES, _KEYS = 32 * 128, 8 * 128
+HIDDEN, INTERMEDIATE, VOCAB = 4096, 14336, 128256
+QUERIES, KEYS = 32 * 128, 8 * 128
 _GROUP = 128
-_SIZE = 0.02
+SIZE = 0.02
 """About the standard deviation of a weight."""
-_LAYER = {
-    "self_attn.q_proj": (_QUERIES, _HIDDEN),
-    "self_attn.k_proj": (_KEYS, _HIDDEN),
-    "self_attn.v_proj": (_KEYS, _HIDDEN),
-    "self_attn.o_proj": (_HIDDEN, _QUERIES),
-    "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
-    "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
-    "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
+LAYER_SHAPES = {
+    "self_attn.q_proj": (QUERIES, HIDDEN),
+    "self_attn.k_proj": (KEYS, HIDDEN),
+    "self_attn.v_proj": (KEYS, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, QUERIES),
+    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
 }
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -43,12 +43,12 @@ def random_checkpoint(folder: Path, bits: int, layers: int, tokenizer: Path) -> 
         save_file(tensors, target / name, metadata={"format": "pt"})
         places.update(dict.fromkeys(tensors, name))
 
-    ends = {name: _values((_VOCAB, _HIDDEN), generator) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    save("model-ends.safetensors", {**ends, "model.norm.weight": torch.ones(_HIDDEN).bfloat16()})
+    ends = {name: _values((VOCAB, HIDDEN), generator) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save("model-ends.safetensors", {**ends, "model.norm.weight": torch.ones(HIDDEN).bfloat16()})
     for layer in range(layers):
         at = f"model.layers.{layer}."
-        tensors = {f"{at}{norm}.weight": torch.ones(_HIDDEN).bfloat16() for norm in _NORMS}
-        for name, shape in _LAYER.items():
+        tensors = {f"{at}{norm}.weight": torch.ones(HIDDEN).bfloat16() for norm in _NORMS}
+        for name, shape in LAYER_SHAPES.items():
             tensors |= {f"{at}{name}.{kind}": each for kind, each in _packed(shape, bits, generator).items()}
         save(f"model-{layer:02}.safetensors", tensors)
     (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
@@ -60,14 +60,14 @@ def random_checkpoint(folder: Path, bits: int, layers: int, tokenizer: Path) -> 
 
 
 def _values(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, _SIZE, generator=generator)
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, SIZE, generator=generator)
 
 
 def _packed(shape: tuple[int, int], bits: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return uniform numbers with one scale, by which their standard deviation is that of weights."""
     outputs, inputs = shape
     words = torch.randint(-(2**31), 2**31, (outputs, inputs * bits // 32), generator=generator, dtype=torch.int32)
-    scale = _SIZE * 12**0.5 / 2**bits
+    scale = SIZE * 12**0.5 / 2**bits
     return {
         "weight_packed": words,
         "weight_scale": torch.full((outputs, inputs // _GROUP), scale).half(),
@@ -81,9 +81,9 @@ def _config(bits: int, layers: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": _VOCAB,
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _INTERMEDIATE,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
         "num_hidden_layers": layers,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,13 +18,19 @@ from batchwright.engine.bodies.compiled import CompiledStack
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.models import DEFAULT_MODEL, resolve
 from benchmarks.large_model.checkpoint import random_checkpoint
+from benchmarks.large_model.gguf_checkpoint import KINDS
+from benchmarks.large_model.peers import peer_decoded
+from benchmarks.throughput.process import WorkerFailed
 from benchmarks.throughput.report import machine, table
+from benchmarks.throughput.systems import LLAMA_CPP, OPENVINO, Unavailable
 
 _FOLDER = Path(__file__).resolve().parents[2] / ".bench" / "large-model"
 _PROMPT = 32
 """Tokens of a prompt."""
 _SUM_BYTES = 2**30
 _GOAL = 0.85
+_SEQUENCES = (1, 16, 64)
+_PEERS = {LLAMA_CPP: "llama.cpp", OPENVINO: "OpenVINO"}
 
 app = typer.Typer(add_completion=False)
 
@@ -52,12 +58,18 @@ def large_model(
     bits: Annotated[list[int] | None, typer.Option(min=4, max=8, help="4 or 8; repeatable.")] = None,
     layers: Annotated[int, typer.Option(min=1, help="Layers; the model has 32.")] = 32,
     steps: Annotated[int, typer.Option(min=3, help="Steps of each number of sequences.")] = 12,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(_PEERS)} or none; default all whose environment is there."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
     """Decode 1, 16 and 64 sequences with random weights of an 8B Llama in 4 and 8 bits."""
     if not set(bits or ()) <= {4, 8}:
         raise typer.BadParameter("--bits: must be 4 or 8")
-    rows = []
+    if unknown := {*(peer or ())} - {*_PEERS, "none"}:
+        raise typer.BadParameter(f"--peer {', '.join(sorted(unknown))}: must be {', '.join(_PEERS)} or none")
+    rows: list[list[str]] = []
     tokenizer = resolve(DEFAULT_MODEL, progress=typer.echo)
     for each in bits or [4, 8]:
         folder = random_checkpoint(_FOLDER, each, layers, tokenizer)
@@ -65,11 +77,12 @@ def large_model(
         with Engine(folder, kv_memory="1GiB", max_model_len=2048) as engine:
             loading = time.perf_counter() - began
             weights = _weight_bytes(engine)
-            for sequences in (1, 16, 64):
+            for sequences in _SEQUENCES:
                 found = _decoded(engine, sequences, steps)
                 alone = sequences == 1
                 row = [
                     f"{each}",
+                    "batchwright",
                     f"{weights / 1e9:.2f} GB, {loading:.0f} s",
                     str(sequences),
                     f"{sequences / found.step:.1f}",
@@ -80,10 +93,26 @@ def large_model(
                 ]
                 rows.append(row)
                 typer.echo(" · ".join(row))
+        for name in (each for each in _PEERS if peer is None or each in peer):
+            try:
+                for row in _peer_rows(name, each, layers, steps):
+                    rows.append(row)
+                    typer.echo(" · ".join(row))
+            except (Unavailable, WorkerFailed) as error:
+                if peer is not None:
+                    raise typer.BadParameter(f"--peer {name}: {error}") from None
+                typer.echo(f"{name} is skipped: {error}")
     page = _page(rows, layers)
     typer.echo(page)
     if save is not None:
         save.write_text(page + "\n", encoding="utf-8")
+
+
+def _peer_rows(name: str, bits: int, layers: int, steps: int) -> Iterator[list[str]]:
+    for found in peer_decoded(name, DEFAULT_MODEL, _FOLDER, bits, layers, steps, _SEQUENCES, typer.echo):
+        size = f"{found.file_bytes / 1e9:.2f} GB, {found.loading:.0f} s"
+        rate, step = f"{found.sequences / found.step:.1f}", f"{found.step * 1e3:,.0f} ms"
+        yield [str(bits), f"{_PEERS[name]} {KINDS[bits]}", size, str(found.sequences), rate, step, "-", "-", "-"]
 
 
 def _bandwidth(values: torch.Tensor) -> float:
@@ -130,7 +159,7 @@ def _decoded(engine: Engine, sequences: int, steps: int) -> Decoded:
 def _page(rows: list[list[str]], layers: int) -> str:
     host = machine()
     shape = "all 32 layers" if layers == 32 else f"{layers} of 32 layers"
-    columns = ["bits", "weights, loading", "sequences", "tokens/s", "step", "products", "read", "share"]
+    columns = ["bits", "system", "weights, loading", "sequences", "tokens/s", "step", "products", "read", "share"]
     return "\n\n".join(
         [
             "# A model of real size",
@@ -139,6 +168,7 @@ def _page(rows: list[list[str]], layers: int) -> str:
             " [benchmarks/README.md](../README.md).",
             table(columns, rows),
             "Read: weights in the time of a step, beside what a sum over memory reached right after it. Share: the"
-            f" median of these ratios, step by step; the goal for one sequence is {_GOAL:.0%}.",
+            f" median of these ratios, step by step; the goal for one sequence is {_GOAL:.0%}. Peers read GGUF files"
+            " with a scale for each 32 weights; their weights are the size of the file, with an embedding of 8 bits.",
         ]
     )

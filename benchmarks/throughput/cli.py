@@ -6,7 +6,8 @@ import contextlib
 import json
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,8 +30,8 @@ class Measured:
     ready: dict[str, Ready]
     precisions: dict[str, str]
     """Of the weights, by system."""
-    profiles: dict[str, dict[str, float]]
-    bounds: dict[str, dict[str, float]]
+    profiles: dict[str, dict[str, float]] = field(default_factory=dict)
+    bounds: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @app.command()
@@ -95,14 +96,20 @@ def engine(
         "attention": attention,
         "profile": False,
     }
+
+    def keep(measured: Measured) -> None:
+        """Write what is measured so far: hours are lost otherwise where something fails at the end."""
+        if save is not None:
+            save.write_text(_page(measured, model, rounds), encoding="utf-8")
+        if json_file is not None:
+            json_file.write_text(json.dumps(_figures(measured, model), indent=1) + "\n", encoding="utf-8")
+
     try:
-        measured = _run(workloads, systems, options, rounds, profiled)
+        measured = _run(workloads, systems, options, rounds, keep, profiled=profiled)
     except WorkerFailed as error:
         _say(str(error))
         raise typer.Exit(1) from None
-    _print(measured, model, rounds, save)
-    if json_file is not None:
-        json_file.write_text(json.dumps(_figures(measured, model), indent=1) + "\n", encoding="utf-8")
+    print(_page(measured, model, rounds), end="")
 
 
 def _workloads(names: list[str] | None, trace: Path | None) -> list[Workload]:
@@ -142,8 +149,15 @@ def _pairs(settings: list[str] | None) -> dict[str, str]:
 
 
 def _run(
-    workloads: list[Workload], systems: list[list[System]], options: Options, rounds: int, profiled: bool
+    workloads: list[Workload],
+    systems: list[list[System]],
+    options: Options,
+    rounds: int,
+    keep: Callable[[Measured], None],
+    *,
+    profiled: bool,
 ) -> Measured:
+    """Measure all; `keep` is called with what there is whenever there is more."""
     vocab_size = json.loads((Path(options["model"]) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     with contextlib.ExitStack() as stack:
 
@@ -160,23 +174,23 @@ def _run(
                 worker.close()
             chosen = candidates[best]
             workers[chosen.name], precisions[chosen.name] = started[best], chosen.precision
-        results = [measure(each, workers, rounds, vocab_size, _say) for each in workloads]
-        ready = {name: worker.ready for name, worker in workers.items()}
-        profiles, bounds = {}, {}
+        measured = Measured([], {name: worker.ready for name, worker in workers.items()}, precisions)
+        for each in workloads:
+            measured.results.append(measure(each, workers, rounds, vocab_size, _say))
+            keep(measured)
         if profiled:
             for worker in workers.values():  # their memory, which a second engine needs
                 worker.close()
-            watched = start(System(OURS, precision=precisions[OURS]), {**options, "profile": True})
-            profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
-            watched.close()
-            watched = start(System(OURS, precision=precisions[OURS]), {**options, "bound": True})
-            bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
-        return Measured(results, ready, precisions, profiles, bounds)
+            ours = System(OURS, precision=precisions[OURS])
+            with start(ours, {**options, "profile": True}) as watched:
+                measured.profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
+            with start(ours, {**options, "bound": True}) as watched:
+                measured.bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
+            keep(measured)
+        return measured
 
 
-def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> None:
-    print(report.throughput_table(measured.results, measured.precisions))
-    print(f"\n{report.workload_list(measured.results)}\n\n{report.settings_list(measured.ready)}")
+def _page(measured: Measured, model: str, rounds: int) -> str:
     rest = []
     if measured.profiles:
         rest = [
@@ -185,10 +199,7 @@ def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> No
             report.bound_paragraph(measured.bounds),
             report.bound_table(measured.bounds),
         ]
-        print("\n" + "\n\n".join(rest))
-    if save is not None:
-        page = report.page(measured.results, measured.precisions, measured.ready, model, rounds, rest)
-        save.write_text(page, encoding="utf-8")
+    return report.page(measured.results, measured.precisions, measured.ready, model, rounds, rest)
 
 
 def _figures(measured: Measured, model: str) -> dict[str, object]:

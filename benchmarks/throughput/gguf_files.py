@@ -22,8 +22,7 @@ def gguf_files(model: str, precisions: Collection[str], folder: Path, say: Calla
     Empty where the model does not come as GGUF, being neither a `.gguf` file nor a built-in model that is one. Raises
     DownloadError when a built-in model cannot be fetched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    source = _source(model, folder, say)
+    source = source_file(model, folder, say)
     if source is None:
         return {}
     name = f"{source.stem}-{file_sha256(source)[:8]}"
@@ -35,7 +34,9 @@ def gguf_files(model: str, precisions: Collection[str], folder: Path, say: Calla
     return files
 
 
-def _source(model: str, folder: Path, say: Callable[[str], None]) -> Path | None:
+def source_file(model: str, folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The GGUF file that `model` comes as, kept in `folder`; None and errors as `gguf_files`."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return path

@@ -83,9 +83,7 @@ def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None]
 
     Raises `Unavailable` where it is not installed, or `model` cannot be had as a GGUF file.
     """
-    python = folder / _GGUF_FOLDERS[name] / "bin" / "python"
-    if not python.exists():
-        raise Unavailable(f"it is not in {python.parents[1]}: make it with benchmarks/setup_{name}.sh")
+    python = peer_python(name, folder)
     precisions = _GGUF_PRECISIONS[name][bits]
     try:
         files = gguf_files(model, set(precisions.values()), folder / "gguf", say)
@@ -94,6 +92,14 @@ def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None]
     if not files:
         raise Unavailable(f"there is no GGUF file of {model}: give --model a file.gguf, or a built-in model")
     return [System(name, python, precision=way, model=files[file]) for way, file in precisions.items()]
+
+
+def peer_python(name: str, folder: Path) -> Path:
+    """The Python of OpenVINO or llama.cpp, installed in `folder`. Raises `Unavailable` where it is not."""
+    python = folder / _GGUF_FOLDERS[name] / "bin" / "python"
+    if not python.exists():
+        raise Unavailable(f"it is not in {python.parents[1]}: make it with benchmarks/setup_{name}.sh")
+    return python
 
 
 def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchwright import Engine, SamplingParams
+from batchwright.engine.bodies.packed_checkpoints import PackedFormat
+from batchwright.engine.bodies.weights import Weights
 from batchwright.errors import ModelCacheError, ModelNotFound, UnsupportedModel
 from batchwright.models import inventory, resolution, resolve
 
@@ -83,7 +87,7 @@ def write_gguf(
     model: Any,
     *,
     file_type: int = 0,
-    quantize: bool = False,
+    quantize: str = "",
     extra: Callable[[Any], None] = lambda _: None,
     leave_out: str = "",
 ) -> Path:
@@ -108,12 +112,12 @@ def write_gguf(
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)
     extra(writer)
-    q8 = gguf.GGMLQuantizationType.Q8_0
     for name, array in tensors(model).items():
         if name == leave_out:
             continue
         if quantize and array.ndim == 2:
-            writer.add_tensor(name, gguf.quants.quantize(array, q8), raw_dtype=q8)
+            kind = gguf.GGMLQuantizationType[quantize]
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -151,14 +155,55 @@ def test_unquantized_weights_tokenizer_and_template_survive(
     assert (listed.name, listed.state, listed.path) == (str(source), "cached", folder)
 
 
-def test_quantized_weights_become_bfloat16(tmp_path: Path) -> None:
+def dequantized(weight: Any, kind: str) -> Any:
+    which = gguf.GGMLQuantizationType[kind]
+    array = weight.detach().numpy()
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(array, which), which))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_quantized_weights_stay_numbers(tmp_path: Path, kind: str) -> None:
     original = random_model()
-    source = write_gguf(tmp_path / "q8.gguf", original, file_type=7, quantize=True)
-    converted = transformers.AutoModelForCausalLM.from_pretrained(resolve(str(source)), dtype="auto")
+    source = write_gguf(tmp_path / "m.gguf", original, file_type=7, quantize=kind)
+    folder = resolve(str(source))
+    assert folder != resolve(str(source), as_values=True)
+    bits = 8 if kind == "Q8_0" else 4
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "batchwright", "bits": bits}
+    packed = PackedFormat.of(config["quantization_config"])
+    assert isinstance(packed, PackedFormat)
+    weights = Weights(folder, torch.float32, torch.device("cpu"), packed)
+    for layer, block in enumerate(original.model.layers):
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"):
+            numbers = weights.numbers(f"model.layers.{layer}.{name}.weight")
+            assert numbers is not None
+            assert numbers.bits == bits
+            taken = weights.take(f"model.layers.{layer}.{name}.weight")
+            assert torch.equal(taken, numbers.values)
+            assert torch.equal(taken, dequantized(block.get_submodule(name).weight, kind))
+
+
+def test_a_model_of_numbers_is_computed_as_it_is(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0")
+    prompt = [*range(40)]
+    found = {}
+    for body in ("fused", "transformers"):
+        with Engine(source, body=body, dtype="float32", device="cpu", kv_memory="1MB") as engine:
+            (response,) = engine.generate([prompt], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+            found[body] = response.token_ids
+    assert found["fused"] == found["transformers"]
+    folder = resolve(str(source))
+    with pytest.raises(UnsupportedModel, match=r"give the \.gguf file with body='transformers'"):
+        Engine(folder, body="transformers", device="cpu")
+
+
+def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_path: Path) -> None:
+    original = random_model()
+    source = write_gguf(tmp_path / "q8.gguf", original, file_type=7, quantize="Q8_0")
+    folder = resolve(str(source), as_values=True)
+    converted = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert converted.dtype == torch.bfloat16
-    q8 = gguf.GGMLQuantizationType.Q8_0
-    down = original.model.layers[1].mlp.down_proj.weight.detach().numpy()
-    exact = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(down, q8), q8))
+    exact = dequantized(original.model.layers[1].mlp.down_proj.weight, "Q8_0")
     assert torch.equal(converted.model.layers[1].mlp.down_proj.weight, exact.to(torch.bfloat16))
 
 
@@ -204,7 +249,7 @@ def test_without_pull_nothing_is_converted(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(source: Path, model: Path, work: Path, progress: Any) -> None:
+    def pretend(source: Path, model: Path, work: Path, progress: Any, *, as_numbers: bool) -> None:
         (model / "config.json").write_bytes(source.read_bytes())
 
     monkeypatch.setattr(resolution, "convert_gguf", pretend)
@@ -233,6 +278,7 @@ def test_a_converter_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_converter_does_not_outlive_its_parent(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "m.gguf", random_model())
     command = [sys.executable, "-m", "batchwright.models.convert_gguf", str(source), str(tmp_path / "out")]
+    command.append("values")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     assert done.returncode == 1
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ class Engine:
     ) -> None:
         config = (config or EngineConfig()).with_options(**options)
         _require_generating(str(model))
-        folder = resolve(str(model))
+        folder = resolve(str(model), as_values=config.body == "transformers")
         self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:

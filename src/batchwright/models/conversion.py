@@ -57,17 +57,20 @@ def require_gguf(source: Path) -> None:
         raise UnsupportedModel(f"{source} is not a GGUF file: it does not begin with 'GGUF'")
 
 
-def convert_gguf(source: Path, model: Path, work: Path, progress: Progress) -> None:
+def convert_gguf(source: Path, model: Path, work: Path, progress: Progress, *, as_numbers: bool = False) -> None:
     """Convert the GGUF file `source` into the existing folder `model`; the child's log goes into `work`.
 
     The weights are stored in bfloat16: rounding to it moves a quantized weight by at most 1/256 of its value, far less
-    than the quantization itself did. A file that holds float16 or float32 weights keeps them exactly.
+    than the quantization itself did. A file that holds float16 or float32 weights keeps them exactly. With `as_numbers`
+    those of the layers of Llamas and their kin stay the numbers that the file has (`gguf_numbers.py`), which take a
+    third of the room, and which nothing but the fused body reads.
 
     Raises UnsupportedModel when transformers cannot convert this file correctly, ModelCacheError when the result cannot
     be written or the child was killed.
     """
     # -P: a file in the current folder must not shadow one of the libraries.
     command = [sys.executable, "-P", "-m", "batchwright.models.convert_gguf", str(source), str(model)]
+    command.append("numbers" if as_numbers else "values")
     log = work / "converter.log"
     refusal: Message | None = None
     with (

