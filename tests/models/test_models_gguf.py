@@ -197,6 +197,17 @@ def test_a_model_of_numbers_is_computed_as_it_is(tmp_path: Path) -> None:
         Engine(folder, body="transformers", device="cpu")
 
 
+def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q4_0")
+    with Engine(source, quantization="int8", device="cpu", kv_memory="1MB") as engine:
+        (response,) = engine.generate([[*range(40)]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+        assert len(response.token_ids) == 4
+        assert "int8 weights and activations" in engine.stats.implementation
+        assert "groups" not in engine.stats.implementation
+    with pytest.raises(UnsupportedModel, match="have 4 bits already"):
+        Engine(source, quantization="int8-group", device="cpu")
+
+
 def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_path: Path) -> None:
     original = random_model()
     source = write_gguf(tmp_path / "q8.gguf", original, file_type=7, quantize="Q8_0")

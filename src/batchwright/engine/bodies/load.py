@@ -92,8 +92,10 @@ def _packed_format(architecture: Any) -> PackedFormat | None:
 def _of_packed(packed: PackedFormat, asked: QuantizationName | None, reason: str | None) -> QuantizationName | None:
     """Return how weights that are packed so are multiplied: in groups, or as values if there is a `reason` against it.
 
-    Raises `UnsupportedModel` if another quantization was asked for.
+    Those of a GGUF file can be rounded once more. Raises `UnsupportedModel` if another quantization was asked for.
     """
+    if packed.method == "batchwright" and asked in ("int8", "fp8"):
+        return asked
     own: QuantizationName = "int4" if packed.bits == 4 else "int8-group"
     if asked not in (None, own):
         raise UnsupportedModel(
