@@ -184,8 +184,12 @@ def _run(
             ours = System(OURS, precision=precisions[OURS])
             with start(ours, {**options, "profile": True}) as watched:
                 measured.profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
-            with start(ours, {**options, "bound": True}) as watched:
-                measured.bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
+            keep(measured)
+            try:
+                with start(ours, {**options, "bound": True}) as watched:
+                    measured.bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
+            except WorkerFailed as error:
+                _say(f"no bounds are told: {error}")
             keep(measured)
         return measured
 
@@ -196,9 +200,9 @@ def _page(measured: Measured, model: str, rounds: int) -> str:
         rest = [
             "Where the time of a step goes, ms:",
             report.profile_table(measured.profiles),
-            report.bound_paragraph(measured.bounds),
-            report.bound_table(measured.bounds),
         ]
+    if measured.bounds:
+        rest += [report.bound_paragraph(measured.bounds), report.bound_table(measured.bounds)]
     return report.page(measured.results, measured.precisions, measured.ready, model, rounds, rest)
 
 

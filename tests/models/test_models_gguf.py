@@ -205,7 +205,7 @@ def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:
         assert "int8 weights and activations" in engine.stats.implementation
         assert "groups" not in engine.stats.implementation
     with pytest.raises(UnsupportedModel, match="have 4 bits already"):
-        Engine(source, quantization="int8-group", device="cpu")
+        Engine(resolve(str(source)), quantization="int8-group", device="cpu")
 
 
 def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies import ModelBody, load_body
+from batchwright.engine.bodies.load import choose_device
 from batchwright.engine.continuations import Scoring, TextOrTokens
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
@@ -52,7 +53,7 @@ class Engine:
     ) -> None:
         config = (config or EngineConfig()).with_options(**options)
         _require_generating(str(model))
-        folder = resolve(str(model), as_values=config.body == "transformers")
+        folder = resolve(str(model), as_values=_needs_values(config))
         self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:
@@ -296,6 +297,12 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[], object]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)
+
+
+def _needs_values(config: EngineConfig) -> bool:
+    """Return whether the weights of a GGUF file are not multiplied as the numbers that it holds."""
+    is_plain = config.body != "transformers" and config.quantization is None and config.tensor_parallel == 1
+    return not is_plain or config.dtype in ("float32", "float16") or choose_device(config.device).type != "cpu"
 
 
 def _require_generating(model: str) -> None:

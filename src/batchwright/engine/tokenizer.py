@@ -31,6 +31,8 @@ class Tokenizer:
         if any((folder / name).exists() for name in _FILES):
             try:
                 self._inner = _loaded(folder)
+            except ModuleNotFoundError:
+                raise
             except Exception as error:  # transformers and tokenizers raise all sorts of errors
                 reason = " ".join(str(error).split())[:_REASON_SHOWN]
                 raise UnsupportedModel(

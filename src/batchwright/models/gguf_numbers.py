@@ -31,7 +31,7 @@ _OF_K = 256
 """Weights of a block of Q4_K, in 8 groups."""
 _ROWS_CHECKED = 256
 _MOST_ERROR = 0.02
-"""Greatest error of values that are rounded to bfloat16, over the greatest magnitude."""
+"""Greatest error of values that are rounded to bfloat16, over the greatest magnitude in their row."""
 _LEVELS = 127
 
 _Bytes = npt.NDArray[np.uint8]
@@ -109,8 +109,8 @@ def rounded(values: _Floats) -> Numbers:
 
 def _agrees(found: Numbers, values: _Floats) -> bool:
     rows = slice(0, _ROWS_CHECKED)
-    error = np.abs(found.values(rows) - values[rows]).max(initial=0.0)
-    return bool(error <= _MOST_ERROR * np.abs(values[rows]).max(initial=0.0))
+    errors = np.abs(found.values(rows) - values[rows]).max(axis=1)
+    return bool((errors <= _MOST_ERROR * np.abs(values[rows]).max(axis=1)).all())
 
 
 def _halves_first(rows: int, heads: int) -> npt.NDArray[np.int64]:
