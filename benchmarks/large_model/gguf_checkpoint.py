@@ -10,21 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from batchwright.models.gguf_numbers import WEIGHTS
 from benchmarks.large_model.checkpoint import HIDDEN, INTERMEDIATE, KEYS, LAYER_SHAPES, QUERIES, SIZE, VOCAB
 
 KINDS = {4: "Q4_0", 8: "Q8_0"}
 """Names of the formats with so many bits, and a scale for each 32 weights."""
 _GROUP = 32
 _HEAD_DIM = 128
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _UNUSED = 5
 """Type of tokens that no text has."""
 
@@ -72,7 +64,7 @@ def _tensors(bits: int, layers: int) -> Iterator[tuple[str, tuple[int, ...], str
         for norm in ("attn_norm", "ffn_norm"):
             yield f"blk.{layer}.{norm}.weight", (HIDDEN,), "F32"
         for name, shape in LAYER_SHAPES.items():
-            yield f"blk.{layer}.{_NAMES[name]}.weight", shape, KINDS[bits]
+            yield f"blk.{layer}.{WEIGHTS[name]}.weight", shape, KINDS[bits]
 
 
 def _stored(library: Any, shape: tuple[int, ...], kind: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

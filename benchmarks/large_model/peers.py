@@ -25,7 +25,6 @@ _SHORT = 2
 class PeerDecoded:
     """Steps of some sequences, each of which chose a token for every one."""
 
-    settings: str
     file_bytes: int
     loading: float
     """Seconds."""
@@ -63,8 +62,7 @@ def peer_decoded(
         for sequences in counts:
             worker.run(_job(sequences, _SHORT))
             short, long = (worker.run(_job(sequences, _SHORT + more))["seconds"] for more in (0, steps))
-            settings, size = worker.ready["settings"], path.stat().st_size
-            yield PeerDecoded(settings, size, loading, sequences, (long - short) / steps)
+            yield PeerDecoded(path.stat().st_size, loading, sequences, (long - short) / steps)
 
 
 def _job(sequences: int, outputs: int) -> Job:

@@ -89,7 +89,7 @@ def engine(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options: Options = {
-        "model": str(resolve(model, progress=_say)),
+        "model": str(resolve(model, progress=_say, as_values=True)),
         "precision": ours.precision,
         "kv_gib": kv_gib,
         "max_num_seqs": 256,

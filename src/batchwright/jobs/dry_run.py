@@ -97,10 +97,10 @@ def plan(
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
-    `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is
-    called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the
-    same, the first. `sample` gets the same lines. `limit`: the most tokens of an answer to a
-    line that does not say; None: any number.
+    `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
+    with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the same, the
+    first. `sample` gets the same lines. `limit`: the most tokens of an answer to a line that does not say; None: any
+    number.
     """
     return _Planner(job, tokenizer, check, add_cost, identify, limit, capacity, sample).plan()
 

@@ -58,11 +58,11 @@ class Numbers:
         """Return some rows of the weight: [rows, inputs]."""
         scales = self.scales[rows].astype(np.float32)[..., None]
         groups = self.numbers[rows].astype(np.float32).reshape(*self.scales[rows].shape, GROUP)
-        found = (groups - 128) * scales if self.offsets is None else groups * scales + self._offsets(self.offsets, rows)
+        if self.offsets is None:
+            found = (groups - 128) * scales
+        else:
+            found = groups * scales + self.offsets[rows].astype(np.float32)[..., None]
         return found.reshape(len(groups), -1).astype(np.float32)
-
-    def _offsets(self, offsets: _Halves, rows: slice) -> _Floats:
-        return offsets[rows].astype(np.float32)[..., None]
 
     def ordered(self, rows: npt.NDArray[np.int64]) -> Numbers:
         """Return the weight with its rows in another order."""
