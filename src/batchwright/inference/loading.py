@@ -56,8 +56,9 @@ def load_models(
     loading a model.
     """
     # Importing torch takes seconds, so a wrong name is reported before.
-    for name in filter(None, (model, embedding_model)):
-        resolve(name, progress=progress)
+    for name, encodes in ((model, False), (embedding_model, True)):
+        if name is not None:
+            resolve(name, progress=progress, as_values=encodes)
     try:
         if model is not None and config.device in (None, "cpu"):
             prepare_kernels(progress)
@@ -104,7 +105,7 @@ def load_classifiers(
 ) -> tuple[Classifier, ...]:
     """Load sequence classifiers, such as cross-encoders. Raises as `load_models`."""
     for name in names:
-        resolve(name, progress=progress)
+        resolve(name, progress=progress, as_values=True)
     if not names:
         return ()
     try:

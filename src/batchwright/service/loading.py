@@ -96,8 +96,11 @@ def model_times(settings: Settings) -> dict[str, float]:
     """
     if settings.backend != "engine" or settings.ray is not None:
         return {}
-    names = (settings.model, settings.embedding_model, *settings.classifier)
-    times = {served_name(name): _made_at(resolve(name, pull=False)) for name in names if name}
+    encoders = (settings.embedding_model, *settings.classifier)
+    named = ((settings.model, False), *((each, True) for each in encoders))
+    times = {
+        served_name(name): _made_at(resolve(name, pull=False, as_values=encodes)) for name, encodes in named if name
+    }
     meant = {alias: served_name(model) for alias, model in settings.aliases.items()}
     return times | {alias: times[model] for alias, model in meant.items() if model in times}
 

@@ -39,8 +39,9 @@ async def open_replicas(
             f"tensor_parallel={config.tensor_parallel}: only models that generate are shared by several processes, and "
             f"none is needed here beside {embedding_model or classifiers[0]}; leave it out"
         )
-    for name in filter(None, (model, embedding_model, *classifiers)):
-        resolve(name, progress=progress)
+    for name, encodes in ((model, False), *((each, True) for each in (embedding_model, *classifiers))):
+        if name is not None:
+            resolve(name, progress=progress, as_values=encodes)
     places = places_for(count, config.device, config.tensor_parallel)
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
