@@ -50,12 +50,12 @@ class Gate:
         core = engine._engine.core
         own = core.step
 
-        def step() -> list[StreamEvent]:
+        def step(most: int = 1) -> list[StreamEvent]:
             self.reached.set()
             self._open.wait()
             if failure is not None:
                 raise failure
-            return own()
+            return own(most)
 
         core.step = step  # type: ignore[method-assign]
 

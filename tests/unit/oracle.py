@@ -115,11 +115,8 @@ class Bench:
         computed = {id(sequence): sequence.num_computed for sequence in alive}
         self._due = self.scheduler._share.due(self.scheduler.token_budget)
         alone = next((each for each in self.isolated if each in alive and each.deadline > self.now), None)
-        self.plan = plan = self.scheduler.schedule(self.now)
-        self.in_flight = [
-            Write(chunk, list(chunk.sequence.table.blocks), chunk.sequence.tokens + chunk.drafts)
-            for chunk in plan.chunks
-        ]
+        plan = self.scheduler.schedule(self.now)
+        self.take(plan)
         self.preemptions += len(plan.preempted)
         assert {id(s) for s in plan.expired} == {id(s) for s in alive if s.deadline <= self.now}
         assert all(sequence.status is Status.FINISHED for sequence in plan.expired)
@@ -137,6 +134,14 @@ class Bench:
                 self._check_nothing_idles()
         self.check()
         return plan
+
+    def take(self, plan: StepPlan) -> None:
+        """Have `plan` computed next."""
+        self.plan = plan
+        self.in_flight = [
+            Write(chunk, list(chunk.sequence.table.blocks), chunk.sequence.tokens + chunk.drafts)
+            for chunk in plan.chunks
+        ]
 
     def commit(self) -> None:
         """Write all chunks, then read all that each chunk attends to, then let the scheduler know."""

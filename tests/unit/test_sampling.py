@@ -268,6 +268,28 @@ def test_a_seeded_row_is_the_same_in_any_company(dtype: torch.dtype, vocab: int)
             assert sample(logits[rows], [fresh(row) for row in rows]) == [alone[row] for row in rows]
 
 
+def draw_at(uniform: float, *states: SamplingState) -> None:
+    """Have the next tokens drawn with this number."""
+    for each in states:
+        each._coming.clear()
+        each._coming.append(uniform)
+
+
+def test_random_numbers_are_the_same_however_many_are_asked_for() -> None:
+    one_by_one, ahead = state(seed=1, temperature=1.0), state(seed=1, temperature=1.0)
+    wanted = []
+    for token in range(5):
+        wanted += one_by_one.uniforms(1)
+        one_by_one.record(token)
+    assert ahead.uniforms(5) == wanted
+    ahead.record(0)
+    ahead.record(1)
+    assert ahead.uniforms(3) == wanted[2:]
+    unasked = state(seed=1, temperature=1.0)
+    unasked.record(0)
+    assert unasked.uniforms(4) == wanted[1:]
+
+
 def test_weights_of_a_row_are_bitwise_the_same_in_any_company() -> None:
     """The target falls on the very edge of a token's weight, where a difference in rounding would show."""
     logits = torch.randn(8, 49152, generator=torch.Generator().manual_seed(6)) * 2
@@ -275,16 +297,17 @@ def test_weights_of_a_row_are_bitwise_the_same_in_any_company() -> None:
     for params in several:
         for row in range(3):
             own = state(seed=0, **params)
-            own.uniform = low = 0.5
-            high = 1.0
+            low, high = 0.5, 1.0
+            draw_at(low, own)
             (first,) = tokens(logits[row : row + 1], [own])
             for _ in range(40):  # bisection for a uniform at which the choice flips
-                own.uniform = (low + high) / 2
+                middle = (low + high) / 2
+                draw_at(middle, own)
                 (token,) = tokens(logits[row : row + 1], [own])
-                low, high = (own.uniform, high) if token == first else (low, own.uniform)
+                low, high = (middle, high) if token == first else (low, middle)
             for uniform in (low, high):
                 mates = [state(seed=i, **params) for i in range(8)]
-                own.uniform = mates[row].uniform = uniform
+                draw_at(uniform, own, mates[row])
                 assert tokens(logits, mates)[row] == tokens(logits[row : row + 1], [own])[0]
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling import Scheduler, Sequence, SloController
+from batchwright.scheduling import Scheduler, Sequence, SloController, Status, repeated
 
 from .oracle import TRAFFICS, Bench
 
@@ -89,6 +89,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def compute(self, steps: int) -> None:
         for _ in range(steps):
             self.bench.step()
+
+    @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.has_work)
+    @rule(most=st.integers(1, 6), planned=st.booleans())
+    def compute_several(self, most: int, planned: bool) -> None:
+        """Compute steps that are known to be alike, some of them without a plan of their own."""
+        bench = self.bench
+        first = bench.schedule()
+        steps = bench.scheduler.steady_steps(first, most)
+        assert 1 <= steps <= most
+        bench.check()
+        for step in range(1, steps):
+            expected = repeated(bench.plan)
+            bench.commit()
+            assert all(chunk.sequence.status is Status.RUNNING for chunk in first.chunks)
+            if planned:
+                found = bench.schedule()
+                assert found.chunks == expected.chunks, step
+                assert not found.preempted
+                assert not found.expired
+            else:
+                bench.take(expected)
+        assert steps == 1 or bench.scheduler.next_event() > bench.now
+        bench.commit()
 
     @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.has_work)
     @rule()

@@ -20,6 +20,7 @@ from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.form_compiler import FormCompiler
 from batchwright.engine.grammars import Form
 from batchwright.engine.scoring import PromptScores
+from batchwright.engine.step.multi_step import MOST_STEPS
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
@@ -175,7 +176,7 @@ class AsyncEngine:
         """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""
         self._closing = True
         self._forms.close()
-        self._wake.set()
+        self._notify()
         await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> Self:
@@ -212,11 +213,16 @@ class AsyncEngine:
                 return
             raise EngineClosed("the engine is closed") from self._failure
         self._commands.append(command)
-        self._wake.set()
+        self._notify()
         # The thread sets `_ended` before it empties the queue for the last time: if it may have missed this command,
         # `_ended` is set by now.
         if self._ended and not quietly:
             raise EngineClosed("the engine is closed") from self._failure
+
+    def _notify(self) -> None:
+        """Have the thread look for commands after the step that it computes."""
+        self._engine.core.interruption.set()
+        self._wake.set()
 
     def _add(
         self,
@@ -245,11 +251,14 @@ class AsyncEngine:
             self._engine.core.cancel(request_id)
 
     def _run(self) -> None:
+        core = self._engine.core
         try:
             while not self._closing:
+                # In this order, so that no command comes between the two and waits for more than one step.
+                core.interruption.clear()
                 self._obey()
-                if self._engine.core.scheduler.has_work:
-                    events = self._engine.core.step()
+                if core.scheduler.has_work:
+                    events = core.step(MOST_STEPS)
                     self._stats = self._engine.stats.copy()
                     self._dispatch(events)
                 else:

@@ -21,6 +21,7 @@ from batchwright.engine.sampling import Sampled
 from batchwright.engine.scoring import PromptScores
 from batchwright.engine.step.launched import LaunchedStep
 from batchwright.engine.step.launcher import StepLauncher
+from batchwright.engine.step.multi_step import DecodedStep, Interruption
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.errors import (
@@ -36,7 +37,7 @@ from batchwright.errors import (
 )
 from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, StreamEvent
-from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
+from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan, repeated
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class EngineCore:
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
         self.launcher = StepLauncher(body, scheduler, self._generations, clock, self.stats)
+        self.interruption = Interruption()
+        """What ends steps that are computed together after the present one."""
         self._launched: LaunchedStep | None = None
         """Step that was launched ahead. Its plan is open."""
         self._left_at: float | None = None
@@ -181,9 +184,13 @@ class EngineCore:
         self._call_back()
         return events
 
-    def step(self) -> list[StreamEvent]:
-        """Compute one step; return the events of streaming requests, and the last event of each request that ended."""
-        events = self._step()
+    def step(self, most: int = 1) -> list[StreamEvent]:
+        """Compute one step; return the events of streaming requests, and the last event of each request that ended.
+
+        Up to `most` steps are computed, where the next ones are known to be alike whatever tokens come and nobody sets
+        `interruption`.
+        """
+        events = self._step(most)
         self._drop_launched()
         self._gauge()
         self._call_back()
@@ -193,7 +200,7 @@ class EngineCore:
         return events
 
     @torch.inference_mode()
-    def _step(self) -> list[StreamEvent]:
+    def _step(self, most: int) -> list[StreamEvent]:
         entered = self.clock.now()
         events: list[StreamEvent] = []
         step, pause = self._take_launched(), 0.0
@@ -203,12 +210,16 @@ class EngineCore:
             if not plan.chunks:
                 return events
             try:
-                step = self.launcher.launch(plan, entered, self.meter)
+                several = self.launcher.several(plan, entered, most, self.interruption, self.meter)
+                step = None if several else self.launcher.launch(plan, entered, self.meter)
             except BaseException as failure:
                 self.scheduler.rollback(plan)  # after an interrupt, too, so that the engine can go on
                 if not isinstance(failure, Exception):
                     raise
                 return events + self._recover(plan, failure)
+            pause = pause if pause < _LONGEST_PAUSE else 0.0
+            if step is None:
+                return events + self._deliver_several(plan, several, entered, pause)
         elif entered - self._done_at > _LONGEST_PAUSE:
             self._known_at = self._done_at = entered  # the caller did something else meanwhile
         try:
@@ -218,7 +229,7 @@ class EngineCore:
             except Exception as failure:
                 self._undo(step)
                 return events + self._recover(step.plan, failure)
-            return events + self._deliver_step(step, outcomes, pause if pause < _LONGEST_PAUSE else 0.0)
+            return events + self._deliver_step(step, outcomes, pause)
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
             self._undo(step)
             raise
@@ -293,6 +304,30 @@ class EngineCore:
                 events.extend(self._deliver_all(chunk, chosen, now))
         self._done_at = self.clock.now()
         self._count(step.plan, now - computing_since, self._done_at - began, pause)
+        return events
+
+    def _deliver_several(
+        self, plan: StepPlan, steps: list[DecodedStep], began: float, pause: float
+    ) -> list[StreamEvent]:
+        """Deliver the tokens of steps of which `plan`, made at `began`, is the first, and the others repeat it."""
+        events: list[StreamEvent] = []
+        now = self._known_at = self.clock.now()
+        plans = [plan]
+        for step in steps:
+            if step is not steps[0]:
+                plans.append(repeated(plans[-1]))
+            try:
+                self.scheduler.commit(plans[-1])
+                for chunk, token in zip(plan.chunks, step.tokens, strict=True):
+                    events.extend(self._deliver_all(chunk, [Sampled(token)], now))
+            except BaseException:  # an interrupt: tokens that were not delivered are chosen again
+                for chunk in plan.chunks:
+                    self.scheduler.repeat_last(chunk.sequence)
+                raise
+        self._done_at = self.clock.now()
+        of_host = (self._done_at - began - sum(step.seconds for step in steps)) / len(steps)
+        for of_step, step in zip(plans, steps, strict=True):
+            self._count(of_step, step.seconds, step.seconds + max(0.0, of_host), pause if step is steps[0] else 0.0)
         return events
 
     def _undo(self, step: LaunchedStep) -> None:

@@ -57,6 +57,16 @@ class Generation:
         return self.sequence.tokens[self.sequence.num_prompt :]
 
     @property
+    def needs_host(self) -> bool:
+        """Whether its next token cannot be chosen, or cannot be kept back, until the host has seen the last one."""
+        return (
+            self.matcher is not None
+            or self._detokenizer is not None
+            or self.owner.streams
+            or not self.sampling.untouched
+        )
+
+    @property
     def last_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Log-probabilities of the last accepted token; None if the request does not ask for any."""
         return None if self._logprobs is None else tuple(self._logprobs[-1:])

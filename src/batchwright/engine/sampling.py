@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import random
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from math import isfinite
 
 import numpy as np
@@ -274,9 +276,8 @@ class SamplingState:
             self._random = random.Random(f"{params.seed}/{index}")
         else:
             self._random = _UNUSED if params.greedy else random.Random()
-        self.uniform = self._random.random()
-        """Random number of the next token, which a step uses again if it is computed again after a failure."""
-        self._uniform_after: float | None = None
+        self._coming: deque[float] = deque()
+        """Random numbers of the next tokens, which a step uses again if it is computed again after a failure."""
         self.generated = 0
         self._places: dict[int, int] = {}
         """Places of generated tokens in `_generated` and `_counts`: arrays that grow, so that no step builds them."""
@@ -314,17 +315,18 @@ class SamplingState:
         """Whether every token depends on its logits and its grammar only, regardless of earlier tokens otherwise."""
         return self.params.greedy and self.untouched and self.params.min_tokens == 0
 
-    @property
-    def uniform_after(self) -> float:
-        """Random number of the token after the next one."""
-        if self._uniform_after is None:
-            self._uniform_after = self._random.random()
-        return self._uniform_after
+    def uniforms(self, count: int) -> list[float]:
+        """Return the random numbers of the next `count` tokens."""
+        while len(self._coming) < count:
+            self._coming.append(self._random.random())
+        return list(islice(self._coming, count))
 
     def record(self, token: int) -> None:
         """Record that `token` was chosen."""
         self.generated += 1
-        self.uniform, self._uniform_after = self.uniform_after, None
+        if not self.params.greedy:
+            self.uniforms(1)  # one number for each token, whether it was drawn or certain
+            self._coming.popleft()
         if self._penalises:
             place = self._places.setdefault(token, len(self._places))
             if place == len(self._counts):
@@ -454,7 +456,7 @@ def _sample_adjusted(own: Tensor, states: list[SamplingState], masks: Mapping[in
 def _choose(logits: Tensor, states: Sequence[SamplingState], rows: Iterable[int]) -> tuple[list[float], list[int]]:
     """Return what `choose` does, with a draw for those of `rows` that are not greedy."""
     drawn = [row for row in rows if not states[row].params.greedy]
-    return choose(logits, drawn, [states[row].params for row in drawn], [states[row].uniform for row in drawn])
+    return choose(logits, drawn, [states[row].params for row in drawn], [states[row].uniforms(1)[0] for row in drawn])
 
 
 def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from batchwright.engine.bodies.body import KernelSeconds, StepOutput
 from batchwright.engine.generation import RequestState
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.multi_step import DecodedStep
 from batchwright.planning.bound import MachineRates, ModelCosts, SpentTime, Work
 from batchwright.planning.needed_work import NeededWork
-from batchwright.scheduling import Chunk, StepPlan
+from batchwright.scheduling import Chunk, StepPlan, repeated
 
 _TOGETHER = 32
 """Steps that are counted at once: what comes once a step finds nothing of what it needs in the caches, since all
@@ -104,6 +106,28 @@ class WorkMeter:
                 attention,
             )
         )
+
+    def computed_several(
+        self, plan: StepPlan, tables: np.ndarray, steps: Sequence[DecodedStep], *, nothing_left: bool
+    ) -> None:
+        """Measure steps of which `plan` is the first and the others repeat it; `tables` are as those of a batch."""
+        self._since()
+        rows = len(plan.chunks)
+        for step in steps:
+            self._uncounted.append(
+                _Step(
+                    plan.chunks,
+                    tables,
+                    rows,
+                    rows - step.likeliest,
+                    step.likeliest,
+                    nothing_left,
+                    step.model,
+                    step.products,
+                    step.attention,
+                )
+            )
+            plan = repeated(plan)
 
     def between_steps(self) -> None:
         """Count steps if there are enough, while no step is timed."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from batchwright.engine.engine import Engine
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.form_compiler import FormCompiler
+from batchwright.engine.step.multi_step import MOST_STEPS
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import EngineClosed
 from batchwright.planning.needed_work import Answered
@@ -97,7 +98,7 @@ class SteppedEngine:
             while self._waiting:
                 # Let the tasks that the last step answered submit their next requests.
                 await asyncio.sleep(0)
-                for response in self._engine.step():
+                for response in self._engine.step(MOST_STEPS):
                     answer = self._waiting.pop(response.request_id, None)
                     # It is done if it was cancelled and its task has not run since.
                     if answer is not None and not answer.done():

@@ -1,9 +1,9 @@
 """Decisions about which tokens of which sequences go into the next step, without computing them."""
 
 from batchwright.scheduling.drafting import Drafter
-from batchwright.scheduling.plan import Chunk, StepPlan
+from batchwright.scheduling.plan import Chunk, StepPlan, repeated
 from batchwright.scheduling.scheduler import Scheduler
 from batchwright.scheduling.sequence import Sequence, Status
 from batchwright.scheduling.slo import SloController
 
-__all__ = ["Chunk", "Drafter", "Scheduler", "Sequence", "SloController", "Status", "StepPlan"]
+__all__ = ["Chunk", "Drafter", "Scheduler", "Sequence", "SloController", "Status", "StepPlan", "repeated"]

@@ -64,6 +64,16 @@ class Places:
         """Whether sequences of batches run or wait."""
         return self._num_online < len(self.running) or len(self.waiting["batch"]) > 0
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are sequences of both classes of traffic."""
+        return self.wants_batch and (self._num_online > 0 or len(self.waiting["online"]) > 0)
+
+    @property
+    def contended(self) -> bool:
+        """Whether several requests share the places of a class of traffic."""
+        return any(each.contended for each in self.shares.values())
+
     def running_of(self, traffic: Traffic) -> int:
         """Return how many sequences of this class run."""
         return self._num_online if traffic == "online" else len(self.running) - self._num_online
@@ -233,6 +243,22 @@ class Places:
             if victim is sequence:
                 return False
         return True
+
+    def reserve(self, sequences: Iterable[Sequence], steps: int) -> int:
+        """Give decoding sequences blocks for the next `steps` tokens, or as many as nobody has to give up one for.
+
+        Return for how many; for the next one they have room already.
+        """
+        sequences = list(sequences)
+        while steps > 1 and self._missing(sequences, steps) > self.blocks.num_free:
+            steps //= 2
+        for sequence in sequences:
+            self.blocks.grow(sequence.table, sequence.num_computed + steps)
+        return steps
+
+    def _missing(self, sequences: Iterable[Sequence], steps: int) -> int:
+        """Return how many blocks decoding sequences lack for the next `steps` tokens."""
+        return sum(self.blocks.blocks_for(each.num_computed + steps) - len(each.table) for each in sequences)
 
     def make_room_alone(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         """Make room for `count` more tokens of a running sequence, at the cost of any others."""

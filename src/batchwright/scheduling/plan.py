@@ -44,6 +44,20 @@ class StepPlan:
     """Whether it computes one sequence by itself, to see whether that makes a step fail."""
 
     @property
+    def is_changeless(self) -> bool:
+        """Whether it decodes one token each of sequences that had another step before, and nobody gives up a place."""
+        return not (self.alone or self.preempted or self.expired) and all(
+            chunk.is_decode
+            and chunk.count == 1
+            and chunk.samples
+            and not chunk.fresh
+            and not chunk.scored
+            and not chunk.drafts
+            and chunk.start >= chunk.sequence.num_prompt
+            for chunk in self.chunks
+        )
+
+    @property
     def num_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 
@@ -61,6 +75,13 @@ class StepPlan:
     def num_batch_tokens(self) -> int:
         """Number of those that are of batch sequences."""
         return sum(chunk.count for chunk in self.chunks if chunk.sequence.is_batch)
+
+
+def repeated(plan: StepPlan) -> StepPlan:
+    """Return the plan of one more token for each sequence of a changeless plan."""
+    return StepPlan(
+        [Chunk(each.sequence, each.start + 1, 1, fresh=False, samples=True, is_decode=True) for each in plan.chunks]
+    )
 
 
 def add_drafts(plan: StepPlan, blocks: BlockManager, rows: int) -> None:

@@ -176,6 +176,30 @@ class Scheduler:
             add_drafts(plan, self.blocks, self.draft_rows)
         return plan
 
+    def steady_steps(self, plan: StepPlan, most: int) -> int:
+        """Return how many steps, up to `most`, decode the same sequences as `plan`, which is open, and nothing else.
+
+        So many in a row need no other plan, as long as none of the sequences ends before its last token, nothing
+        arrives, and they are over before `next_event`. Sequences get blocks for all of them.
+        """
+        sequences = [chunk.sequence for chunk in plan.chunks]
+        is_steady = (
+            plan.is_changeless
+            and len(sequences) == len(self.running)
+            and self.token_budget == self.max_batch_tokens
+            and not (self._isolated or self.slo.bounds_steps or self._places.contended or self._places.is_mixed)
+            # Drafts may be found for the next step where there were none for this one.
+            and not (len(sequences) < self.draft_rows and any(each.drafter for each in sequences))
+        )
+        if not is_steady:
+            return 1
+        left = min(each.max_total - len(each.tokens) for each in sequences)
+        return self._places.reserve(sequences, min(most, left))
+
+    def next_event(self) -> float:
+        """Return the time until which waiting changes nothing: no deadline passes, and nobody is promoted."""
+        return self._timetable.next_event()
+
     def commit(self, plan: StepPlan) -> None:
         """Count the tokens of a step that was computed as computed."""
         for chunk in plan.chunks:

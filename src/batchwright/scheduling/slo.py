@@ -262,6 +262,11 @@ class SloController:
         self._beyond = _Spread(_BAD_STEP, 0.0)
         """Seconds by which recent steps with online sequences exceeded `tpot`."""
 
+    @property
+    def bounds_steps(self) -> bool:
+        """Whether it says how much time a step may take."""
+        return self.ttft is not None or self.tpot is not None
+
     def observe(self, plan: StepPlan, shape: StepShape, seconds: float) -> float | None:
         """Learn that the step, of this shape, took `seconds`, and return what was predicted for it, or None."""
         if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
@@ -270,7 +275,7 @@ class SloController:
 
     def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
         """Return the predicted seconds that the step may have, for running `online` sequences and the first waiting."""
-        if self.ttft is None and self.tpot is None:
+        if not self.bounds_steps:
             return math.inf
         wait, next_ = math.inf if self.ttft is None else self.ttft / 2, math.inf
         for sequence in (*online, *(() if waiting is None else (waiting,))):
@@ -284,7 +289,7 @@ class SloController:
 
     def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> StepRoom:
         """Return the room for batches in a step with the `online` chunks that may have `limit` predicted seconds."""
-        if self.ttft is None and self.tpot is None:
+        if not self.bounds_steps:
             return StepRoom(tokens, owed)
         shape = StepShape.of(online)
         most = max(_FIRST_TOKENS, 2 * self.times.largest) - shape.num_tokens

@@ -56,6 +56,13 @@ class Timetable:
                 return oldest
         return None
 
+    def next_event(self) -> float:
+        """Return a time before which no deadline passes and nobody is of age."""
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        if self._arrivals and self._promote_after is not None:
+            times.append(self._arrivals[0].arrived_at + self._promote_after)
+        return min(times, default=math.inf)
+
     def sweep(self, needed: int) -> None:
         """Remove ended sequences once they are most of the entries; `needed` sequences have not ended."""
         if len(self._deadlines) > 2 * needed + ENDED_KEPT:

@@ -14,6 +14,7 @@ from batchwright.cgroups import free_memory
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
 from batchwright.engine.native.large_pages import populate_beside
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.multi_step import DecodedStep, DecodeRun, Interruption
 from batchwright.planning.bound import ModelCosts
 
 _SOON_USED = 2**27
@@ -85,6 +86,20 @@ class ModelBody(ABC):
         If they are found here, it is among those that the batch's masks allow. Logits are never masked here.
         """
         return StepOutput(self.forward(batch))
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether it has `multi_step`, known after `allocate`."""
+        return False
+
+    def multi_step(self, batch: StepBatch, run: DecodeRun, interruption: Interruption) -> list[DecodedStep]:
+        """Compute the step of `batch`, one row for each sequence, and those after it.
+
+        `run` says by what tokens are chosen and, as `interruption` does, when to stop.
+
+        Blocks of the sequences have room for all steps. Raises NotImplementedError unless it `runs_steps`.
+        """
+        raise NotImplementedError(f"the {self.name} body computes one step at a time")
 
     def rows_for(self, tokens: int) -> int:
         """Return how many rows go through the matrix products in a step of `tokens` tokens.

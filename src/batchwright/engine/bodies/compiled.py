@@ -35,6 +35,7 @@ from batchwright.engine.native.weight_panels import (
     quantize_rows,
 )
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.multi_step import DecodedStep, DecodeRun, Interruption
 from batchwright.engine_config import QuantizationName
 from batchwright.planning.bound import ModelCosts
 
@@ -106,6 +107,16 @@ class CompiledStack:
     def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
         """Return logits, and only the likeliest token of rows that are `greedy`, for a stack that `screens`."""
         return StepOutput(*self._decoder.forward(residual, batch, self.seconds, greedy))
+
+    def multi_step(
+        self, embedding: Tensor, batch: StepBatch, run: DecodeRun, interruption: Interruption
+    ) -> list[DecodedStep]:
+        """Compute steps as `ModelBody.multi_step` does; `embedding` is [vocab, hidden], contiguous."""
+        steps = self._decoder.multi_step(embedding, batch, run, interruption, screened=self.screens)
+        if self.seconds is not None:
+            self.seconds.products += sum(step.products for step in steps)
+            self.seconds.attention += sum(step.attention for step in steps)
+        return steps
 
     @property
     def costs(self) -> ModelCosts:

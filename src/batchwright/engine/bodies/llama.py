@@ -36,6 +36,7 @@ from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, 
 from batchwright.engine.native.kernels import LANES, load_kernels
 from batchwright.engine.native.weight_groups import GROUP, joined, round_to_groups
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.multi_step import DecodedStep, DecodeRun, Interruption
 from batchwright.engine_config import QuantizationName
 from batchwright.errors import UnsupportedModel
 from batchwright.planning.bound import ModelCosts
@@ -170,6 +171,15 @@ class LlamaBody(ModelBody):
         if isinstance(self.stack, CompiledStack) and self.stack.screens and any(greedy):
             return self.stack.output(self._embedded(batch), batch, greedy)
         return super().output(batch, greedy)
+
+    @property
+    def runs_steps(self) -> bool:
+        return isinstance(self.stack, CompiledStack) and isinstance(self._embedding, Tensor)
+
+    def multi_step(self, batch: StepBatch, run: DecodeRun, interruption: Interruption) -> list[DecodedStep]:
+        if not isinstance(self.stack, CompiledStack) or not isinstance(self._embedding, Tensor):
+            return super().multi_step(batch, run, interruption)
+        return self.stack.multi_step(self._embedding, batch, run, interruption)
 
     def _embedded(self, batch: StepBatch) -> Tensor:
         if isinstance(self._embedding, Tensor):

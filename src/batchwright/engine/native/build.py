@@ -25,7 +25,9 @@ from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
 
 _HERE = Path(__file__).parent
-SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
+SOURCES = tuple(
+    _HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "multi_step.cpp", "sampling.cpp")
+)
 """Sources of the engine's own kernels."""
 _HEADERS = tuple(sorted(_HERE.glob("*.h")))
 """Headers that any source may include."""

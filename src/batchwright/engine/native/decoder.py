@@ -12,12 +12,15 @@ from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchwright.engine.native.kernels import ProductKind
+from batchwright.engine.native.kernels import ProductKind, draw_arrays, places_of_draws
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear
 from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.step.multi_step import DecodedStep, DecodeRun, Interruption
 
 _ALIGNED = 64
 """Bytes of a cache line."""
@@ -137,6 +140,22 @@ class _Step(Structure):
     ]
 
 
+class _Run(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("embedding", "first", "ends", "end_starts", "places")),
+        *((name, c_void_p) for name in ("temperatures", "min_p", "top_k", "top_p", "uniforms")),
+        *((name, c_void_p) for name in ("interrupted", "tokens", "seconds")),
+        ("limit", c_double),
+        *((name, c_int64) for name in ("most", "drawn", "vocab")),
+    ]
+
+
+_NUM_TIMES = 5
+"""Times of a step of a run, as the kernels note them."""
+_KEPT_TIMES = [0, 1, 3, 4]
+"""Those of a `DecodedStep`."""
+
+
 class NativeDecoder:
     """`model` as the compiled kernels read it; this keeps its tensors alive."""
 
@@ -145,6 +164,9 @@ class NativeDecoder:
         self._decode = getattr(library, f"bw_decode_{suffix}")
         self._decode.argtypes = [POINTER(_Model), POINTER(_Step)]
         self._decode.restype = None
+        self._multi_step = getattr(library, f"bw_multi_step_{suffix}")
+        self._multi_step.argtypes = [POINTER(_Model), POINTER(_Step), POINTER(_Run)]
+        self._multi_step.restype = c_int64
         self._scratch_bytes = getattr(library, f"bw_scratch_bytes_{suffix}")
         self._scratch_bytes.argtypes = [POINTER(_Model), c_int64]
         self._scratch_bytes.restype = c_int64
@@ -165,12 +187,63 @@ class NativeDecoder:
         batch's masks allow, by the place of the row: None if its logits are not finite. The time that this takes is
         added to `seconds`.
         """
-        rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
-        outputs = self._kept.head.outputs
-        chosen, masks = None if greedy is None else _Chosen(greedy), batch.masks
-        logits = residual.new_empty(wanted - sum(greedy or ()), -(-outputs // PANEL) * PANEL)
+        chosen = None if greedy is None else _Chosen(greedy)
         spent = (c_double * 3)()
-        step = _Step(
+        logits, step = self._step(residual, batch, chosen)
+        step.seconds = None if seconds is None else ctypes.addressof(spent)
+        self._decode(byref(self._model), byref(step))
+        if seconds is not None:
+            seconds.products += spent[0]
+            seconds.attention += spent[1]
+        return logits[:, : self._kept.head.outputs], {} if chosen is None else chosen.tokens()
+
+    def multi_step(
+        self, embedding: Tensor, batch: StepBatch, run: DecodeRun, interruption: Interruption, *, screened: bool
+    ) -> list[DecodedStep]:
+        """Compute the step of `batch`, one row for each sequence, and those after it, as `run` says.
+
+        `embedding` [vocab, hidden] bfloat16 is contiguous. With `screened`, which needs a screen, greedy tokens are
+        found without logits.
+        """
+        greedy = run.greedy
+        chosen = _Chosen(greedy) if screened and any(greedy) else None
+        residual = embedding.new_empty(batch.num_sequences, embedding.shape[1])
+        _logits, step = self._step(residual, batch, chosen)
+        ends, end_starts = run.flat_ends()
+        tokens = np.empty((run.most, batch.num_sequences), np.int64)
+        seconds = np.zeros((run.most, _NUM_TIMES))
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ends": ends,
+            "end_starts": end_starts,
+            "places": places_of_draws(greedy),
+            **draw_arrays(run.drawn),
+            "uniforms": run.uniforms,
+            "tokens": tokens,
+            "seconds": seconds,
+        }
+        steps = _Run(
+            embedding=embedding.data_ptr(),
+            first=batch.token_ids.data_ptr(),
+            **{name: each.ctypes.data for name, each in arrays.items()},
+            interrupted=interruption.address,
+            limit=run.seconds,
+            most=run.most,
+            drawn=run.uniforms.shape[1],
+            vocab=self._kept.head.outputs,
+        )
+        done = self._multi_step(byref(self._model), byref(step), byref(steps))
+        likeliest = 0 if chosen is None else chosen.count
+        return [
+            DecodedStep([None if token < 0 else token for token in of_step], likeliest, *times)
+            for of_step, times in zip(tokens[:done].tolist(), seconds[:done, _KEPT_TIMES].tolist(), strict=True)
+        ]
+
+    def _step(self, residual: Tensor, batch: StepBatch, chosen: _Chosen | None) -> tuple[Tensor, _Step]:
+        """Return memory for the logits of a step [rows, padded vocab], and the step."""
+        rows, wanted, masks = residual.shape[0], batch.logit_rows.shape[0], batch.masks
+        plain = wanted if chosen is None else wanted - chosen.count
+        logits = residual.new_empty(plain, -(-self._kept.head.outputs // PANEL) * PANEL)
+        return logits, _Step(
             residual=residual.data_ptr(),
             positions=batch.positions.data_ptr(),
             slots=batch.slots.data_ptr(),
@@ -185,7 +258,6 @@ class NativeDecoder:
             likeliest=None if chosen is None else chosen.likeliest.data_ptr(),
             logits=logits.data_ptr(),
             scratch=self._room(rows),
-            seconds=None if seconds is None else ctypes.addressof(spent),
             rows=rows,
             sequences=batch.num_sequences,
             table_stride=batch.block_tables.stride(0),
@@ -193,11 +265,6 @@ class NativeDecoder:
             logits_stride=logits.stride(0),
             mask_words=0 if masks is None else masks.bits.shape[1],
         )
-        self._decode(byref(self._model), byref(step))
-        if seconds is not None:
-            seconds.products += spent[0]
-            seconds.attention += spent[1]
-        return logits[:, :outputs], {} if chosen is None else chosen.tokens()
 
     def _room(self, rows: int) -> int:
         needed = self._scratch_bytes(byref(self._model), max(rows, 1)) + _ALIGNED
@@ -211,6 +278,7 @@ class _Chosen:
     """Which logit rows are greedy, and memory for their outcome."""
 
     def __init__(self, greedy: Sequence[bool]) -> None:
+        self.count = sum(greedy)
         self.greedy = torch.tensor(greedy, dtype=torch.bool)
         self.greatest, self.likeliest = torch.empty(len(greedy)), torch.empty(len(greedy), dtype=torch.int64)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -147,18 +148,7 @@ class NativeKernels:
         places = np.full(len(logits), -1, np.int32)
         places[rows] = np.arange(len(rows))
         greatest, tokens = np.empty(len(logits), np.float32), np.empty(len(logits), np.int64)
-        # Arrays of numpy take less time to make than tensors.
-        arrays = (
-            places,
-            # A temperature too small for float32 would divide by 0.
-            np.array([max(each.temperature, _TINY) for each in params], np.float32),
-            np.array([each.min_p for each in params], np.float32),
-            np.array([each.top_k for each in params], np.int64),
-            np.array([each.top_p for each in params], np.float64),
-            np.array(uniforms, np.float64),
-            greatest,
-            tokens,
-        )
+        arrays = (places, *draw_arrays(params).values(), np.array(uniforms, np.float64), greatest, tokens)
         self._bound.choose_rows(_address(logits), *_sizes(logits), *(each.ctypes.data for each in arrays))
         return greatest.tolist(), tokens.tolist()
 
@@ -167,6 +157,24 @@ class NativeKernels:
         which = torch.tensor(rows)
         sizes = (logits.stride(0), logits.shape[1])
         self._bound.mask_rows(_address(logits), *sizes, _address(which), len(rows), _address(masks), masks.shape[1])
+
+
+def draw_arrays(params: Sequence[SamplingParams]) -> dict[str, npt.NDArray[np.generic]]:
+    """Return what rows draw their tokens by, as `choose_rows` of the kernels takes it: [rows] each."""
+    # Arrays of numpy take less time to make than tensors.
+    return {
+        # A temperature too small for float32 would divide by 0.
+        "temperatures": np.array([max(each.temperature, _TINY) for each in params], np.float32),
+        "min_p": np.array([each.min_p for each in params], np.float32),
+        "top_k": np.array([each.top_k for each in params], np.int64),
+        "top_p": np.array([each.top_p for each in params], np.float64),
+    }
+
+
+def places_of_draws(greedy: Sequence[bool]) -> npt.NDArray[np.int32]:
+    """Return the place of each row among those that draw, -1 for those that are `greedy`."""
+    drawn = ~np.array(greedy, np.bool_)
+    return np.where(drawn, np.cumsum(drawn) - 1, -1).astype(np.int32)
 
 
 def _sizes(rows: Tensor) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from batchwright.engine.sampling import Sampled, SamplingState, hold_ends, sampl
 from batchwright.engine.scoring import score_rows, without_scored
 from batchwright.engine.step.batch import RowMasks, StepBatch, build_batch
 from batchwright.engine.step.launched import LaunchedStep
+from batchwright.engine.step.multi_step import MOST_SECONDS, DecodedStep, DecodeRun, Interruption
 from batchwright.engine.step.pending_tokens import choose_without_waiting
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.scheduling import Chunk, Scheduler, StepPlan
@@ -72,10 +73,7 @@ class StepLauncher:
         else:
             output = self._body.output(batch, [state.takes_likeliest for state in states])
         if meter is not None:
-            nothing_left = (
-                not self._scheduler.num_waiting and len(self._scheduler.running) < self._scheduler.max_num_seqs
-            )
-            meter.computed(plan, batch, output, self._clock.now() - forward_began, nothing_left=nothing_left)
+            meter.computed(plan, batch, output, self._clock.now() - forward_began, nothing_left=self._nothing_left)
         pending = None
         if self.runs_ahead and not output.likeliest and len(states) == len(sampled):
             unknown = set() if before is None else {sequence.ordinal for sequence, _ in before.unknown}
@@ -87,6 +85,32 @@ class StepLauncher:
                 owner.first_step_at = began
         kept = output if pending is None else None
         return LaunchedStep(plan, sampled, states, kept, masks, pending, began, computing_since)
+
+    def several(
+        self, plan: StepPlan, began: float, most: int, interruption: Interruption, meter: WorkMeter | None
+    ) -> list[DecodedStep]:
+        """Compute the step that was planned at `began` and those after it, up to `most`, if they are known to be alike.
+
+        Nothing is computed, nor returned, if that would be one step only.
+        """
+        generations = [self._generations[chunk.sequence.ordinal] for chunk in plan.chunks]
+        if most == 1 or not self._body.runs_steps or any(each.needs_host for each in generations):
+            return []
+        most = self._scheduler.steady_steps(plan, most)
+        if most == 1:
+            return []
+        batch = build_batch(plan.chunks, self._scheduler.blocks.block_size, self._body.device)
+        states, ends = [each.sampling for each in generations], [each.ends for each in generations]
+        seconds = min(MOST_SECONDS, self._scheduler.next_event() - began)
+        steps = self._body.multi_step(batch, DecodeRun.of(most, seconds, states, ends), interruption)
+        if meter is not None:
+            meter.computed_several(plan, batch.tables, steps, nothing_left=self._nothing_left)
+        return steps
+
+    @property
+    def _nothing_left(self) -> bool:
+        """Whether no sequence waits for a place, and there is one to spare."""
+        return not self._scheduler.num_waiting and len(self._scheduler.running) < self._scheduler.max_num_seqs
 
     def outcomes(self, step: LaunchedStep, following: LaunchedStep | None) -> list[list[Sampled]]:
         """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts.

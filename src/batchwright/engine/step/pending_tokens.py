@@ -70,7 +70,7 @@ def choose_without_waiting(
         return None
     best, tokens = row_maxima(logits)
     drawn = {
-        row: (state, state.uniform_after if after else state.uniform)
+        row: (state, state.uniforms(1 + after)[-1])
         for row, (state, after) in enumerate(zip(states, following, strict=True))
         if not state.params.greedy
     }
