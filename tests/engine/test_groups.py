@@ -74,12 +74,13 @@ def test_packing_can_be_undone(outputs: int, inputs: int, bits: int) -> None:
     lanes = packed.panels.view(-1, packed.panels.shape[-1])
     for output in range(outputs):
         of_lanes, lane = lanes[output // 16], output % 16
-        size = groups * GROUP * 16 * bits // 8
-        numbers = of_lanes[:size].view(groups, -1, 16, 4)[:, :, lane]
+        of_groups = of_lanes.view(groups, -1)
+        size = GROUP * 16 * bits // 8
+        numbers = of_groups[:, :size].reshape(groups, -1, 16, 4)[:, :, lane]
         if bits == 4:
             numbers = torch.cat((numbers & 15, numbers >> 4), dim=1)
         assert torch.equal(numbers.reshape(inputs), rounded.numbers[output])
-        halves = of_lanes[size:].view(torch.float16).view(-1, groups, 16)[:, :, lane]
+        halves = of_groups[:, size:].contiguous().view(torch.float16).view(groups, -1, 16)[:, :, lane].T
         assert torch.equal(halves[0], rounded.scales[output])
         if rounded.offsets is not None:
             assert torch.equal(halves[1], rounded.offsets[output])

@@ -72,7 +72,7 @@ class Decoder {
           Spent* spent, const Scratch<E>& scratch, int threads, int team)
       : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim}, scratch_(scratch),
         progress_(progress), index_(index), part_(parts[index]), team_(team),
-        wanted_(step, part_.first_row, part_.end_row),
+        shares_(team), rounds_(team), wanted_(step, part_.first_row, part_.end_row),
         head_(model, step, wanted_, scratch.input, scratch.scales, threads, team) {
     const int64_t first = part_.first_row, end = part_.end_row;
     const int64_t from = std::upper_bound(step.starts, step.starts + step.sequences, first) - step.starts - 1;
@@ -134,6 +134,10 @@ class Decoder {
 
  private:
   enum Kind { kProducts, kAttention, kRest };
+
+  struct alignas(64) Round {
+    uint32_t number = 0;
+  };
 
   // Queries; keys and values go to the cache.
   void project(const Layer& layer) {
@@ -201,7 +205,7 @@ class Decoder {
   template <class Done>
   void product(const Linear& weight, const Rows<E>& rows, const Linear& next, const Done& done) {
     lap(kRest);
-    multiply(weight, rows, next, team_, done);
+    multiply(weight, rows, next, shares_, team_, ++rounds_[omp_get_thread_num()].number, done);
     lap(kProducts);
   }
 
@@ -305,6 +309,8 @@ class Decoder {
   const size_t index_;
   const Part& part_;
   const int team_;
+  Ranges shares_;
+  std::vector<Round> rounds_;  // [team] of the product that each thread computes
   WantedRows wanted_;
   Head<E> head_;
   std::vector<int32_t> starts_, contexts_;  // as in Step, of the rows of the part

@@ -31,10 +31,14 @@ struct RowGroup {
 template <int Bits>
 constexpr int64_t kNumberBytes = kGrouped * kLanes * Bits / 8;
 
-// Bytes of 16 columns: the numbers of all groups, their scales, and with 4 bits their offsets.
+// Bytes of a group in 16 columns: its numbers, their scales, and with 4 bits their offsets.
+template <int Bits>
+constexpr int64_t group_bytes = kNumberBytes<Bits> + (Bits == 4 ? 2 : 1) * kScalesBytes;
+
+// Bytes of 16 columns.
 template <int Bits>
 constexpr int64_t column_bytes(int64_t groups) {
-  return groups * (kNumberBytes<Bits> + (Bits == 4 ? 2 : 1) * kScalesBytes);
+  return groups * group_bytes<Bits>;
 }
 
 inline int64_t column_bytes(const Linear& w) {
@@ -87,23 +91,18 @@ inline VecI add_group_products(VecI acc, VecU numbers, uint32_t row) {
 // numbers of each row lie.
 constexpr int64_t kMostGroupedRows = kWidth == 16 ? 8 : 3;
 
-// Bytes for each line that is fetched ahead, measured: few rows with 8 bits wait for memory itself.
-template <int Bits, int R>
-constexpr int64_t kFetched = Bits == 8 && R <= 4 ? 128 : 64;
-
-// sums[r] = row r · 16 columns. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a group.
-template <int Bits, int R>
+// sums[r] = row r · 16 columns. Meanwhile `ahead` is fetched, `step` bytes a group: what is `Near` is needed at once.
+template <int Bits, int R, bool Near>
 void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
                      const char* ahead, int64_t step, VecF* sums) {
   const uint32_t* rows = reinterpret_cast<const uint32_t*>(values);
-  const char* scales = columns + groups * kNumberBytes<Bits>;
-  const char* offsets = scales + groups * kScalesBytes;
   VecF total[R] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t line = 0; line < step; line += kFetched<Bits, R>) __builtin_prefetch(ahead + g * step + line, 0, 2);
+    if constexpr (!Near || R > kRowsOfStream)
+      for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + g * step + line, 0, Near ? 3 : 2);
     VecI acc[R];
     for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? -128 * row_groups[r * groups + g].sum : 0);
-    const char* numbers = columns + g * kNumberBytes<Bits>;
+    const char *numbers = columns + g * group_bytes<Bits>, *scales = numbers + kNumberBytes<Bits>;
     for (int64_t v = 0; v < kNumberBytes<Bits> / 64; ++v) {
       const VecU packed = load_as<VecU>(numbers + v * 64);
       for (int r = 0; r < R; ++r) {
@@ -116,12 +115,12 @@ void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t group
         }
       }
     }
-    const VecF scale = load_half(scales + g * kScalesBytes);
+    const VecF scale = load_half(scales);
     for (int r = 0; r < R; ++r) {
       const RowGroup& of_row = row_groups[r * groups + g];
       VecF part = __builtin_convertvector(acc[r], VecF) * scale;
       if constexpr (Bits == 4)
-        part = multiply_add(part, load_half(offsets + g * kScalesBytes), broadcast(static_cast<float>(of_row.sum)));
+        part = multiply_add(part, load_half(scales + kScalesBytes), broadcast(static_cast<float>(of_row.sum)));
       total[r] = multiply_add(total[r], part, broadcast(of_row.scale));
     }
   }
@@ -129,12 +128,19 @@ void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t group
 }
 
 // A tile of `count` rows.
-template <int Bits, int... R>
+template <int Bits, bool Near, int... R>
 void multiply_groups(int64_t count, const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
                      const char* ahead, int64_t step, VecF* sums, std::integer_sequence<int, R...>) {
   using Tile = void (*)(const g8*, const RowGroup*, int64_t, const char*, const char*, int64_t, VecF*);
-  static constexpr Tile tiles[] = {multiply_groups<Bits, R + 1>...};
+  static constexpr Tile tiles[] = {multiply_groups<Bits, R + 1, Near>...};
   tiles[count - 1](values, row_groups, groups, columns, ahead, step, sums);
+}
+
+template <int Bits, bool Near>
+void multiply_groups(int64_t count, const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
+                     const char* ahead, int64_t step, VecF* sums) {
+  multiply_groups<Bits, Near>(count, values, row_groups, groups, columns, ahead, step, sums,
+                              std::make_integer_sequence<int, kMostGroupedRows>());
 }
 
 // What the rows of a product are scaled by: one for a row, or one for each of its groups.
@@ -160,35 +166,38 @@ template <>
 class GroupedProduct<g8> {
  public:
   GroupedProduct(const Linear& w, const Rows<g8>& x, const Linear& next, int threads)
-      : w_(w), x_(x), next_(next), threads_(threads),
-        parts_((w.outputs + kPanel - 1) / kPanel, 2 * column_bytes(w), threads) {}
+      : w_(w), x_(x), groups_(w, 2 * column_bytes(w), threads), next_(next, 2 * column_bytes(next), threads) {}
 
-  int64_t count() const { return parts_.count; }
+  int64_t count() const { return groups_.count(); }
 
   template <class Done>
-  void compute(int64_t part, const Done& done) const {
-    w_.bits == 4 ? compute<4>(part, done) : compute<8>(part, done);
+  void compute(int64_t group, const Done& done) const {
+    w_.bits == 4 ? compute<4>(group, done) : compute<8>(group, done);
   }
 
  private:
   template <int Bits, class Done>
-  void compute(int64_t part, const Done& done) const {
-    const int64_t groups = w_.inputs / kGrouped, bytes = column_bytes<Bits>(groups), panel = 2 * bytes;
-    const char *panels = reinterpret_cast<const char*>(w_.panels), *next = reinterpret_cast<const char*>(next_.panels);
-    const int64_t first = parts_.first(part), last = parts_.first(part + 1);
-    const int64_t later = parts_.first(part + threads_) - first;
+  void compute(int64_t group, const Done& done) const {
+    const int64_t groups = w_.inputs / kGrouped, bytes = column_bytes<Bits>(groups);
+    const int64_t first = groups_.first(group), last = groups_.first(group + 1);
+    const char* after = groups_.after(group, next_);
     const int64_t tiles = (x_.count + kMostGroupedRows - 1) / kMostGroupedRows;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t from = t * x_.count / tiles, count = (t + 1) * x_.count / tiles - from;
+      const g8* values = x_.values + from * w_.inputs;
+      const RowGroup* row_groups = x_.groups + from * groups;
       for (int64_t p = first; p < last; ++p) {
-        const bool within = p + later < parts_.panels;
-        const char* ahead = within ? panels + (p + later) * panel : next + (p + later - parts_.panels) * panel;
         VecF sums[2][kMostGroupedRows];
-        for (int half = 0; half < 2; ++half) {
-          multiply_groups<Bits>(count, x_.values + from * w_.inputs, x_.groups + from * groups, groups,
-                                panels + p * panel + half * bytes, ahead + half * bytes + t * bytes / tiles,
-                                bytes / groups / tiles, sums[half],
-                                std::make_integer_sequence<int, kMostGroupedRows>());
+        for (int64_t half = 0; half < 2; ++half) {
+          const char* columns = groups_.panel(p) + half * bytes;
+          if (tiles == 1) {
+            multiply_groups<Bits, true>(count, values, row_groups, groups, columns, columns + kNear,
+                                        group_bytes<Bits>, sums[half]);
+          } else {
+            const char* ahead = after + ((p - first) * 2 + half) * bytes + t * bytes / tiles;
+            multiply_groups<Bits, false>(count, values, row_groups, groups, columns, ahead,
+                                         group_bytes<Bits> / tiles, sums[half]);
+          }
         }
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;
@@ -196,15 +205,14 @@ class GroupedProduct<g8> {
         }
       }
     }
+    if (tiles == 1 && groups_.ends_range(group)) fetch_near(after);
   }
 
   VecF finished(VecF sum, int64_t column) const { return w_.bias == nullptr ? sum : sum + load(w_.bias + column); }
 
   const Linear& w_;
   const Rows<g8> x_;
-  const Linear& next_;
-  const int threads_;
-  const Groups parts_;
+  const Groups groups_, next_;
 };
 
 // x [dim] in 8 bits, with a scale for each group: the greatest of its values is 127.

@@ -4,44 +4,11 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <thread>
 
 #include "model.h"
 #include "rows.h"
 
 namespace bw {
-
-// Waits until `reached()`: a moment without giving up the core, since most waits are short, and then asleep. A core that
-// is asleep takes over another program's work from the core that is waited for; one that only yields does not.
-template <class Reached>
-void wait_until(const Reached& reached) {
-  constexpr int64_t kSpins = 10000, kYields = 100;  // some 10 and 50 microseconds
-  for (int64_t tries = 0; !reached(); ++tries) {
-    if (tries >= kSpins + kYields) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    } else if (tries >= kSpins) {
-      std::this_thread::yield();
-    }
-  }
-}
-
-// Items that any number of threads compute, each of them once.
-class alignas(64) SharedItems {
- public:
-  // For each thread that takes part: it returns when all `count` items are computed, by whichever thread.
-  template <class Compute>
-  void compute(int64_t count, const Compute& item) {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      item(i);
-      done_.fetch_add(1, std::memory_order_acq_rel);
-    }
-    wait_until([&] { return done_.load(std::memory_order_acquire) >= count; });
-  }
-
- private:
-  std::atomic<int64_t> next_{0}, done_{0};
-};
 
 // The rows of a step whose logits, or likeliest token, one part computes.
 struct WantedRows {
@@ -82,7 +49,8 @@ class Head {
        int together)
       : m_(model), s_(step), wanted_(wanted), input_(input), scales_(scales), together_(together),
         screening_(model.screen, reinterpret_cast<bf16*>(input) + wanted.plain * model.hidden, wanted.greedy,
-                   greedy_masks(), step.mask_words, threads) {
+                   greedy_masks(), step.mask_words, threads),
+        inputs_(together), plain_(together), screened_(together), chosen_(together) {
     logits_ = s_.logits + (wanted.first - WantedRows::count_greedy(s_, 0, wanted.first)) * s_.logits_stride;
   }
 
@@ -97,7 +65,7 @@ class Head {
   // makes a row of the part a row of the input.
   template <class Norm>
   void compute(int thread, const Norm& norm) {
-    inputs_.compute(wanted_.rows.size(), [&](int64_t r) {
+    inputs_.compute(wanted_.rows.size(), thread, [&](int64_t r) {
       norm(wanted_.rows[r], wanted_.places[r]);
       if (greedy_row(r) >= 0) screening_.prepare(greedy_row(r));
     });
@@ -105,7 +73,7 @@ class Head {
     if (wanted_.plain > 0) {
       const Linear& next = wanted_.greedy > 0 ? m_.screen->rough : after;
       const GroupedProduct<E> product(m_.head, {input_, scales_, wanted_.plain}, next, together_);
-      plain_.compute(product.count(), [&](int64_t group) {
+      plain_.compute(product.count(), thread, [&](int64_t group) {
         product.compute(group, [this](int64_t row, int64_t column, const VecF& low, const VecF& high) {
           bf16* to = logits_ + row * s_.logits_stride + column;
           bw::store(to, low);
@@ -115,8 +83,8 @@ class Head {
     }
     if (wanted_.greedy == 0) return;
     const GroupedProduct<u8> product = screening_.product(after, together_);
-    screened_.compute(product.count(), [&](int64_t group) { screening_.find(product, group, thread); });
-    chosen_.compute(wanted_.rows.size(), [&](int64_t r) {
+    screened_.compute(product.count(), thread, [&](int64_t group) { screening_.find(product, group, thread); });
+    chosen_.compute(wanted_.rows.size(), thread, [&](int64_t r) {
       const int64_t logit = wanted_.first + r;
       if (greedy_row(r) >= 0) screening_.choose(greedy_row(r), s_.greatest + logit, s_.likeliest + logit);
     });

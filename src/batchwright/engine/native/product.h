@@ -9,11 +9,14 @@
 // sum of the column is taken off again.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "quantization.h"
+#include "ranges.h"
 #include "tile.h"
 
 namespace bw {
@@ -49,18 +52,48 @@ inline VecF finished(VecI sum, const Linear& w, const Rows<u8>& x, int64_t row, 
   return w.bias == nullptr ? scaled : scaled + load(w.bias + column);
 }
 
-// The panels that a thread goes through for each tile of rows before it turns to the next group of them.
-struct Groups {
-  int64_t panels, count;
+// Bytes ahead of what is multiplied that a single tile fetches: measured. It waits for memory, which is fastest in long
+// streams.
+constexpr int64_t kNear = 4096;
 
-  Groups(int64_t panels, int64_t bytes, int threads) : panels(panels) {
+// The groups of panels of a product: a thread goes through one for each tile of rows before it turns to the next.
+class Groups {
+ public:
+  // `bytes`: of a panel. `threads`: how many begin at the same time, each with a range of its own.
+  Groups(const Linear& w, int64_t bytes, int threads)
+      : memory_(reinterpret_cast<const char*>(w.panels)), bytes_(bytes), panels_((w.outputs + kPanel - 1) / kPanel),
+        threads_(threads) {
     const int64_t fitting = std::max<int64_t>(1, kGroupBytes / bytes);
-    const int64_t least = (panels + fitting - 1) / fitting;
-    count = std::min(panels, (least + threads - 1) / threads * threads);  // as many for each thread
+    const int64_t least = (panels_ + fitting - 1) / fitting;
+    count_ = std::min(panels_, (least + threads - 1) / threads * threads);  // as many for each thread
   }
 
-  int64_t first(int64_t group) const { return group * panels / count; }
+  int64_t count() const { return count_; }
+  int64_t first(int64_t group) const { return group * panels_ / count_; }
+  const char* panel(int64_t number) const { return memory_ + number * bytes_; }
+
+  // Whether a thread turns to the next product after this group.
+  bool ends_range(int64_t group) const {
+    return group + 1 == range_begin(count_, range_of(group, count_, threads_) + 1, threads_);
+  }
+
+  // What the thread needs after this group; `next` are those of the next product.
+  const char* after(int64_t group, const Groups& next) const {
+    if (!ends_range(group)) return panel(first(group + 1));
+    const int64_t range = range_of(group, count_, threads_);
+    return next.panel(next.first(range_begin(next.count_, range, threads_)));
+  }
+
+ private:
+  const char* memory_;
+  int64_t bytes_, panels_, count_;
+  int threads_;
 };
+
+// Fetches the beginning of what comes after a group that few rows were multiplied with.
+inline void fetch_near(const char* from) {
+  for (int64_t at = 0; at < kNear; at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
 
 // The product of rows with a weight, cut in groups of columns. `next` is the weight that is needed after it: its beginning
 // is fetched meanwhile. `threads`: how many begin it at the same time.
@@ -68,30 +101,31 @@ template <class E>
 class GroupedProduct {
  public:
   GroupedProduct(const Linear& w, const Rows<E>& x, const Linear& next, int threads)
-      : w_(w), x_(x), next_(next), threads_(threads), units_(w.inputs / kPer),
-        groups_((w.outputs + kPanel - 1) / kPanel, units_ * kPanel * 4, threads) {}
+      : w_(w), x_(x), units_(w.inputs / kPer), groups_(w, panel_bytes(w), threads),
+        next_(next, panel_bytes(next), threads) {}
 
-  int64_t count() const { return groups_.count; }
+  int64_t count() const { return groups_.count(); }
 
   // `done(row, column, low, high)` gets the outputs column..column+15 and +16..+31 of a row.
   template <class Done>
   void compute(int64_t group, const Done& done) const {
-    const int64_t size = units_ * kPanel, bytes = size * 4;
+    const int64_t tiles = (x_.count + kMostRows<E> - 1) / kMostRows<E>, bytes = panel_bytes(w_);
     const int64_t first = groups_.first(group), last = groups_.first(group + 1);
-    const int64_t later = groups_.first(group + threads_) - first;
-    const int64_t tiles = (x_.count + kMostRows<E> - 1) / kMostRows<E>;
+    const char* after = groups_.after(group, next_);
     const uint32_t* rows = reinterpret_cast<const uint32_t*>(x_.values);
     thread_local std::vector<uint32_t> room;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t from = t * x_.count / tiles, count = (t + 1) * x_.count / tiles - from;
       const uint32_t* inputs = tile_inputs<E>(rows + from * units_, count, units_, room);
       for (int64_t p = first; p < last; ++p) {
-        const uint32_t* ahead = w_.panels + (p + later) * size;
-        if (p + later >= groups_.panels) ahead = next_.panels + (p + later - groups_.panels) * size;
+        const char* panel = groups_.panel(p);
         typename Sum<E>::Vec sums[2 * kMostRows<E>];
-        multiply_tile<E>(count, inputs, units_, w_.panels + p * size,
-                         reinterpret_cast<const char*>(ahead) + t * bytes / tiles, kPanel * 4 / tiles, sums,
-                         std::make_integer_sequence<int, kMostRows<E>>());
+        if (tiles == 1) {
+          multiply_tile<E, true>(count, inputs, units_, panel, panel + kNear, kPanel * 4, sums);
+        } else {
+          multiply_tile<E, false>(count, inputs, units_, panel, after + (p - first) * bytes + t * bytes / tiles,
+                                  kPanel * 4 / tiles, sums);
+        }
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;
           done(from + r, column, finished(sums[2 * r], w_, x_, from + r, column),
@@ -99,24 +133,26 @@ class GroupedProduct {
         }
       }
     }
+    if (tiles == 1 && groups_.ends_range(group)) fetch_near(after);
   }
 
  private:
   static constexpr int64_t kPer = 4 / sizeof(E);
+  static int64_t panel_bytes(const Linear& w) { return w.inputs / kPer * kPanel * 4; }
+
   const Linear& w_;
   const Rows<E> x_;
-  const Linear& next_;
-  const int threads_;
   const int64_t units_;
-  const Groups groups_;
+  const Groups groups_, next_;
 };
 
-// For all threads of a team. It returns when all is done.
+// For each thread of a team, whose ranges `shares` are; `round` as there. It returns when all is done.
 template <class E, class Done>
-void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads, const Done& done) {
-  const GroupedProduct<E> product(w, x, next, threads);
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t group = 0; group < product.count(); ++group) product.compute(group, done);
+void multiply(const Linear& w, const Rows<E>& x, const Linear& next, Ranges& shares, int team, uint32_t round,
+              const Done& done) {
+  const GroupedProduct<E> product(w, x, next, team);
+  shares.share(product.count(), omp_get_thread_num(), round, [&](int64_t group) { product.compute(group, done); });
+#pragma omp barrier
 }
 
 // The Hadamard transform of N vectors, lane by lane, in place, without its scale.

@@ -9,6 +9,9 @@
 namespace bw {
 
 constexpr int64_t kPanel = 2 * kLanes;
+constexpr int64_t kLine = 64;  // bytes of a line of the caches
+// Rows that a processor multiplies faster than memory is read, so fast that it fetches a stream by itself: measured.
+constexpr int kRowsOfStream = 4;
 
 struct u8 {
   uint8_t bits;
@@ -39,12 +42,19 @@ struct Sum<u8> {
 namespace bw {
 
 // A tile of `count` rows.
-template <class E, int... R>
-void multiply_tile(int64_t count, const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead,
+template <class E, bool Near, int... R>
+void multiply_tile(int64_t count, const uint32_t* rows, int64_t units, const char* panel, const char* ahead,
                    int64_t step, typename Sum<E>::Vec* sums, std::integer_sequence<int, R...>) {
   using Tile = void (*)(const uint32_t*, int64_t, const uint32_t*, const char*, int64_t, typename Sum<E>::Vec*);
-  static constexpr Tile tiles[] = {multiply_tile<E, R + 1>...};
-  tiles[count - 1](rows, units, panel, ahead, step, sums);
+  static constexpr Tile tiles[] = {multiply_tile<E, R + 1, Near>...};
+  tiles[count - 1](rows, units, reinterpret_cast<const uint32_t*>(panel), ahead, step, sums);
+}
+
+template <class E, bool Near>
+void multiply_tile(int64_t count, const uint32_t* rows, int64_t units, const char* panel, const char* ahead,
+                   int64_t step, typename Sum<E>::Vec* sums) {
+  multiply_tile<E, Near>(count, rows, units, panel, ahead, step, sums,
+                         std::make_integer_sequence<int, kMostRows<E>>());
 }
 
 }  // namespace bw

@@ -8,10 +8,6 @@
 namespace bw {
 
 constexpr bool kHasProducts = true;
-constexpr int64_t kLine = 64;  // bytes of a line of the caches
-// Whether each line is fetched ahead, not only the first of a unit's two: measured. Fewer rows wait for memory itself.
-template <class E, int R>
-constexpr bool kBothLines = std::is_same_v<E, bf16> && R > 4;
 template <class E>
 constexpr int64_t kMostRows = 12;  // two vectors of sums for each, and the panel's, fill 32 registers
 
@@ -27,16 +23,18 @@ inline VecI add_products(VecI acc, VecU weights, VecU inputs) {
   return (VecI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)inputs, (__m512i)weights);
 }
 
-// sums[r] = row r · panel. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a unit.
-template <class E, int R>
+// sums[r] = row r · panel. Meanwhile `ahead` is fetched, `step` bytes a unit: what is `Near` is needed at once.
+template <class E, int R, bool Near>
 void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
                    typename Sum<E>::Vec* sums) {
   typename Sum<E>::Vec low[R] = {}, high[R] = {};
   for (int64_t u = 0; u < units; ++u) {
     const VecU left = load_as<VecU>(panel + u * kPanel), right = load_as<VecU>(panel + u * kPanel + kLanes);
-    __builtin_prefetch(ahead + u * step, 0, 2);
-    if constexpr (kBothLines<E, R>) {
-      if (step > kLine) __builtin_prefetch(ahead + u * step + kLine, 0, 2);
+    if constexpr (!Near) {
+      __builtin_prefetch(ahead + u * step, 0, 2);
+    } else if constexpr (R > kRowsOfStream) {
+      __builtin_prefetch(ahead + u * step, 0, 3);
+      __builtin_prefetch(ahead + u * step + kLine, 0, 3);
     }
     for (int r = 0; r < R; ++r) {
       const VecU input = VecU{} + rows[r * units + u];

@@ -53,7 +53,7 @@ const uint32_t* tile_inputs(const uint32_t* rows, int64_t count, int64_t units, 
 }
 
 // sums[r] of R rows with V registers of the panel.
-template <class E, int R, int V>
+template <class E, int R, int V, bool Near>
 void multiply_columns(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
                       char* sums) {
   using W = Widened<E>;
@@ -67,7 +67,11 @@ void multiply_columns(const uint32_t* rows, int64_t units, const uint32_t* panel
   };
   for (int64_t u = 0; u < units; ++u) {
     const uint32_t* at = panel + u * kPanel;
-    __builtin_prefetch(ahead + u * step, 0, 2);
+    if constexpr (!Near) {
+      __builtin_prefetch(ahead + u * step, 0, 2);
+    } else if constexpr (R > kRowsOfStream) {
+      for (int line = 0; line < V * kRegisterBytes; line += kLine) __builtin_prefetch(ahead + u * step + line, 0, 3);
+    }
     Part weights[V];
     for (int v = 0; v < V; ++v) weights[v] = W::first(load_as<RegU>(at + v * kWidth));
     add(weights, rows + 2 * u);
@@ -78,15 +82,21 @@ void multiply_columns(const uint32_t* rows, int64_t units, const uint32_t* panel
     for (int v = 0; v < V; ++v) store_register(sums + r * kPanel * 4 + v * kRegisterBytes, acc[r][v]);
 }
 
-// sums[r] = row r · panel. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a unit.
-template <class E, int R>
+// sums[r] = row r · panel. Meanwhile `ahead` is fetched, `step` bytes a unit: what is `Near` is needed at once.
+template <class E, int R, bool Near>
 void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
                    typename Sum<E>::Vec* sums) {
   constexpr int whole = kPanel / kWidth;
   constexpr int V = R < 3 ? whole : 2;  // few rows alone would wait for their own last sums
-  for (int first = 0; first < kPanel; first += V * kWidth)
-    multiply_columns<E, R, V>(rows, units, panel + first, ahead + first * units * step / kPanel, step * V / whole,
-                              reinterpret_cast<char*>(sums) + first * 4);
+  for (int first = 0; first < kPanel; first += V * kWidth) {
+    char* found = reinterpret_cast<char*>(sums) + first * 4;
+    if constexpr (Near) {
+      multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * 4, step, found);
+    } else {
+      multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * units * step / kPanel,
+                                      step * V / whole, found);
+    }
+  }
 }
 
 }  // namespace bw

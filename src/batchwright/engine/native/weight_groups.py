@@ -112,13 +112,13 @@ def _bytes_of_lanes(inputs: int, bits: int) -> int:
 
 
 def _panels(weight: GroupedWeight, bits: int) -> Tensor:
-    """Return numbers, scales and offsets, one after another for each 16 outputs -> [panels, 2, bytes] uint8."""
+    """Return numbers, scales and offsets of group after group, for each 16 outputs -> [panels, 2, bytes] uint8."""
     lanes = padded(weight.numbers).view(-1, _LANES, weight.scales.shape[1], _UNITS, _UNIT).permute(0, 2, 3, 1, 4)
     if bits == 4:
         lanes = lanes[:, :, : _UNITS // 2] | lanes[:, :, _UNITS // 2 :] << 4
     parts = [lanes, *(_of_lanes(each) for each in (weight.scales, weight.offsets) if each is not None)]
-    of_lanes = torch.cat([part.reshape(len(lanes), -1) for part in parts], dim=1)
-    return of_lanes.view(-1, PANEL // _LANES, of_lanes.shape[1])
+    of_lanes = torch.cat([part.reshape(*lanes.shape[:2], -1) for part in parts], dim=2)
+    return of_lanes.view(-1, PANEL // _LANES, lanes.shape[1] * of_lanes.shape[2])
 
 
 def _of_lanes(values: Tensor) -> Tensor:
