@@ -32,7 +32,7 @@ def batchwright(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Comple
 class Echo(FakeEngine):
     """An engine that answers one request in each step."""
 
-    def step(self) -> list[InferenceResponse]:
+    def step(self, most: int = 1) -> list[InferenceResponse]:
         self.stats.steps += 1
         self.on_step(self.stats.steps)
         request, _ = self._running.pop(next(iter(self._running)))

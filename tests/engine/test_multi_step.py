@@ -33,10 +33,10 @@ _LENGTHS = [31, 14, 23, 9, 27, 18]
 _MANY = SamplingParams(max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=[None, "int8", "int8-group"])
+@pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
-    """Engines over the real model, each of which keeps no more than 4 sequences."""
-    options: dict[str, Any] = {"quantization": request.param, "kv_memory": "60MB", "max_num_seqs": 4}
+    """The real model, in bfloat16 unless a test says how it is quantized, for no more than 4 sequences at once."""
+    options: dict[str, Any] = {"quantization": getattr(request, "param", None), "kv_memory": "60MB", "max_num_seqs": 4}
     with threads(2), Engine(smollm2_path, drafting=False, dtype="bfloat16", **options) as engine:
         yield engine
 
@@ -91,6 +91,7 @@ def answers(engine: Engine, wanted: list[InferenceRequest], most: int = 1) -> li
     ]
 
 
+@pytest.mark.parametrize("real", [None, "int8", "int8-group"], indirect=True)
 @pytest.mark.parametrize(
     "params",
     [
@@ -133,9 +134,7 @@ def test_greedy_and_drawn_sequences_beside_each_other(real: Engine, runs: list[i
     ],
     ids=lambda params: "-".join(params),
 )
-def test_what_the_host_has_a_say_in_goes_step_by_step(
-    tiny: Engine, runs: list[int], params: dict[str, Any], real: Engine
-) -> None:
+def test_what_the_host_has_a_say_in_goes_step_by_step(real: Engine, runs: list[int], params: dict[str, Any]) -> None:
     wanted = {"temperature": 0.0, "max_tokens": 31} | params
     alone = answers(real, requests(**wanted))
     assert answers(real, requests(**wanted), MOST_STEPS) == alone

@@ -101,7 +101,7 @@ class FakeEngine:
         self._running[request.request_id] = (request, 1 + zlib.crc32(repr(request.prompt).encode()) % 5)
         self.peak = max(self.peak, len(self._running))
 
-    def step(self) -> list[InferenceResponse]:
+    def step(self, most: int = 1) -> list[InferenceResponse]:
         self.stats.steps += 1
         self.on_step(self.stats.steps)
         ended = []
