@@ -96,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Compute steps that are known to be alike, some of them without a plan of their own."""
         bench = self.bench
         first = bench.schedule()
-        steps = bench.scheduler.steady_steps(first, most)
+        steps = bench.scheduler.reserve_steady_steps(first, most)
         assert 1 <= steps <= most
         bench.check()
         for step in range(1, steps):

@@ -19,14 +19,14 @@ def decoding(bench: Bench, *outputs: int) -> None:
 
 
 def steady(bench: Bench, most: int = 100) -> int:
-    return bench.scheduler.steady_steps(bench.schedule(), most)
+    return bench.scheduler.reserve_steady_steps(bench.schedule(), most)
 
 
 def test_steps_are_alike_until_the_first_sequence_has_all_its_tokens() -> None:
     bench = Bench()
     decoding(bench, 30, 12, 20)
     assert steady(bench) == 11  # the prompt's step chose one of 12
-    assert bench.scheduler.steady_steps(bench.plan, 4) == 4
+    assert bench.scheduler.reserve_steady_steps(bench.plan, 4) == 4
 
 
 def test_a_prompt_is_not_like_its_first_decode() -> None:
@@ -56,6 +56,23 @@ def test_blocks_are_taken_only_while_there_are_some() -> None:
     assert bench.blocks.num_free == 0
 
 
+def test_a_block_that_one_sequence_has_to_spare_is_none_that_another_lacks() -> None:
+    bench = Bench(num_blocks=7, block_size=4, prefix_caching=False)
+    decoding(bench, 12, 12)
+    rich, poor = bench.scheduler.running
+    assert bench.blocks.grow(rich.table, 4 * bench.size)
+    assert bench.blocks.num_free == 1
+    assert steady(bench) == 5
+    assert (len(rich.table), len(poor.table)) == (4, 3)
+
+
+def test_who_waits_for_blocks_may_be_admitted_after_any_step() -> None:
+    bench = Bench(num_blocks=6, block_size=4, prefix_caching=False)
+    decoding(bench, 12, 12, 12)
+    assert bench.scheduler.num_waiting == 1
+    assert steady(bench) == 1
+
+
 @pytest.mark.parametrize("flows", [1, 2])
 def test_requests_that_share_the_engine_are_planned_step_by_step(flows: int) -> None:
     bench = Bench(shared=True)
@@ -78,7 +95,7 @@ def test_drafts_are_looked_for_in_every_step() -> None:
         plan = bench.schedule()
         for chunk in plan.chunks:
             chunk.drafts = []
-        assert bench.scheduler.steady_steps(plan, 100) == expected
+        assert bench.scheduler.reserve_steady_steps(plan, 100) == expected
 
 
 def test_smaller_steps_after_a_failure_grow_again_step_by_step() -> None:
@@ -105,5 +122,5 @@ def test_a_repeated_plan_has_the_next_token_of_each_sequence() -> None:
     bench = Bench()
     decoding(bench, 30, 30)
     plan = bench.schedule()
-    (again,) = {tuple((each.sequence, each.start, each.count) for each in repeated(plan).chunks)}
-    assert again == tuple((each.sequence, each.start + 1, 1) for each in plan.chunks)
+    again = [(each.sequence, each.start, each.count) for each in repeated(plan).chunks]
+    assert again == [(each.sequence, each.start + 1, 1) for each in plan.chunks]

@@ -71,6 +71,7 @@ class AsyncEngine:
         self.tokenizer = self._engine.core.tokenizer
         """Tokenizer of the model. Any thread may encode, which does not change it."""
         self._clock = self._engine.core.clock
+        self._interruption = self._engine.core.interruption
         self._forms = FormCompiler(self._engine.core.grammars)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -221,7 +222,7 @@ class AsyncEngine:
 
     def _notify(self) -> None:
         """Have the thread look for commands after the step that it computes."""
-        self._engine.core.interruption.set()
+        self._interruption.set()
         self._wake.set()
 
     def _add(
@@ -255,7 +256,7 @@ class AsyncEngine:
         try:
             while not self._closing:
                 # In this order, so that no command comes between the two and waits for more than one step.
-                core.interruption.clear()
+                self._interruption.clear()
                 self._obey()
                 if core.scheduler.has_work:
                     events = core.step(MOST_STEPS)

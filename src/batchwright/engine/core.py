@@ -42,6 +42,8 @@ from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 _log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 0.01
+_CALLS_OF_SUCCESSOR = 2
+"""Calls of `step` in which a request is expected that follows one that ended: its caller may need some turns for it."""
 _NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
@@ -81,7 +83,9 @@ class EngineCore:
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
         self.launcher = StepLauncher(body, scheduler, self._generations, clock, self.stats)
         self.interruption = Interruption()
-        """What ends steps that are computed together after the present one."""
+        """Sign that ends a run of steps after the step that is being computed."""
+        self._calls_since_end = _CALLS_OF_SUCCESSOR
+        """Calls of `step` since one in which a request ended."""
         self._launched: LaunchedStep | None = None
         """Step that was launched ahead. Its plan is open."""
         self._left_at: float | None = None
@@ -190,13 +194,16 @@ class EngineCore:
         Up to `most` steps are computed, where the next ones are known to be alike whatever tokens come and nobody sets
         `interruption`.
         """
-        events = self._step(most)
+        expects_successor = self._calls_since_end < _CALLS_OF_SUCCESSOR and self.scheduler.has_free_place
+        events = self._step(1 if expects_successor else most)
         self._drop_launched()
         self._gauge()
         self._call_back()
         if self.meter is not None:
             self.meter.between_steps()
         self._left_at = self.clock.now() if self.scheduler.has_work else None
+        ended = any(event.response is not None for event in events)
+        self._calls_since_end = 0 if ended else self._calls_since_end + 1
         return events
 
     @torch.inference_mode()
@@ -210,7 +217,7 @@ class EngineCore:
             if not plan.chunks:
                 return events
             try:
-                several = self.launcher.several(plan, entered, most, self.interruption, self.meter)
+                several = self.launcher.compute_several(plan, entered, most, self.interruption, self.meter)
                 step = None if several else self.launcher.launch(plan, entered, self.meter)
             except BaseException as failure:
                 self.scheduler.rollback(plan)  # after an interrupt, too, so that the engine can go on
@@ -312,22 +319,22 @@ class EngineCore:
         """Deliver the tokens of steps of which `plan`, made at `began`, is the first, and the others repeat it."""
         events: list[StreamEvent] = []
         now = self._known_at = self.clock.now()
-        plans = [plan]
+        of_host = (now - began - sum(step.seconds for step in steps)) / len(steps)
         for step in steps:
             if step is not steps[0]:
-                plans.append(repeated(plans[-1]))
+                plan, began, pause = repeated(plan), self.clock.now(), 0.0
             try:
-                self.scheduler.commit(plans[-1])
+                self.scheduler.commit(plan)
                 for chunk, token in zip(plan.chunks, step.tokens, strict=True):
                     events.extend(self._deliver_all(chunk, [Sampled(token)], now))
             except BaseException:  # an interrupt: tokens that were not delivered are chosen again
                 for chunk in plan.chunks:
                     self.scheduler.repeat_last(chunk.sequence)
                 raise
+            delivered = self.clock.now()
+            since = now if step is steps[0] else began
+            self._count(plan, step.seconds, step.seconds + max(0.0, of_host) + delivered - since, pause)
         self._done_at = self.clock.now()
-        of_host = (self._done_at - began - sum(step.seconds for step in steps)) / len(steps)
-        for of_step, step in zip(plans, steps, strict=True):
-            self._count(of_step, step.seconds, step.seconds + max(0.0, of_host), pause if step is steps[0] else 0.0)
         return events
 
     def _undo(self, step: LaunchedStep) -> None:

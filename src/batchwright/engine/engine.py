@@ -176,7 +176,7 @@ class Engine:
                 except InvalidRequest as error:
                     yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
             while waiting:
-                for event in core.step(MOST_STEPS):
+                for event in self.core.step(MOST_STEPS):
                     if event.request_id in waiting:
                         if event.response is not None:
                             waiting.discard(event.request_id)

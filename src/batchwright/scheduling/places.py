@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Container, Iterable
+from collections.abc import Sequence as Sequences
 
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
@@ -63,6 +64,11 @@ class Places:
     def wants_batch(self) -> bool:
         """Whether sequences of batches run or wait."""
         return self._num_online < len(self.running) or len(self.waiting["batch"]) > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a waiting sequence would need another one's place."""
+        return len(self.running) >= self._slots
 
     @property
     def is_mixed(self) -> bool:
@@ -173,7 +179,7 @@ class Places:
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence can have a place now."""
-        if len(self.running) >= self._slots:
+        if self.is_full:
             return False
         # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
         return self.blocks.can_open(sequence.tokens, spare=len(self.running), most=sequence.reusable)
@@ -244,21 +250,21 @@ class Places:
                 return False
         return True
 
-    def reserve(self, sequences: Iterable[Sequence], steps: int) -> int:
-        """Give decoding sequences blocks for the next `steps` tokens, or as many as nobody has to give up one for.
+    def reserve(self, sequences: Sequences[Sequence], steps: int) -> int:
+        """Give decoding sequences blocks for their next `steps` tokens, or for fewer if too few blocks are free.
 
-        Return for how many; for the next one they have room already.
+        Return for how many tokens they have room then; nobody gives up a block.
         """
-        sequences = list(sequences)
-        while steps > 1 and self._missing(sequences, steps) > self.blocks.num_free:
+        while steps > 1 and sum(self._missing(each, steps) for each in sequences) > self.blocks.num_free:
             steps //= 2
         for sequence in sequences:
-            self.blocks.grow(sequence.table, sequence.num_computed + steps)
+            if not self.blocks.grow(sequence.table, sequence.num_computed + steps):
+                raise RuntimeError("a decode has no room for its next token")
         return steps
 
-    def _missing(self, sequences: Iterable[Sequence], steps: int) -> int:
-        """Return how many blocks decoding sequences lack for the next `steps` tokens."""
-        return sum(self.blocks.blocks_for(each.num_computed + steps) - len(each.table) for each in sequences)
+    def _missing(self, sequence: Sequence, steps: int) -> int:
+        """Return how many blocks a sequence lacks for its next `steps` tokens."""
+        return max(0, self.blocks.blocks_for(sequence.num_computed + steps) - len(sequence.table))
 
     def make_room_alone(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         """Make room for `count` more tokens of a running sequence, at the cost of any others."""

@@ -107,6 +107,11 @@ class Scheduler:
         return self._places.num_waiting
 
     @property
+    def has_free_place(self) -> bool:
+        """Whether a place is free that nobody waits for."""
+        return not self.num_waiting and len(self.running) < self.max_num_seqs
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or self.num_waiting)
 
@@ -176,7 +181,7 @@ class Scheduler:
             add_drafts(plan, self.blocks, self.draft_rows)
         return plan
 
-    def steady_steps(self, plan: StepPlan, most: int) -> int:
+    def reserve_steady_steps(self, plan: StepPlan, most: int) -> int:
         """Return how many steps, up to `most`, decode the same sequences as `plan`, which is open, and nothing else.
 
         So many in a row need no other plan, as long as none of the sequences ends before its last token, nothing
@@ -187,6 +192,8 @@ class Scheduler:
             plan.is_changeless
             and len(sequences) == len(self.running)
             and self.token_budget == self.max_batch_tokens
+            # Who waits for blocks rather than for a place may find more of its prefix in the cache after any step.
+            and (not self.num_waiting or self._places.is_full)
             and not (self._isolated or self.slo.bounds_steps or self._places.contended or self._places.is_mixed)
             # Drafts may be found for the next step where there were none for this one.
             and not (len(sequences) < self.draft_rows and any(each.drafter for each in sequences))
@@ -202,6 +209,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """Count the tokens of a step that was computed as computed."""
+        self._steps_alone += 1
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.status is Status.RUNNING:
@@ -310,7 +318,8 @@ class Scheduler:
     def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
         """Plan the online part of the step; return what it leaves of `budget`. `closed`: no sequence is admitted."""
         contended = self._places.shares["online"].contended
-        self._steps_alone = 0 if contended else self._steps_alone + 1
+        if contended:
+            self._steps_alone = 0
         if not closed:
             self._places.place_urgent("online", plan)
             if contended:

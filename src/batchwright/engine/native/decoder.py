@@ -98,7 +98,7 @@ class DecoderSeconds:
 class _Linear(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("panels", "bias", "scales", "sums")),
-        *((name, c_int64) for name in ("inputs", "outputs", "bits")),
+        *((name, c_int64) for name in ("inputs", "outputs", "panel_bytes", "bits")),
     ]
 
 
@@ -150,10 +150,8 @@ class _Run(Structure):
     ]
 
 
-_NUM_TIMES = 5
-"""Times of a step of a run, as the kernels note them."""
-_KEPT_TIMES = [0, 1, 3, 4]
-"""Those of a `DecodedStep`."""
+_NUM_TIMES = 4
+"""Number of times of a step of a run that the kernels note, as `DecodedStep` has them."""
 
 
 class NativeDecoder:
@@ -215,7 +213,7 @@ class NativeDecoder:
         arrays: dict[str, npt.NDArray[Any]] = {
             "ends": ends,
             "end_starts": end_starts,
-            "places": places_of_draws(greedy),
+            "places": places_of_draws(greedy if chosen is None else [False] * run.uniforms.shape[1]),
             **draw_arrays(run.drawn),
             "uniforms": run.uniforms,
             "tokens": tokens,
@@ -235,7 +233,7 @@ class NativeDecoder:
         likeliest = 0 if chosen is None else chosen.count
         return [
             DecodedStep([None if token < 0 else token for token in of_step], likeliest, *times)
-            for of_step, times in zip(tokens[:done].tolist(), seconds[:done, _KEPT_TIMES].tolist(), strict=True)
+            for of_step, times in zip(tokens[:done].tolist(), seconds[:done].tolist(), strict=True)
         ]
 
     def _step(self, residual: Tensor, batch: StepBatch, chosen: _Chosen | None) -> tuple[Tensor, _Step]:

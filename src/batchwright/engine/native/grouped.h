@@ -33,17 +33,12 @@ constexpr int64_t kNumberBytes = kGrouped * kLanes * Bits / 8;
 
 // Bytes of a group in 16 columns: its numbers, their scales, and with 4 bits their offsets.
 template <int Bits>
-constexpr int64_t group_bytes = kNumberBytes<Bits> + (Bits == 4 ? 2 : 1) * kScalesBytes;
+constexpr int64_t kBytesOfGroup = kNumberBytes<Bits> + (Bits == 4 ? 2 : 1) * kScalesBytes;
 
 // Bytes of 16 columns.
 template <int Bits>
 constexpr int64_t column_bytes(int64_t groups) {
-  return groups * group_bytes<Bits>;
-}
-
-inline int64_t column_bytes(const Linear& w) {
-  const int64_t groups = w.inputs / kGrouped;
-  return w.bits == 4 ? column_bytes<4>(groups) : column_bytes<8>(groups);
+  return groups * kBytesOfGroup<Bits>;
 }
 
 // 16 numbers of float16.
@@ -102,7 +97,7 @@ void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t group
       for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + g * step + line, 0, Near ? 3 : 2);
     VecI acc[R];
     for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? -128 * row_groups[r * groups + g].sum : 0);
-    const char *numbers = columns + g * group_bytes<Bits>, *scales = numbers + kNumberBytes<Bits>;
+    const char *numbers = columns + g * kBytesOfGroup<Bits>, *scales = numbers + kNumberBytes<Bits>;
     for (int64_t v = 0; v < kNumberBytes<Bits> / 64; ++v) {
       const VecU packed = load_as<VecU>(numbers + v * 64);
       for (int r = 0; r < R; ++r) {
@@ -166,21 +161,21 @@ template <>
 class GroupedProduct<g8> {
  public:
   GroupedProduct(const Linear& w, const Rows<g8>& x, const Linear& next, int threads)
-      : w_(w), x_(x), groups_(w, 2 * column_bytes(w), threads), next_(next, 2 * column_bytes(next), threads) {}
+      : w_(w), x_(x), parts_(w, threads), next_(next, threads) {}
 
-  int64_t count() const { return groups_.count(); }
+  int64_t count() const { return parts_.count(); }
 
   template <class Done>
-  void compute(int64_t group, const Done& done) const {
-    w_.bits == 4 ? compute<4>(group, done) : compute<8>(group, done);
+  void compute(int64_t part, const Done& done) const {
+    w_.bits == 4 ? compute<4>(part, done) : compute<8>(part, done);
   }
 
  private:
   template <int Bits, class Done>
-  void compute(int64_t group, const Done& done) const {
+  void compute(int64_t part, const Done& done) const {
     const int64_t groups = w_.inputs / kGrouped, bytes = column_bytes<Bits>(groups);
-    const int64_t first = groups_.first(group), last = groups_.first(group + 1);
-    const char* after = groups_.after(group, next_);
+    const int64_t first = parts_.first(part), last = parts_.first(part + 1);
+    const char* after = parts_.after(part, next_);
     const int64_t tiles = (x_.count + kMostGroupedRows - 1) / kMostGroupedRows;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t from = t * x_.count / tiles, count = (t + 1) * x_.count / tiles - from;
@@ -189,14 +184,14 @@ class GroupedProduct<g8> {
       for (int64_t p = first; p < last; ++p) {
         VecF sums[2][kMostGroupedRows];
         for (int64_t half = 0; half < 2; ++half) {
-          const char* columns = groups_.panel(p) + half * bytes;
+          const char* columns = parts_.panel(p) + half * bytes;
           if (tiles == 1) {
             multiply_groups<Bits, true>(count, values, row_groups, groups, columns, columns + kNear,
-                                        group_bytes<Bits>, sums[half]);
+                                        kBytesOfGroup<Bits>, sums[half]);
           } else {
             const char* ahead = after + ((p - first) * 2 + half) * bytes + t * bytes / tiles;
             multiply_groups<Bits, false>(count, values, row_groups, groups, columns, ahead,
-                                         group_bytes<Bits> / tiles, sums[half]);
+                                         kBytesOfGroup<Bits> / tiles, sums[half]);
           }
         }
         for (int64_t r = 0; r < count; ++r) {
@@ -205,14 +200,14 @@ class GroupedProduct<g8> {
         }
       }
     }
-    if (tiles == 1 && groups_.ends_range(group)) fetch_near(after);
+    if (tiles == 1 && parts_.ends_range(part)) fetch_near(after);
   }
 
   VecF finished(VecF sum, int64_t column) const { return w_.bias == nullptr ? sum : sum + load(w_.bias + column); }
 
   const Linear& w_;
   const Rows<g8> x_;
-  const Groups groups_, next_;
+  const Groups parts_, next_;
 };
 
 // x [dim] in 8 bits, with a scale for each group: the greatest of its values is 127.

@@ -48,3 +48,9 @@ struct Step {
 };
 
 }  // namespace bw
+
+extern "C" {
+void bw_decode_bf16(const bw::Model* model, const bw::Step* step);
+void bw_decode_int8(const bw::Model* model, const bw::Step* step);
+void bw_decode_groups(const bw::Model* model, const bw::Step* step);
+}

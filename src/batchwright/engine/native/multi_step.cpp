@@ -1,26 +1,20 @@
 // Decodes that follow one another without the host: each of the same sequences gets a token in every step.
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
+#include "choose_rows.h"
 #include "model.h"
 #include "strips.h"
-
-extern "C" {
-void bw_decode_bf16(const bw::Model*, const bw::Step*);
-void bw_decode_int8(const bw::Model*, const bw::Step*);
-void bw_decode_groups(const bw::Model*, const bw::Step*);
-void bw_choose_rows_bf16(const bw::bf16* logits, int64_t rows, int64_t stride, int64_t dim, const int32_t* places,
-                         const float* temperatures, const float* min_p, const int64_t* top_k, const double* top_p,
-                         const double* uniforms, float* greatest, int64_t* tokens);
-}
 
 namespace bw {
 namespace {
 
 constexpr int64_t kNoToken = -1;  // where the logits were not finite
-constexpr int64_t kTimes = 5;
+constexpr int64_t kTimes = 4;
 
 // What a run of steps needs besides the first of them, which has one row for each sequence.
 struct Run {
@@ -28,15 +22,14 @@ struct Run {
   const int64_t* first;   // [sequences] tokens of the first step
   const int64_t* ends;    // tokens that end a sequence
   const int32_t* end_starts;  // [sequences + 1] where those of each sequence begin
-  const int32_t* places;  // [sequences] as choose_rows takes them
+  const int32_t* places;  // [rows with logits] as choose_rows takes them: all of them, or those that are not greedy
   const float *temperatures, *min_p;  // [drawn], as are the next two
   const int64_t* top_k;
   const double* top_p;
   const double* uniforms;      // [most][drawn]
   const int32_t* interrupted;  // not 0 once the host is wanted
   int64_t* tokens;             // [most][sequences]
-  double* seconds;  // [most][kTimes]: in products, in attention, in the rest of the model, until the model was computed,
-                    // until tokens were chosen
+  double* seconds;  // [most][kTimes]: in products, in attention, until the model was computed, until tokens were chosen
   double limit;     // seconds that the run may take
   int64_t most, drawn, vocab;
 };
@@ -57,14 +50,15 @@ class Decodes {
     const double began = omp_get_wtime();
     double before = began;
     for (int64_t done = 1;; ++done) {
-      double* seconds = r_.seconds + (done - 1) * kTimes;
+      double spent[3] = {};
       embed();
-      s_.seconds = seconds;
+      s_.seconds = spent;
       decode_(&m_, &s_);
-      seconds[3] = omp_get_wtime() - before;
+      const double computed = omp_get_wtime();
       choose(done - 1);
       const double now = omp_get_wtime();
-      seconds[4] = now - before;
+      const double times[kTimes] = {spent[0], spent[1], computed - before, now - before};
+      std::copy(times, times + kTimes, r_.seconds + (done - 1) * kTimes);
       before = now;
       const bool in_time = (now - began) * (done + 1) <= r_.limit * done;
       if (done == r_.most || !in_time || ends(done - 1) || __atomic_load_n(r_.interrupted, __ATOMIC_RELAXED) != 0)
@@ -81,30 +75,26 @@ class Decodes {
 
   void choose(int64_t done) {
     int64_t* chosen = r_.tokens + done * s_.sequences;
-    const double* uniforms = r_.uniforms + done * r_.drawn;
-    if (s_.greedy == nullptr) {
-      choose_rows(s_.sequences, r_.places, uniforms, greatest_.data(), chosen);
-    } else {
-      // Rows that are not greedy all draw, and have logits one after another.
-      places_.resize(r_.drawn);
-      for (int64_t row = 0; row < r_.drawn; ++row) places_[row] = static_cast<int32_t>(row);
-      drawn_.resize(r_.drawn);
-      if (r_.drawn > 0) choose_rows(r_.drawn, places_.data(), uniforms, greatest_.data(), drawn_.data());
-      for (int64_t row = s_.sequences, next = r_.drawn; row-- > 0;) {
-        const bool greedy = s_.greedy[row] != 0;
-        chosen[row] = greedy ? s_.likeliest[row] : drawn_[--next];
-        greatest_[row] = greedy ? s_.greatest[row] : greatest_[next];
-      }
-    }
+    const int64_t rows = s_.greedy == nullptr ? s_.sequences : r_.drawn;
+    if (rows > 0)
+      bw_choose_rows_bf16(s_.logits, rows, s_.logits_stride, r_.vocab, r_.places, r_.temperatures, r_.min_p, r_.top_k,
+                          r_.top_p, r_.uniforms + done * r_.drawn, greatest_.data(), chosen);
+    if (s_.greedy != nullptr) add_greedy(chosen);
     for (int64_t row = 0; row < s_.sequences; ++row) {
       if (!std::isfinite(greatest_[row])) chosen[row] = kNoToken;
       tokens_[row] = chosen[row];
     }
   }
 
-  void choose_rows(int64_t rows, const int32_t* places, const double* uniforms, float* greatest, int64_t* tokens) {
-    bw_choose_rows_bf16(s_.logits, rows, s_.logits_stride, r_.vocab, places, r_.temperatures, r_.min_p, r_.top_k,
-                        r_.top_p, uniforms, greatest, tokens);
+  // Puts the tokens of rows without logits between those of the others, which lie one after another.
+  void add_greedy(int64_t* chosen) {
+    int64_t next = r_.drawn;
+    for (int64_t row = s_.sequences; row-- > 0;) {
+      const bool greedy = s_.greedy[row] != 0;
+      if (!greedy) --next;
+      chosen[row] = greedy ? s_.likeliest[row] : chosen[next];
+      greatest_[row] = greedy ? s_.greatest[row] : greatest_[next];
+    }
   }
 
   // Whether a sequence ends with the tokens of a step, or cannot go on.
@@ -129,9 +119,9 @@ class Decodes {
   const Model& m_;
   Step s_;
   const Run& r_;
-  std::vector<int64_t> tokens_, positions_, slots_, drawn_;
-  std::vector<int32_t> contexts_, places_;
-  std::vector<float> greatest_;  // of each row: in its first `drawn` places those of the logits, before they are spread
+  std::vector<int64_t> tokens_, positions_, slots_;
+  std::vector<int32_t> contexts_;
+  std::vector<float> greatest_;  // of each row
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ struct Linear {
   const float* bias;       // [outputs] or null
   const float* scales;     // int8: [outputs padded to panels]
   const int32_t* sums;     // int8: [outputs padded to panels], 128 * sum over the inputs
-  int64_t inputs, outputs;
+  int64_t inputs, outputs, panel_bytes;
   int64_t bits;  // of the numbers of a weight in groups (grouped.h)
 };
 
@@ -52,18 +52,18 @@ inline VecF finished(VecI sum, const Linear& w, const Rows<u8>& x, int64_t row, 
   return w.bias == nullptr ? scaled : scaled + load(w.bias + column);
 }
 
-// Bytes ahead of what is multiplied that a single tile fetches: measured. It waits for memory, which is fastest in long
-// streams.
+// Bytes ahead of what is multiplied that rows of a single tile fetch: measured. They wait for memory, which is fastest in
+// long streams.
 constexpr int64_t kNear = 4096;
 
 // The groups of panels of a product: a thread goes through one for each tile of rows before it turns to the next.
 class Groups {
  public:
-  // `bytes`: of a panel. `threads`: how many begin at the same time, each with a range of its own.
-  Groups(const Linear& w, int64_t bytes, int threads)
-      : memory_(reinterpret_cast<const char*>(w.panels)), bytes_(bytes), panels_((w.outputs + kPanel - 1) / kPanel),
-        threads_(threads) {
-    const int64_t fitting = std::max<int64_t>(1, kGroupBytes / bytes);
+  // `threads`: how many begin at the same time, each with a range of its own.
+  Groups(const Linear& w, int threads)
+      : memory_(reinterpret_cast<const char*>(w.panels)), bytes_(w.panel_bytes),
+        panels_((w.outputs + kPanel - 1) / kPanel), threads_(threads) {
+    const int64_t fitting = std::max<int64_t>(1, kGroupBytes / bytes_);
     const int64_t least = (panels_ + fitting - 1) / fitting;
     count_ = std::min(panels_, (least + threads - 1) / threads * threads);  // as many for each thread
   }
@@ -101,15 +101,14 @@ template <class E>
 class GroupedProduct {
  public:
   GroupedProduct(const Linear& w, const Rows<E>& x, const Linear& next, int threads)
-      : w_(w), x_(x), units_(w.inputs / kPer), groups_(w, panel_bytes(w), threads),
-        next_(next, panel_bytes(next), threads) {}
+      : w_(w), x_(x), units_(w.inputs / kPer), groups_(w, threads), next_(next, threads) {}
 
   int64_t count() const { return groups_.count(); }
 
   // `done(row, column, low, high)` gets the outputs column..column+15 and +16..+31 of a row.
   template <class Done>
   void compute(int64_t group, const Done& done) const {
-    const int64_t tiles = (x_.count + kMostRows<E> - 1) / kMostRows<E>, bytes = panel_bytes(w_);
+    const int64_t tiles = (x_.count + kMostRows<E> - 1) / kMostRows<E>, bytes = w_.panel_bytes;
     const int64_t first = groups_.first(group), last = groups_.first(group + 1);
     const char* after = groups_.after(group, next_);
     const uint32_t* rows = reinterpret_cast<const uint32_t*>(x_.values);
@@ -138,7 +137,6 @@ class GroupedProduct {
 
  private:
   static constexpr int64_t kPer = 4 / sizeof(E);
-  static int64_t panel_bytes(const Linear& w) { return w.inputs / kPer * kPanel * 4; }
 
   const Linear& w_;
   const Rows<E> x_;

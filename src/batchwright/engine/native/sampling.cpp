@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "choose_rows.h"
 #include "ranked_weights.h"
 
 namespace bw {

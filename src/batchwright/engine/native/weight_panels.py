@@ -39,6 +39,10 @@ class PackedLinear:
     bits: int = 0
     """Bits of the numbers of a weight in groups, which `panels` holds as `weight_groups.py` lays them out; else 0."""
 
+    @property
+    def panel_bytes(self) -> int:
+        return self.panels[0].nbytes
+
 
 def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
     """Pack `weight` [outputs, inputs], bfloat16, as it is or in int8. `inputs` must be a multiple of 4."""

@@ -73,7 +73,9 @@ class StepLauncher:
         else:
             output = self._body.output(batch, [state.takes_likeliest for state in states])
         if meter is not None:
-            meter.computed(plan, batch, output, self._clock.now() - forward_began, nothing_left=self._nothing_left)
+            meter.computed(
+                plan, batch, output, self._clock.now() - forward_began, nothing_left=self._scheduler.has_free_place
+            )
         pending = None
         if self.runs_ahead and not output.likeliest and len(states) == len(sampled):
             unknown = set() if before is None else {sequence.ordinal for sequence, _ in before.unknown}
@@ -86,17 +88,19 @@ class StepLauncher:
         kept = output if pending is None else None
         return LaunchedStep(plan, sampled, states, kept, masks, pending, began, computing_since)
 
-    def several(
+    def compute_several(
         self, plan: StepPlan, began: float, most: int, interruption: Interruption, meter: WorkMeter | None
     ) -> list[DecodedStep]:
         """Compute the step that was planned at `began` and those after it, up to `most`, if they are known to be alike.
 
         Nothing is computed, nor returned, if that would be one step only.
         """
-        generations = [self._generations[chunk.sequence.ordinal] for chunk in plan.chunks]
-        if most == 1 or not self._body.runs_steps or any(each.needs_host for each in generations):
+        if most == 1 or not self._body.runs_steps:
             return []
-        most = self._scheduler.steady_steps(plan, most)
+        generations = [self._generations[chunk.sequence.ordinal] for chunk in plan.chunks]
+        if any(each.needs_host for each in generations):
+            return []
+        most = self._scheduler.reserve_steady_steps(plan, most)
         if most == 1:
             return []
         batch = build_batch(plan.chunks, self._scheduler.blocks.block_size, self._body.device)
@@ -104,13 +108,8 @@ class StepLauncher:
         seconds = min(MOST_SECONDS, self._scheduler.next_event() - began)
         steps = self._body.multi_step(batch, DecodeRun.of(most, seconds, states, ends), interruption)
         if meter is not None:
-            meter.computed_several(plan, batch.tables, steps, nothing_left=self._nothing_left)
+            meter.computed_several(plan, batch.tables, steps, nothing_left=self._scheduler.has_free_place)
         return steps
-
-    @property
-    def _nothing_left(self) -> bool:
-        """Whether no sequence waits for a place, and there is one to spare."""
-        return not self._scheduler.num_waiting and len(self._scheduler.running) < self._scheduler.max_num_seqs
 
     def outcomes(self, step: LaunchedStep, following: LaunchedStep | None) -> list[list[Sampled]]:
         """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts.
