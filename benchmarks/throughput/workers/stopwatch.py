@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from batchwright.engine.bodies.llama import LlamaBody
     from batchwright.engine.core import EngineCore
     from batchwright.engine.native.decoder import DecoderSeconds
+    from batchwright.engine.step.multi_step import DecodedStep
 
 
 class Stopwatch:
@@ -45,6 +47,7 @@ class Stopwatch:
 
         self._watch(core, "step", "step")
         self._watch(core.body, "output", "forward")
+        self._watch_runs(core.body)
         self._watch(core.body.attention, "attend", "attention")
         self._watch(core.scheduler, "schedule", "scheduling")
         self._watch(core.scheduler, "commit", "scheduling")
@@ -71,6 +74,19 @@ class Stopwatch:
             "other Python": python,
             "steps": steps,
         }
+
+    def _watch_runs(self, body: LlamaBody) -> None:
+        """Time the steps that are computed in one call by what they say of themselves."""
+        compute = body.multi_step
+
+        def timed(*arguments: Any) -> list[DecodedStep]:
+            steps = compute(*arguments)
+            self._seconds["forward"] += sum(step.model for step in steps)
+            self._seconds["sampling"] += sum(step.seconds - step.model for step in steps)
+            self._steps += len(steps) - 1
+            return steps
+
+        vars(body)["multi_step"] = timed
 
     def _watch(self, owner: object, name: str, piece: str) -> None:
         setattr(owner, name, self._timed(piece, getattr(owner, name)))

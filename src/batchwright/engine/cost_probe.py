@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from batchwright.engine.engine import Engine
+from batchwright.engine.step.multi_step import MOST_STEPS
 from batchwright.request import InferenceRequest
 
 _STEPS = 5
@@ -32,7 +33,7 @@ def probe(engine: Engine, seconds: float = 12.0) -> None:
 
     def finish() -> None:
         while engine.unfinished:
-            engine.step()
+            engine.step(MOST_STEPS)
 
     submit(1, _SHORT)
     finish()
