@@ -86,8 +86,13 @@ def _in_8_bits(weights: Tensor) -> dict[str, Tensor]:
 
 
 def _in_4_bits(weights: Tensor) -> dict[str, Tensor]:
-    """Numbers from 0 to 15 for -8 to 7, the first of eight in the lowest bits of a word."""
+    """Numbers from 0 to 15 for -8 to 7, the first of eight in the lowest bits of a word.
+
+    Raises ValueError for inputs that are no whole groups.
+    """
     outputs, inputs = weights.shape
+    if inputs % _GROUP:
+        raise ValueError(f"{inputs} inputs of a weight are not divisible by {_GROUP}")
     values = weights.float().reshape(outputs, inputs // _GROUP, _GROUP)
     scales = _scales(values, 7)
     numbers = torch.round(values / scales).clamp(-8, 7).to(torch.int64) + 8

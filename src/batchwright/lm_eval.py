@@ -25,7 +25,10 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError as error:
-    raise MissingExtra(f"batchwright.lm_eval needs {error.name}; install it: pip install lm-eval") from error
+    missing = MissingExtra(f"batchwright.lm_eval needs {error.name}; install it: pip install lm-eval")
+    if __name__ == "__main__":
+        raise SystemExit(str(missing)) from None
+    raise missing from error
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
