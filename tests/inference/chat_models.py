@@ -11,6 +11,7 @@ import pytest
 from tests.engine.support import TINY, tiny_model
 from torch import Tensor
 
+from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.sampling import Sampled, SamplingState
 from batchwright.engine.step import launcher
 from batchwright.engine.tokenizer import Tokenizer
@@ -100,6 +101,7 @@ class Script:
         self._answers: deque[str] = deque()
         self._under_way: dict[SamplingState, list[int]] = {}
         monkeypatch.setattr(launcher, "sample", self._sample)
+        monkeypatch.setattr(LlamaBody, "runs_steps", False)  # which would choose tokens without it
 
     def say(self, *answers: str) -> None:
         """Say what the next answers are."""
