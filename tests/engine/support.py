@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchwright import Engine, InferenceResponse, SamplingParams, StreamEvent
+from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
 from batchwright.engine.native import NativeKernels, load_kernels
 
 _FOUND = load_kernels(torch.bfloat16)
@@ -134,3 +134,24 @@ def final(events: list[StreamEvent]) -> InferenceResponse:
     response = events[-1].response
     assert response is not None
     return response
+
+
+def finished(
+    engine: Engine,
+    found: dict[str, InferenceResponse] | None = None,
+    step: Callable[[], list[InferenceResponse]] | None = None,
+) -> dict[str, InferenceResponse]:
+    """The responses of all requests by their ids, with those `found` before. `step`: what steps the engine."""
+    found = {} if found is None else found
+    while engine.unfinished:
+        found.update({response.request_id: response for response in (step or engine.step)()})
+    assert nothing_left(engine)
+    return found
+
+
+def completions(wanted: list[InferenceRequest], found: dict[str, InferenceResponse]) -> list[Any]:
+    """Tokens, text and reason of each completion of each of `wanted`."""
+    return [
+        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
+        for request in wanted
+    ]

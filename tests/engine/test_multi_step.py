@@ -16,7 +16,7 @@ from batchwright.engine.step.multi_step import MOST_STEPS, DecodedStep, Interrup
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.errors import NonFiniteLogits
 
-from .support import TINY, needs_decoder, nothing_left, threads, tiny_model
+from .support import TINY, completions, finished, needs_decoder, nothing_left, threads, tiny_model
 from .test_work_meter import SLOW
 
 pytestmark = needs_decoder
@@ -79,16 +79,9 @@ def requests(**params: Any) -> list[InferenceRequest]:
 
 def answers(engine: Engine, wanted: list[InferenceRequest], most: int = 1) -> list[Any]:
     """Tokens, text and reason of each completion, computing up to `most` steps at once."""
-    found: dict[str, InferenceResponse] = {}
     for request in wanted:
         engine.submit(request)
-    while engine.unfinished:
-        found.update({response.request_id: response for response in engine.step(most)})
-    assert nothing_left(engine)
-    return [
-        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
-        for request in wanted
-    ]
+    return completions(wanted, finished(engine, step=lambda: engine.step(most)))
 
 
 @pytest.mark.parametrize("real", [None, "int8", "int8-group"], indirect=True)
@@ -289,7 +282,7 @@ def test_a_request_that_comes_in_the_middle_is_taken_after_the_present_step(
 def test_other_bodies_compute_one_step_at_a_time(folder: Path) -> None:
     with Engine(folder, dtype="float32", kv_memory="2MB", max_model_len=128) as engine:
         body = engine.core.body
-        assert not body.runs_steps
+        assert not body.has_multi_step
         with pytest.raises(NotImplementedError, match="one step at a time"):
             body.multi_step(None, None, Interruption())  # type: ignore[arg-type]
         assert len(engine.generate([[5, 6, 7]], _MANY)[0].token_ids) == 40

@@ -16,7 +16,7 @@ from batchwright.engine.step.launched import LaunchedStep
 from batchwright.engine.step.pending_tokens import PendingTokens
 from batchwright.errors import DeadlineExceeded, GenerationError
 
-from .support import nothing_left, threads
+from .support import completions, finished, nothing_left, threads
 
 _TEXTS = [
     "The sea was",
@@ -78,27 +78,6 @@ def answers(engine: Engine, wanted: list[InferenceRequest]) -> list[Any]:
     for request in wanted:
         engine.submit(request)
     return completions(wanted, finished(engine))
-
-
-def finished(
-    engine: Engine,
-    found: dict[str, InferenceResponse] | None = None,
-    step: Callable[[], list[InferenceResponse]] | None = None,
-) -> dict[str, InferenceResponse]:
-    """The responses of all requests by their ids, with those `found` before. `step`: what steps the engine."""
-    found = {} if found is None else found
-    while engine.unfinished:
-        found.update({response.request_id: response for response in (step or engine.step)()})
-    assert nothing_left(engine)
-    return found
-
-
-def completions(wanted: list[InferenceRequest], found: dict[str, InferenceResponse]) -> list[Any]:
-    """Tokens, text and reason of each completion of each of `wanted`."""
-    return [
-        [(choice.token_ids, choice.text, choice.finish_reason) for choice in found[request.request_id].choices]
-        for request in wanted
-    ]
 
 
 @pytest.mark.parametrize(

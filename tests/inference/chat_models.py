@@ -101,7 +101,7 @@ class Script:
         self._answers: deque[str] = deque()
         self._under_way: dict[SamplingState, list[int]] = {}
         monkeypatch.setattr(launcher, "sample", self._sample)
-        monkeypatch.setattr(LlamaBody, "runs_steps", False)  # which would choose tokens without it
+        monkeypatch.setattr(LlamaBody, "has_multi_step", False)  # which would choose tokens without it
 
     def say(self, *answers: str) -> None:
         """Say what the next answers are."""

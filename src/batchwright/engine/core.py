@@ -319,10 +319,11 @@ class EngineCore:
         """Deliver the tokens of steps of which `plan`, made at `began`, is the first, and the others repeat it."""
         events: list[StreamEvent] = []
         now = self._known_at = self.clock.now()
-        of_host = (now - began - sum(step.seconds for step in steps)) / len(steps)
-        for step in steps:
-            if step is not steps[0]:
-                plan, began, pause = repeated(plan), self.clock.now(), 0.0
+        before = now
+        of_host = max(0.0, now - began - sum(step.seconds for step in steps)) / len(steps)
+        for number, step in enumerate(steps):
+            if number:
+                plan, pause = repeated(plan), 0.0
             try:
                 self.scheduler.commit(plan)
                 for chunk, token in zip(plan.chunks, step.tokens, strict=True):
@@ -331,10 +332,9 @@ class EngineCore:
                 for chunk in plan.chunks:
                     self.scheduler.repeat_last(chunk.sequence)
                 raise
-            delivered = self.clock.now()
-            since = now if step is steps[0] else began
-            self._count(plan, step.seconds, step.seconds + max(0.0, of_host) + delivered - since, pause)
-        self._done_at = self.clock.now()
+            self._done_at = self.clock.now()
+            self._count(plan, step.seconds, step.seconds + of_host + self._done_at - before, pause)
+            before = self._done_at
         return events
 
     def _undo(self, step: LaunchedStep) -> None:

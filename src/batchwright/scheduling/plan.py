@@ -44,8 +44,8 @@ class StepPlan:
     """Whether it computes one sequence by itself, to see whether that makes a step fail."""
 
     @property
-    def is_changeless(self) -> bool:
-        """Whether it decodes one token each of sequences that had another step before, and nobody gives up a place."""
+    def is_pure_decode(self) -> bool:
+        """Whether it only computes the next token of sequences that ran before, and none has lost its place."""
         return not (self.alone or self.preempted or self.expired) and all(
             chunk.is_decode
             and chunk.count == 1
@@ -78,7 +78,7 @@ class StepPlan:
 
 
 def repeated(plan: StepPlan) -> StepPlan:
-    """Return the plan of one more token for each sequence of a changeless plan."""
+    """Return the plan of one more token for each sequence of `plan`, a pure decode."""
     return StepPlan(
         [Chunk(each.sequence, each.start + 1, 1, fresh=False, samples=True, is_decode=True) for each in plan.chunks]
     )

@@ -189,7 +189,7 @@ class Scheduler:
         """
         sequences = [chunk.sequence for chunk in plan.chunks]
         is_steady = (
-            plan.is_changeless
+            plan.is_pure_decode
             and len(sequences) == len(self.running)
             and self.token_budget == self.max_batch_tokens
             # Who waits for blocks rather than for a place may find more of its prefix in the cache after any step.

@@ -88,7 +88,7 @@ class ModelBody(ABC):
         return StepOutput(self.forward(batch))
 
     @property
-    def runs_steps(self) -> bool:
+    def has_multi_step(self) -> bool:
         """Whether it has `multi_step`, known after `allocate`."""
         return False
 
@@ -97,7 +97,7 @@ class ModelBody(ABC):
 
         `run` says by what tokens are chosen and, as `interruption` does, when to stop.
 
-        Blocks of the sequences have room for all steps. Raises NotImplementedError unless it `runs_steps`.
+        Blocks of the sequences have room for all steps. Raises NotImplementedError unless it `has_multi_step`.
         """
         raise NotImplementedError(f"the {self.name} body computes one step at a time")
 

@@ -173,7 +173,7 @@ class LlamaBody(ModelBody):
         return super().output(batch, greedy)
 
     @property
-    def runs_steps(self) -> bool:
+    def has_multi_step(self) -> bool:
         return isinstance(self.stack, CompiledStack) and isinstance(self._embedding, Tensor)
 
     def multi_step(self, batch: StepBatch, run: DecodeRun, interruption: Interruption) -> list[DecodedStep]:

@@ -10,7 +10,7 @@ namespace bw {
 
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLine = 64;  // bytes of a line of the caches
-// Rows that a processor multiplies faster than memory is read, so fast that it fetches a stream by itself: measured.
+// Up to so many rows are multiplied so fast that what the processor fetches by itself is fetched soonest: measured.
 constexpr int kRowsOfStream = 4;
 
 struct u8 {

@@ -95,7 +95,7 @@ class StepLauncher:
 
         Nothing is computed, nor returned, if that would be one step only.
         """
-        if most == 1 or not self._body.runs_steps:
+        if most == 1 or not self._body.has_multi_step:
             return []
         generations = [self._generations[chunk.sequence.ordinal] for chunk in plan.chunks]
         if any(each.needs_host for each in generations):

@@ -86,7 +86,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """One of the steps of a run."""
+    """Outcome of one step of a `DecodeRun`."""
 
     tokens: list[int | None]
     """Token of each sequence, None where the logits were not finite."""
