@@ -108,7 +108,7 @@ def nothing_left(engine: Engine) -> bool:
         or core.scheduler.has_work
         or core.scheduler.blocks.num_used
         or engine._unclaimed
-        or core._callbacks
+        or core._delivery._callbacks
     )
 
 

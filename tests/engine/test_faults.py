@@ -62,7 +62,7 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
         requests = [InferenceRequest.of(prompt, PARAMS) for prompt in prompts]
         for request in requests:
             engine.submit(request)
-        own, calls = engine.core._deliver, 0
+        own, calls = engine.core._delivery._deliver_token, 0
 
         def deliver(*args: Any) -> Any:
             nonlocal calls
@@ -71,7 +71,7 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
                 raise KeyboardInterrupt
             return own(*args)
 
-        monkeypatch.setattr(engine.core, "_deliver", deliver)
+        monkeypatch.setattr(engine.core._delivery, "_deliver_token", deliver)
         found: dict[str, list[int]] = {}
         while engine.unfinished:
             with contextlib.suppress(KeyboardInterrupt):

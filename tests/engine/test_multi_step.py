@@ -170,7 +170,7 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
     runs.clear()
     for place, prompt in enumerate(prompts):
         tiny.submit(InferenceRequest.of(prompt, _MANY, request_id=str(place)))
-    own, calls = tiny.core._deliver, 0
+    own, calls = tiny.core._delivery._deliver_token, 0
 
     def deliver(*args: Any) -> Any:
         nonlocal calls
@@ -179,7 +179,7 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
             raise KeyboardInterrupt
         return own(*args)
 
-    monkeypatch.setattr(tiny.core, "_deliver", deliver)
+    monkeypatch.setattr(tiny.core._delivery, "_deliver_token", deliver)
     found: dict[str, list[int]] = {}
     while tiny.unfinished:
         with contextlib.suppress(KeyboardInterrupt):

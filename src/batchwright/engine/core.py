@@ -1,4 +1,4 @@
-"""The token-level loop: plan a step, run the model, choose tokens, deliver results.
+"""The token-level loop: plan a step, run the model, choose tokens, have them delivered.
 
 Single-threaded and without locks: the owner of the core calls `add`, `cancel` and `step`. `Engine` owns one directly,
 `AsyncEngine` on a thread of its own.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 
 import torch
 
 from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
+from batchwright.engine.delivery import Delivery
 from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.grammars import Form, GrammarDrafter, Grammars
@@ -32,19 +32,17 @@ from batchwright.errors import (
     EngineClosed,
     GenerationError,
     InvalidRequest,
-    NonFiniteLogits,
     OutOfMemory,
 )
 from batchwright.out_of_memory import ran_out_of_memory
-from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, StreamEvent
-from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan, repeated
+from batchwright.request import InferenceRequest, StreamEvent
+from batchwright.scheduling import Drafter, Scheduler, Sequence, StepPlan, repeated
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 0.01
 _CALLS_OF_SUCCESSOR = 2
 """Calls of `step` in which a request is expected that follows one that ended: its caller may need some turns for it."""
-_NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
 class EngineCore:
@@ -68,20 +66,14 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.grammars = grammars or Grammars(tokenizer, body.vocab_size)
         """Compiled forms of answers. Any thread may use it."""
-        self.meter: WorkMeter | None = None
-        """What measures steps and counts what answers needed, if somebody wants to know."""
         self.stats = EngineStats(
             implementation=body.description,
             max_num_seqs=scheduler.max_num_seqs,
             kv_blocks=scheduler.blocks.num_blocks,
             block_size=scheduler.blocks.block_size,
         )
-        self._requests: dict[str, RequestState] = {}
-        self._generations: dict[int, Generation] = {}
-        """Unfinished generations by the ordinals of their sequences."""
-        self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
-        """Callbacks to call after the step, since a callback may itself submit or cancel."""
-        self.launcher = StepLauncher(body, scheduler, self._generations, clock, self.stats)
+        self._delivery = Delivery(scheduler, clock, self.stats)
+        self.launcher = StepLauncher(body, scheduler, self._delivery.generations, clock, self.stats)
         self.interruption = Interruption()
         """Sign that ends a run of steps after the step that is being computed."""
         self._calls_since_end = _CALLS_OF_SUCCESSOR
@@ -94,19 +86,30 @@ class EngineCore:
         """When the tokens of the last step were known, and when all of them had been delivered."""
 
     @property
+    def meter(self) -> WorkMeter | None:
+        """What measures steps and counts what answers needed, if somebody wants to know."""
+        return self._delivery.meter
+
+    @meter.setter
+    def meter(self, meter: WorkMeter | None) -> None:
+        self._delivery.meter = meter
+
+    @property
     def unfinished(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._requests)
+        return len(self._delivery.requests)
 
     @property
     def unfinished_sequences(self) -> int:
         """Number of sequences that have not ended."""
-        return len(self._generations)
+        return len(self._delivery.generations)
 
     def unfinished_work(self, prefix: str = "") -> UnfinishedWork:
         """Return what is left of the requests whose ids begin with `prefix`."""
         sequences = [
-            each.sequence for each in self._generations.values() if each.owner.request.request_id.startswith(prefix)
+            each.sequence
+            for each in self._delivery.generations.values()
+            if each.owner.request.request_id.startswith(prefix)
         ]
         computed = sum(min(each.num_prompt, each.num_computed) - each.num_cached for each in sequences)
         left = sum(max(0, each.num_prompt - each.num_computed) for each in sequences)
@@ -130,7 +133,7 @@ class EngineCore:
         answers, if it was compiled before; else it is compiled now.
         Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._delivery.requests:
             raise InvalidRequest(
                 f"request_id={request.request_id!r} is being computed already: give each request its own",
                 param="request_id",
@@ -166,26 +169,27 @@ class EngineCore:
         # Nothing raises from here on: `_encode` has asked the scheduler.
         for generation in state.generations:
             self.scheduler.add(generation.sequence)
-            self._generations[generation.sequence.ordinal] = generation
-        self._requests[request.request_id] = state
+        self._delivery.expect(state)
         self.stats.traffic[request.traffic].submitted += 1
         self._gauge()
 
     def cancel(self, request_id: str) -> StreamEvent | None:
         """End a request now and free its slot and blocks. Returns None if there is no such request."""
-        state = self._requests.get(request_id)
+        state = self._delivery.requests.get(request_id)
         if state is None:
             return None
-        event = self._fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
+        event = self._delivery.fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
         self._drop_launched()
-        self._call_back()
+        self._gauge()
+        self._delivery.call_back()
         return event
 
     def close(self) -> list[StreamEvent]:
         """End all requests with `EngineClosed`."""
-        events = self._end_all("the engine was closed before the request was finished")
+        events = self._delivery.end_all("the engine was closed before the request was finished")
         self._drop_launched()
-        self._call_back()
+        self._gauge()
+        self._delivery.call_back()
         return events
 
     def step(self, most: int = 1) -> list[StreamEvent]:
@@ -198,7 +202,7 @@ class EngineCore:
         events = self._step(1 if expects_successor else most)
         self._drop_launched()
         self._gauge()
-        self._call_back()
+        self._delivery.call_back()
         if self.meter is not None:
             self.meter.between_steps()
         self._left_at = self.clock.now() if self.scheduler.has_work else None
@@ -248,13 +252,13 @@ class EngineCore:
         """
         plan = self.scheduler.schedule(now)
         for late in plan.expired:
-            expired = self._generations.get(late.ordinal)
+            expired = self._delivery.generations.get(late.ordinal)
             if expired is not None:  # else another completion of the same request has just ended it, too
                 if before is not None:
                     before.drop_unknown([generation.sequence for generation in expired.owner.generations])
                 seconds = expired.owner.request.deadline
                 error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
-                events.append(self._fail(expired.owner, error))
+                events.append(self._delivery.fail(expired.owner, error))
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self.stats.traffic[sequence.traffic].preemptions += 1
@@ -269,7 +273,8 @@ class EngineCore:
     def _drop_launched(self) -> None:
         """Let go of the step that was launched ahead if all of its sequences have ended since."""
         step = self._launched
-        if step is not None and not any(chunk.sequence.ordinal in self._generations for chunk in step.plan.chunks):
+        unfinished = self._delivery.generations
+        if step is not None and not any(chunk.sequence.ordinal in unfinished for chunk in step.plan.chunks):
             self.scheduler.commit(step.plan)
             self._launched = None
 
@@ -305,10 +310,10 @@ class EngineCore:
             step.committed = True
             self.scheduler.commit(step.plan)
         step.drop_unknown()
-        events = self._settle_all(step.plan, now)
+        events = self._delivery.settle_all(step.plan, now)
         for chunk, chosen in zip(step.sampled, outcomes, strict=True):
             if step.is_valid(chunk):
-                events.extend(self._deliver_all(chunk, chosen, now))
+                events.extend(self._delivery.deliver(chunk, chosen, now))
         self._done_at = self.clock.now()
         self._count(step.plan, now - computing_since, self._done_at - began, pause)
         return events
@@ -327,7 +332,7 @@ class EngineCore:
             try:
                 self.scheduler.commit(plan)
                 for chunk, token in zip(plan.chunks, step.tokens, strict=True):
-                    events.extend(self._deliver_all(chunk, [Sampled(token)], now))
+                    events.extend(self._delivery.deliver(chunk, [Sampled(token)], now))
             except BaseException:  # an interrupt: tokens that were not delivered are chosen again
                 for chunk in plan.chunks:
                     self.scheduler.repeat_last(chunk.sequence)
@@ -351,9 +356,6 @@ class EngineCore:
             return
         for chunk in step.plan.chunks:  # of which the others have more to compute
             self.scheduler.repeat_last(chunk.sequence)
-
-    def _end_all(self, reason: str) -> list[StreamEvent]:
-        return [self._fail(state, EngineClosed(reason)) for state in list(self._requests.values())]
 
     def _encode(self, request: InferenceRequest) -> list[int]:
         try:
@@ -385,7 +387,7 @@ class EngineCore:
         All fail if the body can compute nothing any more, which it says by `EngineClosed`.
         """
         if isinstance(error, EngineClosed):
-            return self._end_all(str(error))
+            return self._delivery.end_all(str(error))
         if ran_out_of_memory(error):
             if self.body.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -398,165 +400,8 @@ class EngineCore:
         else:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
-        generation = self._generations.get(plan.chunks[0].sequence.ordinal) if plan.chunks else None
-        return [] if generation is None else [self._fail(generation.owner, failure)]
-
-    def _settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
-        return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
-
-    def _settle(self, chunk: Chunk, now: float) -> list[StreamEvent]:
-        """Fail a request whose prompt has scores that are not finite; end one of which nothing else was wanted."""
-        generation = self._generations.get(chunk.sequence.ordinal)
-        if generation is None:  # another completion of the same request has just failed it
-            return []
-        state = generation.owner
-        if state.scores is not None and not state.scores.is_finite:
-            self.scheduler.forget(generation.sequence)
-            return [self._fail(state, NonFiniteLogits(_NOT_FINITE))]
-        if not chunk.ends:
-            return []
-        generation.finish_reason = "length"
-        try:
-            response = state.response(now) if state.done else None
-        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
-            return [self._fail(state, _tokenizer_failed(error))]
-        self.scheduler.finish(generation.sequence)
-        if response is not None:
-            self._complete(state, response)
-        elif not state.streams:
-            return []
-        return [StreamEvent(state.request.request_id, generation.index, "", (), "length", response)]
-
-    def _deliver_all(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
-        """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
-        events: list[StreamEvent] = []
-        accepted = 0
-        generation = self._generations.get(chunk.sequence.ordinal)
-        if generation is not None:
-            generation.chain += 1
-            generation.turns += chunk.is_decode and chunk.start >= chunk.sequence.num_prompt
-        for place, outcome in enumerate(chosen):
-            generation = self._generations.get(chunk.sequence.ordinal)
-            if generation is None or generation.finish_reason is not None:
-                break  # it has ended, or another completion of the same request has just failed
-            generation.known = len(chunk.sequence.tokens)
-            event = self._deliver(generation, outcome, now)
-            if event is not None:
-                events.append(event)
-            if place == len(chunk.drafts) or outcome.token != chunk.drafts[place]:
-                break
-            self.scheduler.accept_draft(chunk.sequence)
-            accepted += 1
-        if chunk.drafts and chunk.sequence.drafter is not None:
-            chunk.sequence.drafter.settle(len(chunk.drafts), accepted)
-            self.stats.drafted_tokens += len(chunk.drafts)
-            self.stats.accepted_tokens += accepted
-        return events + self._deliver_forced(chunk.sequence, now)
-
-    def _deliver_forced(self, sequence: Sequence, now: float) -> list[StreamEvent]:
-        """Deliver the tokens that a grammar leaves no choice about: known now, they are computed in the next step."""
-        generation = self._generations.get(sequence.ordinal)
-        if generation is None or generation.matcher is None:
-            return []
-        events: list[StreamEvent] = []
-        sequence.forced = 0
-        for token in generation.forced():
-            generation.forced_tokens += 1
-            event = self._deliver(generation, Sampled(token), now)
-            if event is not None:
-                events.append(event)
-            self.stats.forced_tokens += 1
-            if generation.finish_reason is not None:
-                break
-            sequence.forced += 1
-        return events
-
-    def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> StreamEvent | None:
-        state = generation.owner
-        if generation.matcher is not None and (failure := generation.matcher.failure) is not None:
-            return self._fail(state, failure)
-        if outcome.token is None:
-            self.scheduler.forget(generation.sequence)
-            return self._fail(state, NonFiniteLogits(_NOT_FINITE))
-        traffic = self.stats.traffic[state.request.traffic]
-        if state.first_token_at is None:
-            state.first_token_at = now
-            ttft = (now - state.submitted_at) * 1e3
-            self.stats.ttft_ms.add(ttft)
-            traffic.ttft_ms.add(ttft)
-            traffic.recent_ttft_ms.add(ttft)
-        self.stats.generated_tokens += 1
-        traffic.generated_tokens += 1
-        try:
-            text = generation.accept(outcome)
-            response = state.response(now) if generation.finish_reason is not None and state.done else None
-        except GenerationError as error:
-            return self._fail(state, error)
-        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
-            return self._fail(state, _tokenizer_failed(error))
-        if generation.first_token_at is None:
-            generation.first_token_at = now
-        if text:
-            generation.sequence.text_pending = False
-        if generation.finish_reason is not None:
-            self.scheduler.finish(generation.sequence)
-            if generation.sampling.generated > 1:
-                tpot = (now - generation.first_token_at) / (generation.sampling.generated - 1) * 1e3
-                self.stats.tpot_ms.add(tpot)
-                traffic.tpot_ms.add(tpot)
-                traffic.recent_tpot_ms.add(tpot)
-        if response is not None:
-            self._complete(state, response)
-        elif not state.streams:
-            return None
-        tokens = (outcome.token,)
-        request_id, reason = state.request.request_id, generation.finish_reason
-        return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
-
-    def _complete(self, state: RequestState, response: InferenceResponse) -> None:
-        if self.meter is not None:
-            self.meter.answered(state)
-        self._forget(state)
-        self.stats.latency_ms.add(response.latency_ms)
-        self.stats.traffic[state.request.traffic].completed += 1
-        self._answer(state.request, response)
-
-    def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
-        state.error = error
-        for generation in state.generations:
-            if generation.finish_reason is None:
-                generation.finish_reason = reason
-            self.scheduler.finish(generation.sequence)
-        self._forget(state)
-        self.stats.traffic[state.request.traffic].failed += 1
-        self._gauge()
-        now = self.clock.now()
-        try:
-            response = state.response(now)
-        except Exception:  # the tokenizer cannot decode what there was
-            response = state.response(now, text=False)
-        self._answer(state.request, response)
-        first = state.generations[0]
-        return StreamEvent(state.request.request_id, first.index, "", (), first.finish_reason, response)
-
-    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        if request.callback is not None:
-            self._callbacks.append((request.callback, response))
-
-    def _call_back(self) -> None:
-        while self._callbacks:
-            callback, response = self._callbacks.pop(0)
-            try:
-                callback(response)
-            except Exception:  # the caller's code: other requests must get their answers whatever it raises
-                _log.exception("the callback of request %s raised", response.request_id)
-
-    def _forget(self, state: RequestState) -> None:
-        del self._requests[state.request.request_id]
-        for generation in state.generations:
-            self.stats.prompt_tokens += state.prompt_tokens
-            self.stats.cached_tokens += generation.sequence.num_cached
-            del self._generations[generation.sequence.ordinal]
+        generation = self._delivery.generations.get(plan.chunks[0].sequence.ordinal) if plan.chunks else None
+        return [] if generation is None else [self._delivery.fail(generation.owner, failure)]
 
     def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float, pause: float) -> None:
         stats = self.stats
@@ -595,9 +440,3 @@ class EngineCore:
 def _computed(length: int, request: InferenceRequest) -> int:
     """Return how many tokens of a prompt of this length are computed: after the last one, nothing may be wanted."""
     return max(1, length - (request.max_tokens == 0))
-
-
-def _tokenizer_failed(cause: Exception) -> GenerationError:
-    error = GenerationError(f"the tokenizer failed on the output: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
