@@ -127,18 +127,39 @@ def test_what_is_no_law_is_refused() -> None:
         StepCosts(LAW.coefficients, ratios=())
 
 
+_LAST = StepShape(0, 0, 1, 5, 1)
+
+
 @given(st.lists(shapes, max_size=300))
-def test_a_record_is_bounded_and_keeps_the_latest_of_each_kind(added: list[StepShape]) -> None:
+def test_a_record_is_bounded_and_keeps_late_ones_of_each_kind(added: list[StepShape]) -> None:
     record = StepRecord()
-    for number, shape in enumerate([*added, StepShape(0, 0, 1, 5, 1)] * 2, 1):
+    for number, shape in enumerate([*added, _LAST] * 2, 1):
         record.add(shape, float(number))
     kept = record.measurements
     assert record.added == 2 * (len(added) + 1)
     assert len(kept) <= 12 * 512
-    assert kept[-1].seconds == record.added
+    numbers = [number for number, shape in enumerate([*added, _LAST] * 2, 1) if shape == _LAST]
+    assert kept[-1].seconds >= numbers[-min(8, len(numbers))]
     again = StepRecord(kept)
     again.include(StepRecord())
     assert again.measurements == kept
     assert again.added == 0
     record.clear()
     assert not record.measurements
+
+
+def test_what_is_kept_of_many_steps_is_of_a_longer_time() -> None:
+    record, shape = StepRecord(), StepShape(0, 0, 4, 400, 4)
+    for number in range(1, 13):
+        record.add(shape, float(number))
+    assert [each.seconds for each in record.measurements] == [float(number) for number in range(1, 13)]
+    for number in range(13, 13 + 12 * 8):
+        record.add(shape, float(number))
+    kept = record.measurements
+    assert [each.seconds for each in kept] == [float(number) for number in range(20, 109, 8)]
+    assert sum(each.weight for each in kept) == record.added
+    # Few steps of another run are none too few.
+    later = StepRecord()
+    later.add(shape, 1000.0)
+    record.include(later)
+    assert [each.seconds for each in record.measurements][-2:] == [108.0, 1000.0]

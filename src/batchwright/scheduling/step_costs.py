@@ -35,6 +35,9 @@ _OUTLIER = 5.0
 _SHORTEST = 1e-6
 _EACH = 12
 """Measurements kept of steps that are alike."""
+_APART = 8
+"""Steps of a kind for each measurement of them that is kept of many, so that what is kept is of some minutes: a machine
+is faster or slower for seconds without a reason that lasts."""
 _LEAST_ALIKE = 4
 """Measurements of steps that are alike from which on their spread is told."""
 _LEAST_SPREAD = 20
@@ -217,13 +220,15 @@ def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
 class _Kind:
     """Steps that are alike."""
 
-    __slots__ = ("kept", "steps")
+    __slots__ = ("kept", "steps", "unkept")
 
     def __init__(self) -> None:
         self.kept: deque[Measurement] = deque(maxlen=_EACH)
-        """The latest."""
+        """Some of the latest."""
         self.steps = 0.0
         """Number of all of them."""
+        self.unkept = 0
+        """Number of them since the last that was kept."""
 
 
 class StepRecord:
@@ -246,7 +251,12 @@ class StepRecord:
         self.seconds += seconds
         for index, feature in enumerate(features_of(shape)):
             self.features[index] += feature
-        self._add(Measurement(shape, seconds))
+        kind = self._kind(shape)
+        kind.steps += 1.0
+        kind.unkept += 1
+        if len(kind.kept) < _EACH or kind.unkept >= _APART:
+            kind.unkept = 0
+            kind.kept.append(Measurement(shape, seconds))
 
     def include(self, other: StepRecord) -> None:
         """Add the measurements of `other`, as newer ones."""
@@ -266,16 +276,21 @@ class StepRecord:
         ]
 
     def _add(self, each: Measurement) -> None:
-        kind = _kind_of(each.shape)
-        alike = self._kinds.get(kind)
-        if alike is None:
-            alike = self._kinds[kind] = _Kind()
+        kind = self._kind(each.shape)
+        kind.kept.append(each)
+        kind.steps += each.weight
+
+    def _kind(self, shape: StepShape) -> _Kind:
+        """Return the steps that are alike to those of a shape, which were seen last now."""
+        key = _kind_of(shape)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = _Kind()
             if len(self._kinds) > _KINDS:
                 self._kinds.popitem(last=False)
         else:
-            self._kinds.move_to_end(kind)
-        alike.kept.append(each)
-        alike.steps += each.weight
+            self._kinds.move_to_end(key)
+        return found
 
 
 def _kind_of(shape: StepShape) -> tuple[int, ...]:
