@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from batchwright.cgroups import threads_for
 from batchwright.durable_files import remove_oldest, write_shared
 from batchwright.engine_config import EngineConfig
 from batchwright.models import cache_dir, fingerprint
@@ -187,8 +188,16 @@ def write_costs(path: Path, kept: KeptCosts) -> None:
 
 def machine() -> str:
     """Return the name of the processor with the number of its cores that may be used, and those of GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ", ".join([f"{cores} x {_processor()}", *_gpus()])
+    return ", ".join([f"{_cores()} x {_processor()}", *_gpus()])
+
+
+def _threads() -> str:
+    """Return how many threads compute, which importing `batchwright.engine` settles, as it does without importing it."""
+    return os.environ.get("OMP_NUM_THREADS") or str(threads_for(_cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:
@@ -218,6 +227,7 @@ def _identity(model: str, config: EngineConfig) -> dict[str, str]:
         "model": fingerprint(model),
         **chosen,
         "machine": machine(),
+        "threads": _threads(),
         "version": f"{__version__} {kernels.hexdigest()[:16]}",
     }
 

@@ -97,7 +97,10 @@ def test_drawn_requests_beside_a_job_of_known_lengths(tmp_path: Path, costs: Pat
     assert alone["output_tokens"] == 30 * 30 + 10
 
 
-def test_the_prompts_of_a_job_are_counted(tmp_path: Path, costs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer whose tokens are words."""
+
     class Words:
         @staticmethod
         def encode(prompt: Any) -> list[int]:
@@ -105,6 +108,37 @@ def test_the_prompts_of_a_job_are_counted(tmp_path: Path, costs: Path, monkeypat
             return list(range(len(text.split())))
 
     monkeypatch.setattr("batchwright.inference.loading.load_tokenizer", lambda model: Words())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines", "tokens"),
+    [
+        ("job.txt", "Write a poem\nA word\n", 2, 5),
+        ("job.csv", "prompt,other\nWrite a poem,1\nA word,2\n", 2, 5),
+        ("job.tsv", "other\tprompt\n1\tA word\n", 1, 2),
+        ("job.csv", "prompt_tokens,output_tokens\n70,5\n30,2\n", 2, 100),
+        ("job.jsonl", '{"prompt": "Write a poem"}\n{"prompt": broken\n7\n{"prompt": "A word"}\n', 2, 5),
+        ("job.json", '[{"prompt": "Write a poem"}, 7]', 1, 3),
+    ],
+)
+@pytest.mark.usefixtures("words")
+def test_a_job_is_any_input_of_run(tmp_path: Path, costs: Path, name: str, text: str, lines: int, tokens: int) -> None:
+    job = tmp_path / name
+    job.write_text(text)
+    [found] = told("--job", job, "--costs", costs, "--expected-tokens", "20")
+    assert (found["job_lines"], found["prompt_tokens"]) == (lines, tokens)
+
+
+@pytest.mark.usefixtures("words")
+def test_a_table_without_prompts_is_refused(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.csv"
+    job.write_text("text\nWrite a poem\n")
+    with pytest.raises(InputError, match="column 'prompt'"):
+        told("--job", job, "--costs", costs)
+
+
+@pytest.mark.usefixtures("words")
+def test_the_prompts_of_a_job_are_counted(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "job.jsonl"
     lines = [{"prompt": "word " * 64}, {"messages": [{"role": "user", "content": "two words"}], "max_tokens": 7}, {}]
     job.write_text("".join(json.dumps(each) + "\n" for each in lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 import signal
@@ -16,9 +17,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
+from rich.console import Console
 from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 
+from batchwright.cli.plan_views import show_plan
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.report import RunReport
@@ -383,6 +386,7 @@ def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
         assert planned.live.answers_per_100_tokens == 10 * 50 * 1000 / 10**6  # no more than max_tokens
         assert planned.batch.at_most == pytest.approx(planned.live.at_most / 2)
         assert planned.live.expected is None
+        assert planned.cached is None
         assert not endpoint.charged
         run(source, output, **options)
         assert endpoint.ledger <= Decimal(str(planned.live.at_most))
@@ -392,6 +396,24 @@ def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
     assert planned.live.expected == pytest.approx(float(endpoint.ledger), rel=0.5)
     shown = subprocess.run([*command(source, output, endpoint.url, "4"), "--dry-run"], capture_output=True, text=True)
     assert "Price as a batch: about $" in shown.stderr
+
+
+def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [{"prompt": "word " * 1000 + f"{number:05} " * 100, "max_tokens": 10} for number in range(10)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    planned = run(source, None, price=PRICE, **options).planned_cost
+    assert planned is not None
+    assert planned.cached is not None
+    # All but the first find 4,992 of 5,600 bytes, at a quarter of the price.
+    share = 9 * 4992 / (10 * 5600)
+    assert planned.cached.prompts == pytest.approx(planned.live.prompts * (1.0 - share * 0.75), rel=0.01)
+    assert planned.cached.at_most == planned.live.at_most
+    assert run(source, None, price="input=200,output=1000", **options).planned_cost.cached is None  # type: ignore[union-attr]
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
+    assert "Price live, shared beginnings cached: about $" in stream.getvalue()
 
 
 def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:

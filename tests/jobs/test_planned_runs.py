@@ -138,3 +138,47 @@ def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) 
     assert [(each.lines, each.text[:1], each.inside) for each in report.shared_prompts.beginnings] == [
         (10, str(number), []) for number in range(4)
     ]
+
+
+def test_a_plan_says_which_lines_are_longer_than_the_context(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"id": "fits", "prompt": "a" * 90, "max_tokens": 10},
+        {"id": "long prompt", "prompt": "a" * 101},
+        {"id": "long answer", "prompt": "a" * 90, "max_tokens": 11},
+        {"id": "any answer", "prompt": "a" * 99},
+        {"id": "scored", "prompt": "a" * 101, "max_tokens": 0, "echo": True},
+        {"id": "scored, too long", "prompt": "a" * 102, "max_tokens": 0, "echo": True},
+    ]
+    source = write(tmp_path / "in.jsonl", bodies)
+    engine = FakeEngine(max_model_len=100)
+    report = run(source, None, model=engine, dry_run=True, defaults={"max_tokens": 1})  # type: ignore[arg-type]
+    assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [2, 3, 6])]
+    assert report.prompt_tokens == 90 + 99 + 101
+
+
+def test_a_plan_counts_all_completions_of_a_line(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [{"prompt": "abc", "n": 4, "max_tokens": 100, "expected_tokens": 20}]
+    bodies += [{"prompt": "abcde", "max_tokens": 10, "ignore_eos": True}]
+    source = write(tmp_path / "in.jsonl", bodies)
+    report = run(source, None, model=FakeEngine(slots=3), dry_run=True)  # type: ignore[arg-type]
+    assert report.planned_answers is not None
+    assert (report.planned_answers.at_most, report.planned_answers.expected) == (410, 90)
+    assert report.planned_answers.kv_tokens == 3 * 103
+    source = write(tmp_path / "in.jsonl", [*bodies, {"prompt": "open", "max_tokens": 10}])
+    report = run(source, None, model=FakeEngine(slots=3), dry_run=True)  # type: ignore[arg-type]
+    assert report.planned_answers is not None
+    assert (report.planned_answers.at_most, report.planned_answers.expected) == (420, None)
+
+
+def test_what_the_order_of_the_input_finds_depends_on_the_cache(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    found = []
+    for blocks in (1, 1000):
+        engine = FakeEngine(slots=2)
+        engine.stats.kv_blocks = blocks * 4
+        report = run(source, None, model=engine, dry_run=True)  # type: ignore[arg-type]
+        assert report.shared_prompts is not None
+        assert report.shared_prompts.cache_tokens == blocks * 4 * engine.stats.block_size
+        found.append(report.shared_prompts.shared_in_input_order)
+    assert found[0] == 0
+    assert found[1] == report.shared_prompts.shared_tokens > 0

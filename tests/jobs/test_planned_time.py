@@ -104,6 +104,11 @@ def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
     assert known_from == "same job"
     assert 0.1 * at_most < seconds < 0.5 * at_most
     assert 0.6 * seconds < least < seconds < most < 1.5 * seconds
+    report = run(path, None, dry_run=True)
+    assert report.planned_answers is not None
+    assert report.planned_answers.expected == pytest.approx(300 * 10, rel=0.1)
+    assert report.shared_prompts is not None
+    assert report.shared_prompts.cache_tokens == FACTS.sizes(EngineConfig()).num_blocks * 16
 
 
 def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:

@@ -46,6 +46,15 @@ def test_what_one_run_keeps_the_next_one_finds_and_refines() -> None:
     assert found.costs.seconds(StepShape(0, 0, 10, 1000, 10)) == pytest.approx(0.02, rel=0.02)
 
 
+def test_what_fewer_threads_took_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record())
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert find_costs(DEFAULT_MODEL, EngineConfig()) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert find_costs(DEFAULT_MODEL, EngineConfig()) is not None
+
+
 def test_how_often_each_kind_of_step_came_is_kept() -> None:
     for _ in range(3):
         keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record(2000))

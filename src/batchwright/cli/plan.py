@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from batchwright.cli.flags import set_parameters
 from batchwright.cli.run import io_option, run_command
+from batchwright.errors import InputError
 
 _PARAGRAPHS = (
     "Say what `run` would compute, before it does, and before anything is spent.",
@@ -46,6 +47,8 @@ def _planning(command: Any) -> Any:
     @functools.wraps(command)
     def wrapped(*, as_json: bool, **given: Any) -> None:
         if as_json:
+            if given["report"] not in (None, "-"):
+                raise InputError(f"--json and --report {given['report']}: give one, the JSON is the same")
             given["report"] = "-"
         command(**defaults | given | {"dry_run": True, "quiet": as_json})
 

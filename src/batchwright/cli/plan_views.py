@@ -15,6 +15,7 @@ from batchwright.cli.report_views import failures_table, fields_in_common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.dry_run import AnswersPlanned
     from batchwright.jobs.planned_time import PlannedTime
     from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
     from batchwright.jobs.report import RunReport
@@ -46,8 +47,8 @@ def show_plan(
         f"{about}{counted(report.prompt_tokens, 'prompt token')}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )
-    if (answers := report.planned_answers) is not None and answers.at_most is not None:
-        console.print(_work_planned(answers.at_most, answers.kv_tokens), highlight=False)
+    if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
+        console.print(text, highlight=False)
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
@@ -85,11 +86,19 @@ def _shortened(text: str) -> str:
     return f"{text[:_SHOWN_OF_TEXT]} [… {left_out:,} characters …] {text[-_SHOWN_OF_TEXT:]}"
 
 
-def _work_planned(tokens: int, kv_tokens: int | None) -> str:
-    text = f"At most {counted(tokens, 'token')} are generated"
-    if kv_tokens:
-        text += f"; prompts and answers take at most {kv_tokens:,} tokens of the KV cache at a time"
-    return f"{text}."
+def _work_planned(answers: AnswersPlanned) -> str:
+    """Return what is said of the answers; nothing if nothing is known."""
+    parts = []
+    if answers.expected is not None:
+        parts.append(f"about {counted(answers.expected, 'token')} are generated")
+    if answers.at_most is not None:
+        parts.append(
+            f"at most {answers.at_most:,}" if parts else f"at most {counted(answers.at_most, 'token')} are generated"
+        )
+    text = ", ".join(parts)
+    if text and answers.kv_tokens:
+        text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _time_planned(time: PlannedTime) -> str:
@@ -124,8 +133,9 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
+    cache = "a cache without end" if shared.cache_tokens is None else f"the cache of {shared.cache_tokens:,} tokens"
     root = Tree(
-        f"{share:.0%} of the prompt tokens are shared beginnings, computed once; in the order of the input, the cache "
+        f"{share:.0%} of the prompt tokens are shared beginnings, computed once; in the order of the input, {cache} "
         f"would find {by_input:.0%}:"
     )
     _grow(root, shared.beginnings)
@@ -153,10 +163,17 @@ def _price_unknown(model: str | None) -> str:
 
 
 def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
-    """Return what a job would cost, live and as a batch of the provider."""
+    """Return what a job would cost, live, with what the provider's cache may find, and as a batch of the provider."""
     of = "" if planned.lines == lines else f" for the {counted(planned.lines, 'line')} whose price is known"
     rows = []
-    for name, price in (("live", planned.live), ("as a batch", planned.batch)):
+    prices = (
+        ("live", planned.live),
+        ("live, shared beginnings cached", planned.cached),
+        ("as a batch", planned.batch),
+    )
+    for name, price in prices:
+        if price is None:
+            continue
         text = f"Price {name}{of}: "
         if price.expected is not None:
             text += f"about {money(price.expected)}, by the answers so far"

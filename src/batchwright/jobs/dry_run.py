@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.errors import BatchwrightError, ContextLengthExceeded, InvalidRequest
 from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
@@ -19,6 +19,7 @@ from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
+from batchwright.wire.fields import completions_of, expected_tokens
 from batchwright.wire.requests import ENCODER_URLS
 
 _SHOWN = 3
@@ -53,6 +54,8 @@ class AnswersPlanned:
     kv_tokens: int | None
     """Tokens of prompts and answers in the KV cache at most, if the longest are computed together; None if they are
     computed elsewhere."""
+    expected: int | None = None
+    """About the tokens of all answers, as lines say or as answers to such lines were; None if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,6 @@ class Plan:
     prompt_tokens: int
     """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
     saved_prompt_tokens: int
-    longest: int
-    """Tokens of the longest prompt."""
     first: list[PlannedRequest]
     answers: AnswersPlanned
     shared: SharedPrompts
@@ -91,6 +92,7 @@ def plan(
     identify: Callable[[Line], bytes | None] | None = None,
     *,
     limit: int | None,
+    context: int | None = None,
     capacity: Capacity | None = None,
     sample: LineSample | None = None,
 ) -> Plan:
@@ -100,9 +102,9 @@ def plan(
     `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
     with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the same, the
     first. `sample` gets the same lines. `limit`: the most tokens of an answer to a line that does not say; None: any
-    number.
+    number. `context`: the most tokens of a prompt and its answer; None where that is not known here.
     """
-    return _Planner(job, tokenizer, check, add_cost, identify, limit, capacity, sample).plan()
+    return _Planner(job, tokenizer, check, add_cost, identify, limit, context, capacity, sample).plan()
 
 
 class _Planner:
@@ -116,18 +118,19 @@ class _Planner:
         add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
         identify: Callable[[Line], bytes | None] | None,
         limit: int | None,
+        context: int | None,
         capacity: Capacity | None,
         sample: LineSample | None,
     ) -> None:
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
-        self._limit, self._capacity, self._sample = limit, capacity, sample
-        self._counter = _TokenCounter(tokenizer)
+        self._limit, self._context, self._capacity, self._sample = limit, context, capacity, sample
+        self._counter = _TokenCounter(tokenizer, context)
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
         self._asked = IdTable(job.total)
         """What is asked, each with the number of the first line that asks it."""
-        self._valid = self._identical = self._tokens = self._saved = self._longest = self._answers = 0
-        self._is_bounded = True
+        self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
+        self._is_bounded = self._is_told = True
         self._survey = PromptSurvey()
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
@@ -152,10 +155,11 @@ class _Planner:
             self._identical,
             self._tokens,
             self._saved,
-            self._longest,
             self._first,
             AnswersPlanned(
-                self._answers if self._is_bounded else None, held if held is None or known is None else min(held, known)
+                self._answers if self._is_bounded else None,
+                held if held is None or known is None else min(held, known),
+                self._expected if self._is_told else None,
             ),
             self._survey.result(self._tokens, known, self._texts_of),
         )
@@ -163,9 +167,11 @@ class _Planner:
     def _add(self, line: Line, custom_id: str) -> None:
         prompts = self._check(line.endpoint, line.body)
         texts = [self._counter.text_of(prompt) for prompt in prompts]
-        counts = [self._counter.count(*pair) for pair in zip(prompts, texts, strict=True)]
+        limit = 0 if line.endpoint in ENCODER_URLS else answer_limit(line.body, self._limit or 1)
+        counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
+        if limit and self._context is not None:
+            _check_length(line, max(counts), limit, self._context)
         self._valid += 1
-        self._longest = max(self._longest, *counts, 0)
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
             self._identical += 1
@@ -195,13 +201,38 @@ class _Planner:
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
-        limit = answer_limit(line.body, self._limit or LONGEST_COUNTED)
+        limit, completions = answer_limit(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
         self._is_bounded &= self._limit is not None or answer_limit(line.body, 0) > 0
+        self._answers += limit * completions * len(counts)
+        expected = limit if line.body.get("ignore_eos") is True else expected_tokens(line.body)
+        self._is_told &= expected is not None
+        self._expected += min(limit, expected or 0) * completions * len(counts)
+        if self._capacity is None:
+            return
         for count in counts:
-            self._answers += limit
-            if self._capacity is not None:
+            # Those beyond the places are not held together.
+            for _ in range(min(completions, self._capacity.places)):
                 push = heapq.heappush if len(self._largest) < self._capacity.places else heapq.heappushpop
                 push(self._largest, count + limit)
+
+
+def _completions(body: Mapping[str, Any]) -> int:
+    """Return the completions of each prompt of a body; 1 where an endpoint elsewhere may know better."""
+    try:
+        return completions_of(body)
+    except InvalidRequest:
+        return 1
+
+
+def _check_length(line: Line, prompt_tokens: int, limit: int, context: int) -> None:
+    """Raise `ContextLengthExceeded`, as the engine will, if a prompt and its answer may be longer than the context."""
+    if line.body.get("max_tokens") == 0:
+        prompt_tokens, limit = prompt_tokens - 1, 0  # the last token of what is only scored is not computed
+    if prompt_tokens + limit > context:
+        raise ContextLengthExceeded(
+            f"{prompt_tokens} prompt tokens and max_tokens={limit} exceed the context of {context} tokens: shorten the "
+            "prompt or lower max_tokens"
+        )
 
 
 class _ChatTexts:
@@ -252,10 +283,9 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
 class _TokenCounter:
     """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
 
-    def __init__(self, tokenizer: Any | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any | None, context: int | None) -> None:
+        self._tokenizer, self._context = tokenizer, context
         self._counted = self._counted_bytes = self._counted_tokens = 0
-        self._context: int | None = getattr(tokenizer, "context", None)
         template = getattr(tokenizer, "chat_template", None)
         self._chats = None if template is None else _ChatTexts(template.render)
 
@@ -271,13 +301,16 @@ class _TokenCounter:
             errors="replace"
         )
 
-    def count(self, prompt: Prompt, text: bytes) -> int:
-        """The tokens of a prompt. Raises `InvalidRequest` for one that the tokenizer refuses."""
+    def count(self, prompt: Prompt, text: bytes, limit: int) -> int:
+        """The tokens of a prompt, which are no estimate if with an answer of `limit` it may exceed the context.
+
+        Raises `InvalidRequest` for one that the tokenizer refuses.
+        """
         if prompt and isinstance(prompt[0], int):
             return len(prompt)
         if self._tokenizer is None:
             return -(-len(text) // _BYTES_OF_A_TOKEN)
-        fits = self._context is None or len(text) < self._context
+        fits = self._context is None or len(text) + limit < self._context
         if self._counted >= _COUNTED and fits:
             return round(len(text) * self._counted_tokens / self._counted_bytes)
         try:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchwright.errors import BatchwrightError, InputError
+from batchwright.errors import BatchwrightError, InputError, InvalidRequest
 from batchwright.jobs.input_names import expanded
 from batchwright.jobs.lines import BadLine, Line, LineParser
 from batchwright.jobs.remote.remote_file import located
-from batchwright.jobs.sources import format_of
+from batchwright.jobs.sources import InputFormat, Record, format_of
+from batchwright.jobs.spec import TABLES
 from batchwright.jobs.table_sources import open_source
+from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import decode_line
 from batchwright.request import SamplingParams
 from batchwright.simulation.requests import SimulatedRequest
@@ -22,6 +24,8 @@ from batchwright.wire.text_responses import chat_of_response
 
 _MAX_LINE_BYTES = 2**30
 _BLOCK_TOKENS = 16
+_LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
+"""Fields of a line that tells its lengths."""
 
 
 def job_lengths(
@@ -37,18 +41,20 @@ def job_lengths(
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
     `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
     it the most that a line allows. `longest`: most tokens of a prompt and its answer. `tokenizer` is called when
-    prompts are to be counted. Lines that cannot be computed are left out. Raises `InputError` if there is no other, and
-    what reading the file and loading the tokenizer raise.
+    prompts are to be counted. The prompt of a table's row is in its column `prompt`. Lines that cannot be computed are
+    left out. Raises `InputError` if there is no other, and what reading the file and loading the tokenizer raise.
     """
     files = [located(each) for each in expanded([name])]
     input_format = format_of(files[0], None)
-    parser = LineParser(input_format, max_line_bytes=_MAX_LINE_BYTES)
+    is_table = input_format in TABLES
+    templates = Templates.of("{prompt}", None, None) if is_table else None
+    parser = LineParser(input_format, templates, max_line_bytes=_MAX_LINE_BYTES)
     encode: Callable[[Any], list[int]] | None = None
     found: list[SimulatedRequest] = []
     records = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES).records()
     for record in records:
-        fields = decode_line(record.content) if isinstance(record.content, bytes) else record.content
-        if isinstance(fields, Mapping) and (known := _told(fields)) is not None:
+        fields = _fields_of(record, input_format)
+        if fields is not None and (known := _told(fields)) is not None:
             found += known
             continue
         line = parser.parse(record)
@@ -61,8 +67,24 @@ def job_lengths(
         except BatchwrightError:
             continue
     if not found:
-        raise InputError(f"{name} has no line that can be computed")
+        needed = ": its rows need a column 'prompt', or 'prompt_tokens' and 'output_tokens'" if is_table else ""
+        raise InputError(f"{name} has no line that can be computed{needed}")
     return found
+
+
+def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] | None:
+    """Return the fields of a row or of a JSON object; None for what is neither. Whole numbers in a CSV are numbers."""
+    if isinstance(record.content, Mapping):
+        return {
+            name: int(value) if name in _LENGTHS and isinstance(value, str) and value.isdecimal() else value
+            for name, value in record.content.items()
+        }
+    if input_format == "txt" or not isinstance(record.content, bytes):
+        return None
+    try:
+        return decode_line(record.content)
+    except InvalidRequest:
+        return None
 
 
 def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest:
@@ -73,7 +95,7 @@ def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest
 
 def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
     """Return the request of a line that tells its lengths, none for a result without an answer; None: it does not."""
-    if {"prompt_tokens", "output_tokens"} <= fields.keys():
+    if fields.keys() >= _LENGTHS:
         try:
             request = logged({"at": 0, **fields})
         except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +16,7 @@ from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_engine, measure_costs
 from batchwright.jobs.answer_probe import SECONDS, ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
-from batchwright.jobs.dry_run import Capacity, Plan, plan
+from batchwright.jobs.dry_run import AnswersPlanned, Capacity, Plan, plan
 from batchwright.jobs.earlier_answers import earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.input_names import STREAM
@@ -31,6 +32,7 @@ from batchwright.jobs.spending import CostPlanner, SpendingTerms
 from batchwright.kept_costs import KeptCosts, find_costs
 from batchwright.lines.forecast import default_limit
 from batchwright.request import SamplingParams
+from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.wire.identity import identity_of
 
 if TYPE_CHECKING:
@@ -117,9 +119,11 @@ class JobPlan:
                 None if costs is None else costs.add,
                 self._identity if shares else None,
                 limit=default_limit(self.spec.defaults),
+                context=self._context(tokenizer),
                 capacity=self._capacity(),
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
+            time = self._time(sample, tokenizer, found)
             return RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -130,9 +134,9 @@ class JobPlan:
                 deduplicated=found.identical,
                 saved_prompt_tokens=found.saved_prompt_tokens,
                 first_requests=found.first,
-                planned_cost=None if costs is None else costs.result(),
-                planned_answers=found.answers,
-                planned_time=self._time(sample, tokenizer, found),
+                planned_cost=None if costs is None else costs.result(_cached_share(found)),
+                planned_answers=self._with_expected(found.answers, time, job, found),
+                planned_time=time,
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared,
             )
@@ -193,20 +197,50 @@ class JobPlan:
             stats = self.given_engine.stats
             return Capacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
         replicas = self.choice.replicas if isinstance(self.choice.replicas, int) else 1
-        return Capacity((self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * replicas, None)
+        places, kv_tokens = self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS, None
+        with suppress(*_MODEL_FAILURES):
+            if self.choice.model is not None and (kept := find_costs(self.choice.model, self.choice.config)):
+                sizes = kept.facts.sizes(self.choice.config)
+                places, kv_tokens = sizes.max_num_seqs, sizes.num_blocks * BLOCK_SIZE * replicas
+        return Capacity(places * replicas, kv_tokens)
+
+    def _context(self, tokenizer: Any | None) -> int | None:
+        """The most tokens of a prompt and its answer, as far as that is known before the model is loaded."""
+        if self.given_engine is not None:
+            return self.given_engine.max_model_len
+        known = (getattr(tokenizer, "context", None), self.choice.config.max_model_len if self._is_here else None)
+        return min((each for each in known if each is not None), default=None)
+
+    def _with_expected(
+        self, answers: AnswersPlanned, time: PlannedTime | None, job: Job, found: Plan
+    ) -> AnswersPlanned:
+        """Say how long all answers are expected to be, if lines do not: by the time told, or by the answers so far."""
+        if answers.expected is not None:
+            return answers
+        if time is not None:
+            return replace(answers, expected=time.answer_tokens)
+        mean = None if self.terms is None else self._mean_answer(job)
+        return replace(answers, expected=None if mean is None else round(mean * (found.valid - found.identical)))
 
     def _cost_planner(self, job: Job) -> CostPlanner | None:
         """What adds up the cost of the lines; None if no price is known."""
         if self.terms is None or not self.terms.book.has_any:
             return None
-        to_stream = self.spec.to_stream
-        journal = SpendJournal(None if to_stream else journal_path(local_output(self.spec)), job.key)
-        answers, tokens = journal.totals.answers, journal.totals.output_tokens
-        mean = tokens / answers if answers else None
-        return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, mean)
+        return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, self._mean_answer(job))
+
+    def _mean_answer(self, job: Job) -> float | None:
+        """Mean tokens of the answers that the job has got from its endpoint; None: it has none."""
+        journal = SpendJournal(None if self.spec.to_stream else journal_path(local_output(self.spec)), job.key)
+        answers = journal.totals.answers
+        return journal.totals.output_tokens / answers if answers else None
 
     def _tokenizer(self) -> Any | None:
         """The tokenizer of the model that generates; None if there is none on this machine."""
         if self.given_engine is not None:
             return self.given_engine.core.tokenizer
         return None if self.given_inference is not None else self.choice.tokenizer()
+
+
+def _cached_share(found: Plan) -> float:
+    """Return the share of the prompt tokens that a provider's cache may have."""
+    return found.shared.provider_tokens / found.prompt_tokens if found.prompt_tokens else 0.0

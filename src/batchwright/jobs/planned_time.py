@@ -53,6 +53,8 @@ class PlannedTime:
     as long as its line allows."""
     runs: int
     """Number of earlier runs whose answers were looked at; of a probe: of lines that were answered, or in part."""
+    answer_tokens: int | None = None
+    """About the tokens of all answers, by the same lengths; None if nothing is known of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,12 @@ class SampledJob:
         """
         requests = [each for line in self.lines for each in line.requests]
 
+        def drawn(error: float) -> list[SimulatedRequest]:
+            return _with_lengths(requests, likely, math.exp(error))
+
         def seconds(error: float, most_stepped: int = MOST_STEPPED // 4) -> float:
-            drawn = _with_lengths(requests, likely, math.exp(error))
             return pace * job_seconds(
-                self.fleet, drawn, self.total, prompt_tokens, planned=planned, most_stepped=most_stepped
+                self.fleet, drawn(error), self.total, prompt_tokens, planned=planned, most_stepped=most_stepped
             )
 
         is_open = any(line.is_open for line in self.lines)
@@ -149,7 +153,12 @@ class SampledJob:
             (_beyond(told, least, -self.cost_error), _beyond(told, most, self.cost_error)),
             "lines" if not is_open else "limits" if likely is None else likely.source,
             0 if likely is None else likely.runs,
+            None if is_open and likely is None else self._scaled(sum(each.output_tokens for each in drawn(0.0))),
         )
+
+    def _scaled(self, of_sample: int) -> int:
+        """Return for the whole job what the sampled lines have `of_sample`."""
+        return round(of_sample * self.total / sum(len(line.requests) for line in self.lines))
 
 
 class LineSample:

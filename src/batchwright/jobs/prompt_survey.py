@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
 _BLOCK = 64
@@ -49,9 +50,13 @@ class SharedPrompts:
     shared_tokens: int
     """About the prompt tokens that are found in the cache when lines with a beginning follow one another."""
     shared_in_input_order: int
-    """About those that are found when lines are computed in the order of the input, with the KV cache of the engine."""
+    """About those that are found when lines are computed in the order of the input."""
     beginnings: list[SharedBeginning]
     """The largest ones, by the tokens that they save; those within others are inside them."""
+    cache_tokens: int | None = None
+    """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
+    provider_tokens: int = 0
+    """About those that are found in the cache of a provider, which keeps long beginnings only."""
 
 
 class PromptSurvey:
@@ -95,7 +100,13 @@ class PromptSurvey:
         most = None if kv_tokens is None else int(kv_tokens / max(1e-9, each_block))
         found = sum(_found(paths, most))
         largest = [*self._largest(tree, each_block, texts_of)]
-        return SharedPrompts(round(tree.shared_blocks * each_block), round(found * each_block), largest)
+        return SharedPrompts(
+            round(tree.shared_blocks * each_block),
+            round(found * each_block),
+            largest,
+            kv_tokens,
+            round(_long_blocks(tree) * each_block),
+        )
 
     def _largest(
         self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
@@ -133,6 +144,14 @@ class PromptSurvey:
             parent = tree.parents[node]
             first[parent] = min(first[parent], first[node])
         return [self._numbers[line] for line in first.tolist()] if len(tree) else [0]
+
+
+def _long_blocks(tree: PrefixTree) -> int:
+    """Return the blocks that need not be computed again if only beginnings from `LEAST_SHARED` bytes on are kept."""
+    least = LEAST_SHARED // _BLOCK
+    around = np.where(tree.parents >= 0, tree.depths[tree.parents], 0)
+    own = tree.depths - np.where(around >= least, around, 0)
+    return int((own * np.maximum(tree.counts - 1, 0))[tree.depths >= least].sum())
 
 
 def _found(paths: Paths, most: int | None) -> Iterator[int]:

@@ -15,6 +15,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import Line
 from batchwright.jobs.spend_journal import SpendJournal
+from batchwright.limiting.estimates import sequences_of_request
 from batchwright.lines.forecast import answer_limit
 from batchwright.pricing.bounds import NO_ANSWER_BOUND, most_cost, most_output
 from batchwright.pricing.price_sources import PriceBook, price_table
@@ -107,6 +108,8 @@ class PlannedCost:
     """Lines whose price is known."""
     no_bound: str | None = None
     """Why the first line without a bound has none."""
+    cached: PlannedPrice | None = None
+    """As `live`, if beginnings that prompts share are found in the provider's cache; None if that is no cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +235,12 @@ class CostPlanner:
         self._answer = answer
         self._most: list[Picodollars] = [0, 0]
         self._prompts: list[Picodollars] = [0, 0]
+        self._saved: Picodollars = 0
+        """What all prompts would cost less, live, if all of their tokens were found in the provider's cache."""
         self._answers: list[Picodollars] = [0, 0]
-        """Cost of 100 tokens of each answer; like the others, live and as a batch."""
+        """Cost of 100 tokens for each line; like the others, live and as a batch."""
         self._limited: list[Picodollars] = [0, 0]
-        """The same, but of no more than each line allows."""
+        """The same for each answer, but of no more than its line allows."""
         self._lines = 0
         self._no_bound: str | None = None
 
@@ -249,10 +254,13 @@ class CostPlanner:
             return
         self._lines += 1
         output = 0 if endpoint in ENCODER_URLS else _TOLD_TOKENS
+        answers = sequences_of_request(endpoint, body)
+        self._saved += TokensUsed(prompt_tokens, 0, cached=prompt_tokens).saved_by_cache(prices.live)
         for index, rates in enumerate((prices.live, prices.batch)):
             self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
             self._answers[index] += output * rates.output.at(prompt_tokens)
-            self._limited[index] += min(output, answer_limit(body, output)) * rates.output.at(prompt_tokens)
+            limited = answers * min(output, answer_limit(body, output))
+            self._limited[index] += limited * rates.output.at(prompt_tokens)
         try:
             size = len(msgspec.json.encode(body))
             for index in range(2):
@@ -260,14 +268,19 @@ class CostPlanner:
         except InvalidRequest as error:
             self._no_bound = self._no_bound or str(error)
 
-    def result(self) -> PlannedCost | None:
-        """What the lines would cost; None if no price is known."""
+    def result(self, cached_share: float = 0.0) -> PlannedCost | None:
+        """What the lines would cost; None if no price is known.
+
+        `cached_share`: of the prompt tokens, those that the provider's cache may have.
+        """
         if not self._lines:
             return None
-        return PlannedCost(self._price(0), self._price(1), self._lines, self._no_bound)
+        saved = int(self._saved * cached_share)
+        cached = self._price(0, saved) if saved > 0 else None
+        return PlannedCost(self._price(0), self._price(1), self._lines, self._no_bound, cached)
 
-    def _price(self, index: int) -> PlannedPrice:
-        prompts, answers = self._prompts[index], self._answers[index]
+    def _price(self, index: int, saved: Picodollars = 0) -> PlannedPrice:
+        prompts, answers = self._prompts[index] - saved, self._answers[index]
         return PlannedPrice(
             at_most=None if self._no_bound else in_dollars(self._most[index]),
             prompts=in_dollars(prompts),
