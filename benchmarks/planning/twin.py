@@ -38,7 +38,7 @@ _ONLINE, _JOB = 0.45, 0.3
 """Shares of the engine's time that online requests and the job take."""
 _SEEDS = 11
 """Simulations whose mean counts: the errors of steps are drawn."""
-_WARM_UP = 20.0
+_WARM_UP = 60.0
 """Seconds of requests before the first trace."""
 _BAR, _MEDIAN_BAR = 0.05, 0.03
 

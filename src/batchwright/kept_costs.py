@@ -192,7 +192,7 @@ def machine() -> str:
 
 
 def _threads() -> str:
-    """Return how many threads compute, which importing `batchwright.engine` settles, as it does without importing it."""
+    """Return how many threads compute, as `batchwright.engine` settles it, without importing that."""
     return os.environ.get("OMP_NUM_THREADS") or str(threads_for(_cores()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -85,9 +86,31 @@ def test_what_the_law_errs_by_each_time_is_no_chance() -> None:
             for _ in range(10)
         ]
     )
-    assert law.within(0.9) > 0.05
+    assert law.within(0.9) < 0.06
+    for shape, err in zip(kinds, errs, strict=True):
+        assert law.seconds(shape) == pytest.approx(LAW.seconds(shape) * err, rel=0.06)
     for ratios in (law.ratios, law.long_ratios):
         assert 0.98 < min(ratios) <= max(ratios) < 1.02
+
+
+def test_what_was_hardly_measured_follows_the_law() -> None:
+    steps = [StepShape(0, 0, rows, 300 * rows, rows) for rows in (1, 2, 5, 9, 17, 33, 65, 129)] * 5
+    rare = StepShape(300, 300 * 150, 4, 1200, 5)
+    law = fitted([*(Measurement(each, LAW.seconds(each)) for each in steps), Measurement(rare, LAW.seconds(rare))] * 3)
+    assert law.seconds(rare) == pytest.approx(LAW.seconds(rare), rel=0.02)
+    without = replace(law, factors={})
+    assert without.seconds(rare) == law.seconds(rare)
+    assert law.factors
+
+
+@given(st.integers(0, 100))
+def test_the_total_of_a_record_is_that_of_its_steps(seed: int) -> None:
+    record, steps = StepRecord(), measured(300, 0.2, seed)
+    for each in steps:
+        record.add(each.shape, each.seconds)
+    law = fitted(record.measurements)
+    assert law.total(record) == pytest.approx(sum(law.seconds(each.shape) for each in steps))
+    assert law.total(record) == pytest.approx(sum(each.seconds for each in steps), rel=0.1)
 
 
 def test_first_steps_of_rare_kinds_are_as_rare_in_the_spread() -> None:
@@ -125,6 +148,8 @@ def test_what_is_no_law_is_refused() -> None:
         StepCosts(LAW.coefficients, (0.0,))
     with pytest.raises(ValueError, match="ratios"):
         StepCosts(LAW.coefficients, ratios=())
+    with pytest.raises(ValueError, match="factors"):
+        StepCosts(LAW.coefficients, factors={(0, 0, 1, 0, 1): 0.0})
 
 
 _LAST = StepShape(0, 0, 1, 5, 1)

@@ -3,20 +3,22 @@
 `StepTimes` (`slo.py`) follows an engine from step to step and forgets within minutes. `StepCosts` is what is worth
 keeping: a law for steps of any shape that this engine computes on this machine, with the spread of its errors.
 
-    seconds = Σ coefficient · feature
+    seconds = factor of its kind · Σ coefficient · feature
 
 with all coefficients at least 0. The features are those of `StepShape`, the rows whose logits choose a token, and the
 rows beyond some numbers of them: a step of few rows waits for the weights to be read, one of many for the multipliers,
-and the bend between the two is found by the fit.
+and the bend between the two is found by the fit. The factor is what the sum errs by for steps of about this shape,
+where enough of them were measured; else 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +41,15 @@ _APART = 8
 """Steps of a kind for each measurement of them that is kept of many, so that what is kept is of some minutes: a machine
 is faster or slower for seconds without a reason that lasts."""
 _LEAST_ALIKE = 4
-"""Measurements of steps that are alike from which on their spread is told."""
+"""Measurements of steps that are alike from which on their spread and their factor are told."""
+_DOUBT = 2
+"""Measurements that the factor of 1 counts as, beside those of a kind."""
 _LEAST_SPREAD = 20
 """Fewest measurements of which a spread is told."""
 _KINDS = 512
 """Kinds of steps kept."""
+Kind: TypeAlias = tuple[int, ...]
+"""Magnitudes of a shape: steps of one kind are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class StepCosts:
     """Predicted seconds from which on a step counts as long."""
     steps: int = 0
     """Number of measured steps that it was fitted to."""
+    factors: Mapping[Kind, float] = field(default_factory=dict)
+    """Measured over summed seconds of the kinds of which enough steps were measured."""
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_FEATURES or min(self.coefficients) < 0.0 or not any(self.coefficients):
@@ -83,9 +91,14 @@ class StepCosts:
             quantiles = getattr(self, name)
             if not quantiles or min(quantiles) <= 0.0:
                 raise ValueError(f"{name}={quantiles}: must be numbers above 0, at least one")
+        if min(self.factors.values(), default=1.0) <= 0.0:
+            raise ValueError(f"factors={self.factors}: must be numbers above 0")
 
     def seconds(self, shape: StepShape) -> float:
         """Return the seconds that such a step takes on average."""
+        return max(self._sum(shape) * self.factors.get(_kind_of(shape), 1.0), _SHORTEST)
+
+    def _sum(self, shape: StepShape) -> float:
         fixed, tokens, pairs, rows, keys, sampled, *bends = self.coefficients
         num_rows = shape.prefill_tokens + shape.decode_rows
         seconds = (
@@ -99,7 +112,7 @@ class StepCosts:
         for cost, bend in zip(bends, BENDS, strict=True):
             if num_rows > bend:
                 seconds += cost * (num_rows - bend)
-        return max(seconds, _SHORTEST)
+        return seconds
 
     def drawn(self, shape: StepShape, luck: float) -> float:
         """Return the seconds of one such step; `luck`, 0 to 1, chooses among the spread that was seen."""
@@ -109,7 +122,13 @@ class StepCosts:
 
     def total(self, record: StepRecord) -> float:
         """Return the seconds of all steps that `record` has counted."""
-        return sum(each * sum_ for each, sum_ in zip(self.coefficients, record.features, strict=True))
+        seconds = self._product(record.features)
+        for kind, features in record.features_by_kind():
+            seconds += (self.factors.get(kind, 1.0) - 1.0) * self._product(features)
+        return seconds
+
+    def _product(self, features: Sequence[float]) -> float:
+        return sum(each * sum_ for each, sum_ in zip(self.coefficients, features, strict=True))
 
     def within(self, share: float) -> float:
         """Return the relative error within which this share of the steps were predicted."""
@@ -140,13 +159,20 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
         errors = np.abs(np.log(np.maximum(features @ coefficients, _SHORTEST) / seconds))
         chosen = errors <= max(0.05, _OUTLIER * float(np.median(errors)))
         coefficients = _least_squares(scaled[chosen])
-    predicted = np.maximum(features @ coefficients, _SHORTEST)
+    summed = np.maximum(features @ coefficients, _SHORTEST)
+    kinds, places, counts = np.unique(
+        np.array([_kind_of(each.shape) for each in measurements]), axis=0, return_inverse=True, return_counts=True
+    )
+    places = places.reshape(-1)
+    factors = _factors(seconds / summed, places, counts)
+    predicted = summed * factors[places]
     weights = np.array([each.weight for each in measurements])
-    # The law of least relative error lies below the mean where errors are large: the mean step is to come out right.
-    coefficients = coefficients * float(np.average((seconds / predicted)[chosen], weights=weights[chosen]))
-    predicted = np.maximum(features @ coefficients, _SHORTEST)
+    # The law of least relative error lies below the mean where errors are large: all steps together are to come out
+    # right, for the time of a job is that of all.
+    level = float((weights * seconds)[chosen].sum() / (weights * predicted)[chosen].sum())
+    coefficients, predicted = coefficients * level, predicted * level
     errors = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
-    spread, is_told = _spread([_kind_of(each.shape) for each in measurements], errors)
+    spread, is_told = errors / _medians(errors, places, len(counts))[places], counts[places] >= _LEAST_ALIKE
     if is_told.sum() < _LEAST_SPREAD:
         spread, is_told = errors, np.ones(len(errors), dtype=bool)
     long_from = _quantiles(predicted[is_told], weights[is_told], 1)[0]
@@ -161,17 +187,27 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
         _around_one(spread[is_long], weights[is_long]),
         long_from,
         len(measurements),
+        {
+            tuple(map(int, kind)): float(factor)
+            for kind, factor, count in zip(kinds, factors, counts, strict=True)
+            if count >= _LEAST_ALIKE
+        },
     )
 
 
-def _spread(
-    kinds: Sequence[tuple[int, ...]], errors: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return `errors` over the median one of their kind, and of which there are enough of a kind to tell."""
-    _, places, counts = np.unique(np.array(kinds), axis=0, return_inverse=True, return_counts=True)
-    places = places.reshape(-1)
-    medians = np.array([np.median(errors[places == place]) for place in range(len(counts))])
-    return errors / medians[places], counts[places] >= _LEAST_ALIKE
+def _factors(ratios: NDArray[np.float64], places: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return for each kind, of which `places` tells each step's, by what the law errs; 1 for those of too few steps.
+
+    The fewer measurements there are, the nearer to 1 it is.
+    """
+    medians = np.clip(_medians(ratios, places, len(counts)), 1.0 / _WORST_RATIO, _WORST_RATIO)
+    factors = (counts * medians + _DOUBT) / (counts + _DOUBT)
+    return np.where(counts >= _LEAST_ALIKE, factors, 1.0)
+
+
+def _medians(values: NDArray[np.float64], places: NDArray[np.intp], kinds: int) -> NDArray[np.float64]:
+    """Return the median value of each kind, the lower one of two: what is far from others is a pause."""
+    return np.array([np.quantile(values[places == place], 0.5, method="lower") for place in range(kinds)])
 
 
 def _around_one(ratios: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, ...]:
@@ -220,7 +256,7 @@ def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
 class _Kind:
     """Steps that are alike."""
 
-    __slots__ = ("kept", "steps", "unkept")
+    __slots__ = ("features", "kept", "steps", "unkept")
 
     def __init__(self) -> None:
         self.kept: deque[Measurement] = deque(maxlen=_EACH)
@@ -229,6 +265,8 @@ class _Kind:
         """Number of all of them."""
         self.unkept = 0
         """Number of them since the last that was kept."""
+        self.features = [0.0] * NUM_FEATURES
+        """Sums of `features_of` of those that the record counts."""
 
 
 class StepRecord:
@@ -241,7 +279,7 @@ class StepRecord:
         """Seconds of all of them."""
         self.features = [0.0] * NUM_FEATURES
         """Sums of `features_of` of all of them."""
-        self._kinds: OrderedDict[tuple[int, ...], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[Kind, _Kind] = OrderedDict()
         for each in measurements:
             self._add(each)
 
@@ -249,9 +287,10 @@ class StepRecord:
         """Note that a step took `seconds`."""
         self.added += 1
         self.seconds += seconds
+        kind = self._kind(shape)
         for index, feature in enumerate(features_of(shape)):
             self.features[index] += feature
-        kind = self._kind(shape)
+            kind.features[index] += feature
         kind.steps += 1.0
         kind.unkept += 1
         if len(kind.kept) < _EACH or kind.unkept >= _APART:
@@ -262,6 +301,10 @@ class StepRecord:
         """Add the measurements of `other`, as newer ones."""
         for each in other.measurements:
             self._add(each)
+
+    def features_by_kind(self) -> list[tuple[Kind, list[float]]]:
+        """Return the part of `features` of each kind that is still kept."""
+        return [(key, kind.features) for key, kind in self._kinds.items()]
 
     def clear(self) -> None:
         """Forget all."""
@@ -293,8 +336,8 @@ class StepRecord:
         return found
 
 
-def _kind_of(shape: StepShape) -> tuple[int, ...]:
-    """Return the magnitudes of a shape."""
+def _kind_of(shape: StepShape) -> Kind:
+    """Return the kind of a shape."""
     depth = shape.prefill_pairs // shape.prefill_tokens if shape.prefill_tokens else 0
     keys = shape.decode_keys // shape.decode_rows if shape.decode_rows else 0
     return (
