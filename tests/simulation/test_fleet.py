@@ -34,7 +34,7 @@ def ask(prompt: int, output: int, at: float = 0.0, **more: object) -> SimulatedR
 requests = st.lists(
     st.builds(
         ask,
-        st.integers(1, 400),
+        st.integers(1, 400) | st.integers(450, 2000),
         st.integers(1, 40),
         st.floats(0.0, 5.0),
         traffic=st.sampled_from(("online", "batch")),
@@ -141,6 +141,40 @@ def test_prompts_that_begin_alike_meet_in_a_cache() -> None:
         found = outcome_of(fleet(replicas), simulate(fleet(replicas), [], shared))
         assert found.cached_tokens > 0.6 * found.prompt_tokens
         assert outcome_of(fleet(replicas), simulate(fleet(replicas), [], apart)).cached_tokens == 0
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_is_refused_keeps_nothing_else_waiting(planned: bool) -> None:
+    job = [ask(2000, 5)] * 2 + [ask(10, 5)] * 50
+    for replicas in (1, 2, 3):
+        served = simulate(fleet(replicas), [], job, planned=planned).served
+        assert sorted(each.refused for each in served) == [False] * 50 + [True] * 2
+    assert len(simulate(fleet(2), [], [ask(2000, 5)] * 200, planned=planned).served) == 200
+
+
+def test_a_job_of_refused_lines_is_not_done_at_any_time() -> None:
+    refused = outcome_of(fleet(), simulate(fleet(), [ask(10, 5)], [ask(1000, 5)]))
+    assert (refused.job_lines, refused.refused, refused.job_seconds) == (1, 1, None)
+    both = simulate(fleet(), [], [ask(1000, 5), ask(10, 5)])
+    assert outcome_of(fleet(), both).job_seconds == both.seconds > 0.0
+
+
+def test_an_engine_with_nothing_but_a_planned_job_keeps_no_answers() -> None:
+    # Six long answers come between two prompts that begin alike: more than the cache holds.
+    job = [
+        ask(20, 250) if number % 7 else ask(200, 5, blocks=(1, 2, 3), block_tokens=64, max_tokens=250)
+        for number in range(70)
+    ]
+
+    def cached(replicas: int = 1, *online: SimulatedRequest, planned: bool = True) -> int:
+        narrow = replace(fleet(replicas), sizes=replace(SIZES, max_num_seqs=1))
+        return sum(each.cached_tokens for each in simulate(narrow, online, job, planned=planned).served)
+
+    assert cached() == 9 * 192
+    # Online requests may go on with what was answered, replicas are told of no plan, and an unplanned run keeps all.
+    assert cached(1, ask(1, 1, at=1e6)) == 0
+    assert cached(2) < 5 * 192
+    assert cached(planned=False) == 0
 
 
 def test_figures_of_nothing_and_of_money() -> None:

@@ -85,7 +85,8 @@ def simulate(
 ) -> SimulationResult:
     """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
 
-    `planned`: whether lines are taken up in the order that `JobOrder` finds, as `run` does, or in that of `job`.
+    `planned`: whether lines are taken up in the order that `JobOrder` finds, as `run` does, or in that of `job`. One
+    engine that computes nothing but a planned job keeps no answers in its cache, as with `run`.
     Raises ValueError if there are fewer replicas than one.
     """
     if fleet.replicas < 1:
@@ -105,6 +106,9 @@ class _Simulation:
         self._places = fleet.sizes.max_num_seqs * fleet.replicas
         self._held: Counter[Traffic] = Counter()
         self._order = _order(fleet) if planned else None
+        if planned and fleet.replicas == 1 and not self._arrivals:
+            # As `JobRun` does with an engine of its own: no prompt of a job begins with one of its answers.
+            self._engines[0].scheduler.forget_answers()
         self._lines: dict[int, int] = {}
         """Places in the job of the lines that were taken up, by their serial numbers."""
         self._router = _router(fleet) if fleet.replicas > 1 else None
@@ -140,15 +144,25 @@ class _Simulation:
 
     def _hand_out(self, now: float) -> None:
         """Read lines while there is room, give requests to engines, and begin the steps of those that have work."""
-        while self._room > 0 and (number := self._next_line()) is not None:
-            self._lines[self._submitted] = number
-            self._submit(self._job[number])
-        if self._router is not None:
-            for key, number in self._router.assign(now):
-                self._give(self._waiting.pop(key), number)
+        self._read_lines()
+        while not self._assign(now):
+            # What was refused leaves room, and there may be no step whose end would be the next occasion to fill it.
+            self._read_lines()
         for number, engine in enumerate(self._engines):
             if not engine.is_computing and (end := engine.begin(now)) is not None:
                 heapq.heappush(self._ends, (end, number))
+
+    def _read_lines(self) -> None:
+        while self._room > 0 and (number := self._next_line()) is not None:
+            self._lines[self._submitted] = number
+            self._submit(self._job[number])
+
+    def _assign(self, now: float) -> bool:
+        """Give requests to the engines that the router finds for them. False if one was refused."""
+        if self._router is None:
+            return True
+        taken = [self._give(self._waiting.pop(key), number) for key, number in self._router.assign(now)]
+        return all(taken)
 
     def _next_line(self) -> int | None:
         """Take the next line of the job, by its place in it; None if there is none."""
@@ -183,10 +197,13 @@ class _Simulation:
         work = Work(request.prompt_tokens, request.limit, prefixes=request.prefix_keys, traffic=request.traffic)
         self._router.submit(served.serial, work)
 
-    def _give(self, served: Served, number: int) -> None:
+    def _give(self, served: Served, number: int) -> bool:
+        """Give a request to an engine. False, and it has ended, if it could never be computed."""
         self._where[served.serial] = number
-        if not self._engines[number].add(served):
+        is_taken = self._engines[number].add(served)
+        if not is_taken:
             self._finished(served)
+        return is_taken
 
     def _finished(self, served: Served) -> None:
         self._result.served.append(served)

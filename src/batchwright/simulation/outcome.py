@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Times | None
     job_lines: int
     job_seconds: float | None
-    """Until the last line of the job had ended."""
+    """Until the last line of the job had ended; None if all were refused."""
     seconds: float
     """Until all had ended."""
     prompt_tokens: int
@@ -82,7 +82,7 @@ def outcome_of(
         ttft_ms=times_of([each.ttft * 1e3 for each in online if not each.refused]),
         tpot_ms=times_of([each.tpot * 1e3 for each in online if not each.refused and each.tpot is not None]),
         job_lines=len(lines),
-        job_seconds=max((each.ended_at for each in lines), default=None),
+        job_seconds=max((each.ended_at for each in lines if not each.refused), default=None),
         seconds=result.seconds,
         prompt_tokens=sum(each.request.prompt_tokens for each in answered),
         cached_tokens=sum(each.cached_tokens for each in answered),

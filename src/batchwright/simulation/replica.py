@@ -49,8 +49,6 @@ class ReplicaFigures:
     steps: int = 0
     busy_seconds: float = 0.0
     computed_tokens: int = 0
-    batch_tokens: int = 0
-    """Those that were of batches."""
     occupancy_sum: int = 0
     """Sum over steps of the sequences in them."""
     kv_blocks_peak: int = 0
@@ -82,10 +80,6 @@ class SimulatedReplica:
     @property
     def is_computing(self) -> bool:
         return self._step is not None
-
-    def held(self, traffic: str) -> int:
-        """Return how many unfinished requests of a class of traffic it has."""
-        return self.scheduler.waiting_of(traffic) + self.scheduler.running_of(traffic)  # type: ignore[arg-type]
 
     def add(self, served: Served) -> bool:
         """Take a request. False, and it is refused, if it could never be computed."""
@@ -159,7 +153,6 @@ class SimulatedReplica:
         figures.steps += 1
         figures.busy_seconds += seconds
         figures.computed_tokens += plan.num_tokens
-        figures.batch_tokens += plan.num_batch_tokens
         figures.occupancy_sum += len(plan.chunks)
         figures.kv_blocks_peak = max(figures.kv_blocks_peak, used)
         figures.kv_block_seconds += used * seconds
