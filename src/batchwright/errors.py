@@ -96,6 +96,11 @@ class MissingExtra(BatchwrightError, ImportError):
         """Return the error that `what` needs a module that was not found, which comes with the extra `engine`."""
         return cls(f"{what} needs {error.name}; install it: pip install 'batchwright[engine]'")
 
+    @classmethod
+    def of_report(cls, what: str, error: ModuleNotFoundError) -> MissingExtra:
+        """Return the error that `what` needs a module that was not found, which comes with the extra `report`."""
+        return cls(f"{what} needs {error.name}; install it: pip install 'batchwright[report]'")
+
 
 class GenerationError(BatchwrightError):
     """One request failed while it was being computed; others were not affected."""

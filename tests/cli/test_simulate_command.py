@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from batchwright import kept_costs
 from batchwright.cli.main import app
-from batchwright.errors import InputError
+from batchwright.errors import InputError, MissingExtra
 from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
@@ -78,6 +79,19 @@ def test_a_rate_stretches_the_trace(trace: Path, costs: Path) -> None:
     random, again = (told("--trace", trace, "--costs", costs, "--rate", "2", "--poisson") for _ in range(2))
     assert random == again
     assert random != told("--trace", trace, "--costs", costs, "--rate", "2", "--poisson", "--seed", "1")
+
+
+def test_a_trace_may_begin_with_a_byte_order_mark(tmp_path: Path, costs: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n", "utf-8-sig")
+    assert told("--trace", path, "--costs", costs)[0]["prompt_tokens"] == 374
+
+
+def test_a_trace_that_is_no_text_is_refused_whole(tmp_path: Path, costs: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"2023-11-16 18:15:46,3,4\n" * 1000 + b"\xff")
+    with pytest.raises(InputError, match="cannot be read"):
+        told("--trace", path, "--costs", costs)
 
 
 def test_drawn_requests_beside_a_job_of_known_lengths(tmp_path: Path, costs: Path) -> None:
@@ -162,6 +176,16 @@ def test_the_table_says_what_it_is_judged_by(trace: Path, costs: Path) -> None:
     assert "60 steps measured on a machine" in result.stderr
 
 
+def test_long_times_and_sums_of_money_are_those_of_other_commands(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    job.write_text('{"prompt_tokens": 1000, "output_tokens": 2000}\n' * 300)
+    arguments = ["simulate", "--job", str(job), "--costs", str(costs), "--price-per-hour", "12345.6"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    cells = {re.split(r"\s{2,}", line)[0]: line.split()[-1] for line in result.stdout.splitlines()}
+    assert cells["cost per hour"] == "$12,345.60"
+    assert re.fullmatch(r"\d+:\d\d", cells["job done after"])
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".html"])
 def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("vl_convert")
@@ -172,6 +196,41 @@ def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
     assert "SLO met" in content
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No costs are found or measured."""
+    monkeypatch.setattr("batchwright.cli.simulate._measured_costs", lambda *_: pytest.fail("costs are asked for"))
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_plot_that_cannot_be_drawn_is_refused_before_costs_are_measured(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    for path in (tmp_path / "none" / "plot.svg", folder):
+        with pytest.raises(InputError, match=re.escape(f"--plot {path}: must be a file in a folder")):
+            told("--trace", trace, "--plot", path)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(MissingExtra, match=r"vl_convert; install it: pip install 'batchwright\[report\]'"):
+        told("--trace", trace, "--plot", tmp_path / "plot.svg")
+
+
+def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
+    trace: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vl_convert")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("batchwright.cli.simulation_plots.draw", fail)
+    arguments = ["simulate", "--trace", str(trace), "--costs", str(costs), "--plot", str(tmp_path / "plot.svg")]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, OSError)
+    assert "online requests" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -179,6 +238,12 @@ def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
         (("--poisson",), "--poisson needs --rate"),
         (("--poisson", "--rate", "0"), "--rate 0"),
         (("--poisson", "--rate", "nan"), "--rate nan"),
+        (("--poisson", "--rate", "1e-300"), "--rate 1e-300"),
+        (("--poisson", "--rate", "1", "--prompt-tokens", "inf"), "--prompt-tokens inf: must be"),
+        (("--poisson", "--rate", "1", "--output-tokens", "inf"), "--output-tokens inf: must be"),
+        (("--poisson", "--rate", "1", "--price-per-hour", "inf"), "--price-per-hour inf: must be"),
+        (("--rate", "2", "--job", "prompts.jsonl"), "--rate 2: needs --trace or --poisson"),
+        (("--requests", "5", "--job", "prompts.jsonl"), "--requests 5: needs --trace or --poisson"),
         (("--trace", "/nowhere.csv"), "/nowhere.csv cannot be read"),
         (("--poisson", "--rate", "1", "--replicas", "1,x"), "--replicas 1,x"),
         (("--poisson", "--rate", "1", "--replicas", "0"), "--replicas 0"),
@@ -193,6 +258,14 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], reason: str,
     given = arguments if "--costs" in arguments else (*arguments, "--costs", str(costs))
     with pytest.raises(InputError, match=re.escape(reason)):
         CliRunner().invoke(app, ["simulate", *given], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("flag", ["--prompt-tokens", "--output-tokens"])
+def test_a_mean_that_is_no_number_is_refused(flag: str, costs: Path) -> None:
+    # Some versions of Typer find it below the least that a flag may be, others do not.
+    arguments = ("simulate", "--poisson", "--rate", "1", flag, "nan", "--costs", str(costs))
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 or isinstance(result.exception, InputError)
 
 
 def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

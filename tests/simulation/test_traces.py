@@ -29,6 +29,21 @@ def test_azure() -> None:
     assert len(read_trace(AZURE.splitlines(), "a.csv", 1)) == 1
 
 
+@pytest.mark.parametrize(
+    ("stamp", "seconds"),
+    [
+        ("2024-05-10 00:00:00.0099307+00:00", 0.00993),
+        ("2024-05-10 00:00:00.5", 0.5),
+        ("2024-05-10 02:00:03+02:00", 3.0),
+        ("2024-05-10T00:00:03Z", 3.0),
+        ("2024-05-09 19:00:03.25-05:00", 3.25),
+    ],
+)
+def test_times_have_the_offset_that_they_name(stamp: str, seconds: float) -> None:
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2024-05-10 00:00:00,1,1", f"{stamp},2,1"]
+    assert read_trace(lines, "a.csv")[1].arrived_at == pytest.approx(seconds, abs=1e-6)
+
+
 def test_mooncake_prompts_share_what_their_ids_share() -> None:
     first, second = read_trace(MOONCAKE.splitlines(), "m.jsonl")
     assert second.arrived_at == 26.5
@@ -60,6 +75,9 @@ def test_our_own_log() -> None:
         ("a,b,c\n1,2,3\n", "no column TIMESTAMP"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "line 2"),
+        ("ContextTokens,GeneratedTokens,TIMESTAMP\n10,20\n", "line 2: it has no TIMESTAMP"),
+        (f"{AZURE}{'x' * 200_000},1,2\n", "line 5: field larger than"),
+        ("x" * 200_000, "line 1: field larger than"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
         ('{"timestamp": 0, "input_length": -1, "output_length": 2, "hash_ids": []}', "input_length=-1"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 2, "hash_ids": "x"}', "hash_ids"),

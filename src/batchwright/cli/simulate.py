@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from batchwright.cli.flags import with_engine_flags
+from batchwright.cli.quantities import duration, money
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.models import DEFAULT_MODEL
@@ -33,6 +34,10 @@ _PARAGRAPHS = (
     "Exit status: 0; 2 bad usage; 1 anything else.",
 )
 HELP = "\n\n".join(_PARAGRAPHS)
+_LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
+"""Bounds of flags: far beyond them figures would be infinite."""
+_LEAST_IN_MINUTES = 600.0
+"""Seconds below which their tenths tell numbers of replicas apart."""
 
 _traffic = partial(typer.Option, rich_help_panel="Traffic", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
@@ -87,8 +92,10 @@ def simulate_command(
     from batchwright.simulation.outcome import outcome_of
 
     numbers = _numbers(replicas)
-    if plot is not None and plot.suffix not in (".svg", ".html"):
-        raise InputError(f"--plot {plot}: must be a file named .svg or .html")
+    if price_per_hour is not None and not 0.0 <= price_per_hour <= _MOST_DOLLARS:
+        raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
+    if plot is not None:
+        _check_plot(plot)
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
     kept = _measured_costs(console, model, engine) if costs is None else _told_costs(costs)
@@ -111,14 +118,14 @@ def simulate_command(
             price_per_hour=price_per_hour,
         )
         outcomes.append(outcome)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
+    else:
+        _print(kept, law.within(0.9), outcomes, engine)
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
         draw(outcomes, plot)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
-        return
-    _print(kept, law.within(0.9), outcomes, engine)
 
 
 def _numbers(text: str) -> list[int]:
@@ -129,6 +136,17 @@ def _numbers(text: str) -> list[int]:
     if min(numbers) < 1:
         raise InputError(f"--replicas {text}: must be numbers from 1 on, such as 1,2,4")
     return numbers
+
+
+def _check_plot(plot: Path) -> None:
+    """Raise `InputError` or `MissingExtra` if no plot can be drawn there."""
+    from batchwright.cli.simulation_plots import require_library
+    from batchwright.jobs.report_page.page import require_writable
+
+    if plot.suffix not in (".svg", ".html"):
+        raise InputError(f"--plot {plot}: must be a file named .svg or .html")
+    require_writable(plot, "--plot")
+    require_library()
 
 
 def _online(
@@ -144,13 +162,10 @@ def _online(
     """Return the online requests that the flags describe."""
     from batchwright.simulation import traces
 
-    if rate is not None and not 0.0 < rate < float("inf"):
-        raise InputError(f"--rate {rate}: must be a number above 0")
-    if poisson and rate is None:
-        raise InputError("--poisson needs --rate, such as --rate 2")
+    _check_traffic(rate, most, means, poisson=poisson, is_given=poisson or trace is not None)
     if trace is not None:
         try:
-            with trace.open(encoding="utf-8") as file:
+            with trace.open(encoding="utf-8-sig") as file:
                 found = traces.read_trace(file, str(trace), most)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -164,6 +179,23 @@ def _online(
     if rate is None:
         return found
     return traces.poisson(found, rate, seed) if poisson else traces.with_rate(found, rate)
+
+
+def _check_traffic(
+    rate: float | None, most: int | None, means: tuple[float, float], *, poisson: bool, is_given: bool
+) -> None:
+    """Raise `InputError` for values without sense, and for those of online requests unless these are given."""
+    if rate is not None and not _LEAST_RATE <= rate < float("inf"):
+        raise InputError(f"--rate {rate:g}: must be a number of requests a second, at least {_LEAST_RATE:g}")
+    if poisson and rate is None:
+        raise InputError("--poisson needs --rate, such as --rate 2")
+    for flag, mean in zip(("--prompt-tokens", "--output-tokens"), means, strict=True):
+        if not 1.0 <= mean <= _MOST_TOKENS:
+            raise InputError(f"{flag} {mean:g}: must be a number of tokens from 1 to {_MOST_TOKENS:,.0f}")
+    if rate is not None and not is_given:
+        raise InputError(f"--rate {rate:g}: needs --trace or --poisson, which say what comes at that rate")
+    if most is not None and not is_given:
+        raise InputError(f"--requests {most}: needs --trace or --poisson, of which it takes so many")
 
 
 def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> list[SimulatedRequest]:
@@ -236,10 +268,10 @@ def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list
         for level in ("p50", "p90", "p99"):
             cells = [None if each is None else _ms(getattr(each, level)) for each in found]
             rows.append((f"{name} {level}", cells))
-    money: list[tuple[str, str]] = [
-        ("cost per hour", "cost_per_hour"),
-        ("cost of all", "cost"),
-        ("cost per million tokens", "cost_per_million_tokens"),
+    prices = [
+        ("cost per hour", [each.cost_per_hour for each in outcomes]),
+        ("cost of all", [each.cost for each in outcomes]),
+        ("cost per million tokens", [each.cost_per_million_tokens for each in outcomes]),
     ]
     return [
         *rows,
@@ -254,7 +286,7 @@ def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list
         ("KV cache, peak", [_share(each.kv_peak) for each in outcomes]),
         ("KV cache, mean", [_share(each.kv_mean) for each in outcomes]),
         ("preemptions", [f"{each.preemptions:,}" if each.preemptions else None for each in outcomes]),
-        *((title, [_dollars(getattr(each, name)) for each in outcomes]) for title, name in money),
+        *((title, [None if each is None else money(each) for each in found]) for title, found in prices),
     ]
 
 
@@ -269,8 +301,4 @@ def _ms(value: float) -> str:
 def _seconds(value: float | None) -> str | None:
     if value is None:
         return None
-    return f"{value:,.1f} s" if value < 600 else f"{value / 60:,.1f} min"
-
-
-def _dollars(value: Any) -> str | None:
-    return None if value is None else f"${value:,.4g}"
+    return f"{value:,.1f} s" if value < _LEAST_IN_MINUTES else duration(value)

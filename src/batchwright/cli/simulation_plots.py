@@ -13,12 +13,19 @@ from batchwright.simulation.outcome import Outcome
 _WIDTH, _HEIGHT = 260, 200
 
 
+def require_library() -> None:
+    """Raise `MissingExtra` if what draws plots is not installed."""
+    try:
+        import vl_convert  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of_report("a plot", error) from error
+
+
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     """Draw `outcomes` into an .svg file, or an .html file that needs no network. Raises `MissingExtra`, OSError."""
-    try:
-        import vl_convert
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"plots need {error.name}; install it: pip install vl-convert-python") from error
+    require_library()
+    import vl_convert
+
     spec = plots_of(outcomes)
     text = (
         vl_convert.vegalite_to_html(spec, bundle=True) if path.suffix == ".html" else vl_convert.vegalite_to_svg(spec)

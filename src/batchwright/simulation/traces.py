@@ -92,22 +92,29 @@ def _rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
     if first.lstrip().startswith("{"):
         yield from _json_rows(_chain(first, lines), name)
         return
-    columns = next(csv.reader([first]), [])
-    if missing := [each for each in _AZURE if each not in columns]:
-        raise InputError(
-            f"{name} is no trace: it has no column {missing[0]}; known are CSV with {', '.join(_AZURE)}, and JSON "
-            f"Lines with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}"
-        )
-    for number, row in enumerate(csv.DictReader(lines, columns), 2):
-        try:
-            yield _azure(row)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{name}, line {number}: {error}") from None
+    yield from _csv_rows(_chain(first, lines), name)
 
 
 def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:
     yield first
     yield from lines
+
+
+def _csv_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
+    rows = csv.DictReader(lines)
+    try:
+        columns = rows.fieldnames or ()
+        if missing := [each for each in _AZURE if each not in columns]:
+            raise InputError(
+                f"{name} is no trace: it has no column {missing[0]}; known are CSV with {', '.join(_AZURE)}, and JSON "
+                f"Lines with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}"
+            )
+        for row in rows:
+            yield _azure(row)
+    except UnicodeDecodeError:
+        raise  # of the file, which is read in pieces: it says nothing of this line
+    except (csv.Error, TypeError, ValueError) as error:
+        raise InputError(f"{name}, line {rows.reader.line_num}: {error}") from None
 
 
 def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
@@ -124,11 +131,19 @@ def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | N
             raise InputError(f"{name}, line {number}: {error}") from None
 
 
-def _azure(row: Mapping[str, str]) -> SimulatedRequest | None:
-    # Seven digits of a second are one too many for `datetime`.
-    whole, _, part = row["TIMESTAMP"].partition(".")
-    at = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp() + (float(f"0.{part}") if part else 0.0)
-    return _request(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+def _azure(row: Mapping[str, str | None]) -> SimulatedRequest | None:
+    at, prompt, output = (_cell(row, each) for each in _AZURE)
+    # What a second has beyond six digits is left out.
+    moment = datetime.fromisoformat(at)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return _request(moment.timestamp(), int(prompt), int(output))
+
+
+def _cell(row: Mapping[str, str | None], name: str) -> str:
+    if (cell := row[name]) is None:
+        raise ValueError(f"it has no {name}: a row must have a value for each column that the first line names")
+    return cell
 
 
 def _mooncake(row: Mapping[str, Any]) -> SimulatedRequest | None:

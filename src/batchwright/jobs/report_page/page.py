@@ -28,15 +28,13 @@ def require_libraries() -> None:
         import jinja2  # noqa: F401
         import vl_convert  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"a page of reports needs {error.name}; install it: pip install 'batchwright[report]'"
-        ) from error
+        raise MissingExtra.of_report("a page of reports", error) from error
 
 
-def require_writable(path: Path) -> None:
-    """Raise `InputError` if the page cannot be a file of that name."""
+def require_writable(path: Path, name: str = "page") -> None:
+    """Raise `InputError` if the page, or what else `name` says, cannot be a file at `path`."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"page {path}: must be a file in a folder that exists")
+        raise InputError(f"{name} {path}: must be a file in a folder that exists")
 
 
 def page_of(runs: Sequence[Run], title: str | None = None) -> str:
