@@ -177,6 +177,37 @@ def test_a_run_does_not_bring_back_rates_that_were_measured_anew(quick: Engine) 
     assert kept_rates(body) == SLOW.with_best(meter.lasting_rates)
 
 
+def test_runs_that_end_together_keep_their_rates(
+    quick: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    body, sync, others = quick.core.body, os.fsync, [replace(SLOW, products=7.0)]
+
+    def another_ends(descriptor: int) -> None:
+        if others:
+            keep_rates(others.pop(), body)
+        sync(descriptor)
+
+    keep_rates(SLOW, body)
+    monkeypatch.setattr(os, "fsync", another_ends)
+    with caplog.at_level("INFO"):
+        keep_rates(replace(SLOW, attention=8.0), body)
+    assert not others
+    assert "not kept" not in caplog.text
+    assert kept_rates(body) == replace(SLOW, attention=8.0)
+
+
+def test_rates_of_a_run_do_not_put_off_the_next_measurement(quick: Engine) -> None:
+    body = quick.core.body
+    assert body.costs is not None
+    path = rates_module._path(body.costs, body)
+    keep_rates(SLOW, body, measured=True)
+    os.utime(path, (1000, 1000))
+    keep_rates(replace(SLOW, products=7.0), body)
+    assert path.stat().st_mtime == 1000
+    keep_rates(replace(SLOW, products=9.0), body, measured=True)
+    assert path.stat().st_mtime > 1000
+
+
 def test_the_least_time_of_what_was_answered_is_known_once_rates_are(quick: Engine) -> None:
     answered = Answered(lines=10, prompt_tokens=500, cached_tokens=100, generated_tokens=60)
     assert quick.least_seconds(answered) is None

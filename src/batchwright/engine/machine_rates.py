@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import torch
 
-from batchwright.durable_files import replacing
+from batchwright.durable_files import write_shared
 from batchwright.engine.bodies.body import KernelSeconds, ModelBody
 from batchwright.engine.native.build import processor
 from batchwright.engine.step.batch import batch_of
@@ -103,10 +103,8 @@ def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) 
     if best == kept and not measured:
         return best
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         measured_at = path.stat().st_mtime if kept is not None and not measured else None
-        with replacing(path) as file:
-            file.write(msgspec.json.encode(asdict(best)))
+        write_shared(path, msgspec.json.encode(asdict(best)))
         if measured_at is not None:
             os.utime(path, (measured_at, measured_at))
     except OSError as error:
