@@ -141,10 +141,10 @@ def keep_costs(
 ) -> KeptCosts | None:
     """Add what an engine has measured to what is kept of its model, and return all of it.
 
-    `is_run`: whether it was a run, which is compared with what was told of its steps.
-
     None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
     next forecast a probe.
+
+    `is_run`: whether it was a run, which is compared with what was told of its steps.
     """
     try:
         identity = _identity(model, config)

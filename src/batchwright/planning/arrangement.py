@@ -172,7 +172,7 @@ def _numbered(clusters: Sequence[Cluster]) -> _Ints:
 
 
 def _kinds(units: _Ints, clusters: Sequence[Cluster]) -> _Ints:
-    """For each line, the number of the lines of its unit and cluster."""
+    """For each line, a number that only lines of the same unit and cluster have."""
     numbers = _numbered(clusters)
     kinds: _Ints = np.unique(units * (int(numbers.max(initial=0)) + 1) + numbers, return_inverse=True)[1]
     return kinds
