@@ -241,7 +241,7 @@ def test_an_interrupt_loses_nothing(tiny: Engine, model: Any, monkeypatch: pytes
     request = InferenceRequest.of([3, 1, 4, 1, 5], PROMPT)
     tiny.submit(request)
     with monkeypatch.context() as patch:
-        patch.setattr(tiny.core, "_settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(tiny.core._delivery, "_settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             tiny.step()
     (response,) = tiny.step()
