@@ -103,12 +103,13 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
                 cells.append(f"{figure:,.1f}{span} · {told[place]:,.1f} · {errors[-1]:+.1%} · {errors_after[-1]:+.1%}")
             rows.append([name, f"{len(online):,} + {len(job):,}", *cells])
     host = machine()
+    served_as = "one round" if rounds == 1 else f"the mean of {rounds}, and their range"
     return "\n\n".join(
         [
             "# The digital twin",
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
-            f" cell: the engine (the mean of {rounds}, and their range), the simulation (the mean of {_SEEDS}), the"
+            f" cell: the engine ({served_as}), the simulation (the mean of {_SEEDS}), the"
             " error, and the error with the law of the steps of the trace itself, which no forecast can know: what is"
             " left does not come of the machine's changes. The law is fitted anew before each trace, to what is kept"
             f" of the steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}."
