@@ -410,7 +410,9 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     share = 9 * 4992 / (10 * 5600)
     assert planned.cached.prompts == pytest.approx(planned.live.prompts * (1.0 - share * 0.75), rel=0.01)
     assert planned.cached.at_most == planned.live.at_most
-    assert run(source, None, price="input=200,output=1000", **options).planned_cost.cached is None  # type: ignore[union-attr]
+    uncached = run(source, None, price="input=200,output=1000", **options).planned_cost
+    assert uncached is not None
+    assert uncached.cached is None
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
     assert "Price live, shared beginnings cached: about $" in stream.getvalue()

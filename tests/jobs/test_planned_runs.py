@@ -153,6 +153,9 @@ def test_a_plan_says_which_lines_are_longer_than_the_context(tmp_path: Path) -> 
     engine = FakeEngine(max_model_len=100)
     report = run(source, None, model=engine, dry_run=True, defaults={"max_tokens": 1})  # type: ignore[arg-type]
     assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [2, 3, 6])]
+    source = write(tmp_path / "in.jsonl", bodies[-1:])
+    [failure] = run(source, None, model=engine, dry_run=True).failures  # type: ignore[arg-type]
+    assert "102 prompt tokens and max_tokens=0" in failure.message
     assert report.prompt_tokens == 90 + 99 + 101
 
 

@@ -226,9 +226,10 @@ def _completions(body: Mapping[str, Any]) -> int:
 
 def _check_length(line: Line, prompt_tokens: int, limit: int, context: int) -> None:
     """Raise `ContextLengthExceeded`, as the engine will, if a prompt and its answer may be longer than the context."""
+    computed = prompt_tokens
     if line.body.get("max_tokens") == 0:
-        prompt_tokens, limit = prompt_tokens - 1, 0  # the last token of what is only scored is not computed
-    if prompt_tokens + limit > context:
+        computed, limit = prompt_tokens - 1, 0  # the last token of what is only scored is not computed
+    if computed + limit > context:
         raise ContextLengthExceeded(
             f"{prompt_tokens} prompt tokens and max_tokens={limit} exceed the context of {context} tokens: shorten the "
             "prompt or lower max_tokens"
