@@ -13,7 +13,7 @@ import typer
 
 from batchwright import AsyncEngine, Engine
 from batchwright.models import resolve
-from benchmarks.foresight import traces
+from benchmarks.foresight import makespans, traces
 from benchmarks.foresight.batches import batches_in_turns
 from benchmarks.foresight.jobs import (
     TokenLine,
@@ -36,6 +36,7 @@ _PLAN, _NO_PLAN = Way(_PLANNED, {}), Way(_ARRIVAL, {"planned": False})
 _CACHE_TOKENS = 1_000_000
 _PREFIXES_HELD = 3
 _PLACES = 64
+_MAKESPAN = 1.02
 _PROBED = 2**26
 """Bytes of KV cache with which the size of a block is found."""
 
@@ -46,9 +47,14 @@ app = typer.Typer(add_completion=False)
 def planning(
     section: Annotated[
         list[str] | None,
-        typer.Option(help="traces, long-file, few-shot, batches, copies, mixing, cost; repeatable (default: all)."),
+        typer.Option(
+            help="traces, long-file, makespan, few-shot, batches, copies, mixing, cost; repeatable (default: all)."
+        ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace of Mooncake's form (default: one is drawn).")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="CSV with ContextTokens and GeneratedTokens (default: lengths are drawn).")
+    ] = None,
     model: Annotated[str, typer.Option(help="A built-in name, a folder or a hub id.")] = "smollm2-135m",
     rounds: Annotated[int, typer.Option(min=1, help="Of each way.")] = 3,
     lines: Annotated[int, typer.Option(min=20, help="Of the few-shot job.")] = 400,
@@ -59,6 +65,7 @@ def planning(
     makers: dict[str, Callable[[], str]] = {
         "traces": lambda: _traces(trace),
         "long-file": _long_file,
+        "makespan": lambda: _makespan(lengths),
         "few-shot": lambda: _few_shot(model, rounds, lines, vllm),
         "batches": lambda: _batches(model, rounds, lines),
         "copies": lambda: _copies(model, rounds),
@@ -124,6 +131,23 @@ def _long_file() -> str:
         ),
         f"Found in {file.seconds:.1f} s, {file.seconds / file.lines * 1e6:.0f} µs a line, with {file.bytes_a_line:.0f}"
         " bytes of memory a line at the peak, the places of the lines in the file included.",
+    ])  # fmt: skip
+
+
+def _makespan(lengths: Path | None) -> str:
+    found = makespans.measured(lengths)
+    ways = [*found[0][2]]
+    rows = [[device.name, job.name, *(f"{each[way]:.3f}" for way in ways)] for device, job, each in found]
+    worst = max(each[_PLANNED] for _, job, each in found if "chats" in job.name)
+    return "\n\n".join([
+        "## Makespans in virtual time",
+        f"Jobs of {makespans.LINES:,} lines on {makespans.PLACES} places, over their bounds, with the scheduler and the"
+        " planner of the engine and costs of about an 8B model on one large GPU, and of a 0.5B model on two cores."
+        f" Nothing is known of the lengths of answers but a limit of {makespans.LIMIT:,} tokens, except where they are"
+        " told; *shortest* and *longest first* are orders by lengths that only the benchmark knows. Tasks: prompts that"
+        " are equally long, behind one system prompt, with examples of their task.",
+        table(["device", "job", *ways], rows),
+        f"Chats, planned, at most {_MAKESPAN} times the bound: {worst:.3f}, **{_met(worst <= _MAKESPAN)}**.",
     ])  # fmt: skip
 
 

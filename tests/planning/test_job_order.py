@@ -135,3 +135,51 @@ def test_what_is_expected_of_a_line_is_that_of_its_cluster() -> None:
     assert long is not None
     assert short < 20.0 < 50.0 < long
     assert order.expected(39, 100) is None, "it has ended"
+
+
+def _tasks(lines: int, tasks: int) -> list[LineShape]:
+    """Lines of tasks in turn, all behind one system prompt."""
+    return [shape([9, 9, 100 + each % tasks, 1000 + each], tokens=70) for each in range(lines)]
+
+
+def test_the_shortest_task_behind_a_common_system_prompt_is_kept_for_the_end() -> None:
+    """All prompts are equally long, and nothing but the template of each says how long its answer will be."""
+    answers = [4 if number % 5 == 3 else 40 + number % 5 for number in range(1000)]
+    taken = order_of(_tasks(1000, 5), answers=answers, places=8)
+    assert {number % 5 for number in taken[-20:]} == {3}
+
+
+def test_lines_of_a_task_follow_one_another_behind_a_common_system_prompt() -> None:
+    taken = order_of(_tasks(400, 5), places=4, answers=[10] * 400, caches=Caches(1, 20, 16))
+    changes = sum(taken[place] % 5 != taken[place - 1] % 5 for place in range(1, 400))
+    assert changes < 40, "of a task's beginning, little more is computed than once for each window"
+
+
+def test_the_last_lines_of_a_task_are_still_expected_to_be_like_the_others() -> None:
+    """When few of a task are left, the tree of those that are held does not show its template any more."""
+    order = JobOrder[int](2)
+    for number, each in enumerate(_tasks(200, 2)):
+        order.add(number, number, size=1, shape=each)
+    for _ in range(198):
+        item = order.take(more=False)
+        assert item is not None
+        order.ended(item, 5 if item % 2 else 80)
+    last = order.take(more=False)
+    assert last is not None
+    expected = order.expected(last, 100)
+    assert expected is not None
+    assert expected < 10.0 if last % 2 else expected > 70.0
+
+
+def test_long_answers_that_lines_tell_begin_before_it_is_too_late() -> None:
+    """Every tenth answer takes as long as half of the job: none may begin after its middle."""
+    answers = [500 if number % 10 == 9 else 50 for number in range(40)]
+    order = JobOrder[int](4)
+    for number, answer in enumerate(answers):
+        order.add(number, number, size=1, shape=shape([], limit=600, expected=answer))
+    begun = 0
+    for _ in range(40):
+        item = order.take(more=False)
+        assert item is not None
+        assert answers[item] == 50 or begun / 4 + 500 <= sum(answers) / 4
+        begun += answers[item]

@@ -35,11 +35,35 @@ def test_what_is_shared_is_counted_once(prompts: list[list[int]]) -> None:
     assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
     assert (tree.depths[1:] > tree.depths[tree.parents[1:]]).all()
     assert (tree.counts[1:] > 1).all()
-    for number, top in enumerate(tree.tops.tolist()):
-        node = int(tree.nodes[number])
-        while tree.parents[node] > 0:
-            node = int(tree.parents[node])
-        assert top == node
+
+
+@given(prompts, st.integers(1, 24), st.integers(1, 24))
+def test_nodes_of_a_prompt_are_found_by_their_counts(prompts: list[list[int]], chosen: int, above: int) -> None:
+    paths = Paths.of(prompts)
+    tree = PrefixTree.of(paths)
+    is_above = tree.counts >= min(above, len(prompts))
+    nearest, below = tree.nearest(tree.counts >= chosen), tree.below(is_above)
+    ids: dict[tuple[int, ...], int] = {}
+    for number, prompt in enumerate(prompts):
+        branch = [int(tree.nodes[number])]
+        while branch[-1]:
+            branch.append(int(tree.parents[branch[-1]]))
+        assert nearest[number] == next((node for node in branch if tree.counts[node] >= chosen), -1)
+        assert below[number] == next((node for node in branch[::-1] if not is_above[node]), -1)
+        for node in branch if len(prompts) > 1 else []:
+            assert ids.setdefault(tuple(prompt[: tree.depths[node]]), tree.ids(paths)[node]) == tree.ids(paths)[node]
+    assert len({(len(beginning), each) for beginning, each in ids.items()}) == len(ids)
+
+
+def test_ids_are_those_of_the_beginning_whatever_else_is_there() -> None:
+    few, many = [[5, 6, 7], [5, 6, 8]], [[1, 2], [5, 6, 9], [5, 6, 7, 7], [1, 3], [5, 4], [5, 6, 7, 8]]
+    of_few, of_many = (
+        {int(depth): each for depth, each in zip(tree.depths, tree.ids(paths).tolist(), strict=True)}
+        for paths in map(Paths.of, (few, many[1:3] + many[4:]))
+        for tree in [PrefixTree.of(paths)]
+    )
+    assert of_few[2] == of_many[2]
+    assert of_many[1] != of_many[2] != of_many[3]
 
 
 @given(prompts, st.data())

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.planning.expected_lengths import Cluster, ExpectedLengths
+from batchwright.planning.clusters import clusters_of
+from batchwright.planning.expected_lengths import Cluster, ExpectedLengths, Lengths
 from batchwright.planning.prefix_tree import Paths, PrefixTree
 
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-_LEAST_TOLD = 8
-"""Lines with a common beginning from which on it may tell something about their answers."""
+_TRUNK = 0.9
+"""Share of the lines whose common beginning stays in the cache during the whole job, in whatever order they come."""
 _RESERVED = 0.35
 """Work that is kept for the end, in the time of the longest answer on all places. The places become free one after the
 other while it ends: if all lengths were known, half of that work would fill them."""
@@ -66,6 +67,7 @@ def arranged(
     places: int,
     caches: Caches | None = None,
     cached: _Ints | None = None,
+    earlier: Sequence[Cluster | None] | None = None,
 ) -> Arrangement:
     """The order in which lines cost the least and leave the fewest of `places` empty at the end.
 
@@ -74,30 +76,33 @@ def arranged(
     - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
       and so are lines within a beginning: prompts and answers stay mixed, of which the ones need multipliers and the
       others bandwidth.
+    - Each begins so early that it likely ends with the job.
     - Those whose answers are the surest to be short are kept for the end, among them the longest first.
 
     `cached` are the blocks that are in the cache now: what goes on after them comes first. For replicas, as many
     beginnings are gone through side by side as they have `caches`; where these hold all beginnings anyway, lines need
-    not follow one another.
+    not follow one another. `earlier` are the clusters that the lines were given when they were arranged before.
     """
     nothing = np.zeros(0, np.int64)
     # What is cached is put among the lines, as one that comes before all others.
-    tree = PrefixTree.of(Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached]))
+    paths = Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached])
+    tree = PrefixTree.of(paths)
     beginnings = _units(tree)
-    clusters = _clusters(shapes, beginnings[:-1])
-    means, tails = _expected(shapes, clusters, lengths)
+    clusters = clusters_of([each.prompt_tokens for each in shapes], tree, paths, earlier)
+    expected = _expected(shapes, clusters, lengths)
     number = 1 if caches is None else caches.number
-    fits = caches is not None and _fits(tree, shapes, means, places, caches.blocks, caches.block_tokens)
+    fits = caches is not None and _fits(tree, shapes, expected.means, places, caches.blocks, caches.block_tokens)
     units = np.arange(len(beginnings)) if fits else beginnings
-    ranks, is_kept = _ranks(units, clusters, means, tails, places)
-    inside = np.where(is_kept[units[:-1]], tails, -_evenly(_kinds(units[:-1], clusters), np.arange(len(shapes))))
+    ranks, is_kept = _ranks(units, clusters, expected, places)
+    spread = _evenly(_kinds(units[:-1], clusters), np.arange(len(shapes)))
+    inside = np.where(is_kept[units[:-1]], expected.tails, -spread)
     depth_first = np.empty(len(units), np.int64)
     depth_first[tree.order(np.append(inside, np.inf))] = np.arange(len(units))
     order = np.lexsort((depth_first[:-1], ranks[units[:-1]]))
     kept = is_kept[units[order]]
     first = order[~kept]
     if number > 1 and not fits:
-        work = means + [each.prompt_tokens for each in shapes]
+        work = expected.means + [each.prompt_tokens for each in shapes]
         first = first[_side_by_side(units[first], work[first], number)]
     return Arrangement(first, order[kept], clusters, tree.shared_blocks)
 
@@ -113,57 +118,73 @@ def _fits(
 
 def _units(tree: PrefixTree) -> _Ints:
     """For each line, the number of what it follows or is followed by whatever else comes: a beginning, or the line."""
-    tops = tree.tops
-    alone = np.arange(len(tops)) + len(tree.parents)
-    return np.unique(np.where(tops > 0, tops, alone), return_inverse=True)[1]
+    is_trunk = tree.counts >= _TRUNK * tree.counts[0]
+    below = tree.below(is_trunk)
+    alone = np.arange(len(below)) + len(tree.parents)
+    return np.unique(np.where(below < 0, alone, below), return_inverse=True)[1]
 
 
-def _clusters(shapes: Sequence[LineShape], units: _Ints) -> list[Cluster]:
-    told = np.bincount(units)[units] >= _LEAST_TOLD
-    return [
-        ExpectedLengths.cluster(shape.prompt_tokens, int(shape.blocks[0]) if tells and len(shape.blocks) else None)
-        for shape, tells in zip(shapes, told, strict=True)
+def _expected(shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths: ExpectedLengths) -> Lengths:
+    """The lengths that the answers to lines may have."""
+    said = np.array([-1 if each.expected is None else min(each.expected, each.limit) for each in shapes])
+    numbers: dict[tuple[Cluster, int], int] = {}
+    answers = [
+        numbers.setdefault((cluster, shape.limit), len(numbers))
+        for shape, cluster in zip(shapes, clusters, strict=True)
     ]
+    return Lengths(*(np.where(said < 0, each[answers], said) for each in lengths.of([*numbers])))
 
 
-def _expected(
-    shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths: ExpectedLengths
-) -> tuple[_Floats, _Floats]:
-    """For each line, the mean and the tail of the lengths that its answer may have."""
-    known: dict[tuple[Cluster, int], tuple[float, float]] = {}
-    pairs = np.empty((2, len(shapes)))
-    for index, (shape, cluster) in enumerate(zip(shapes, clusters, strict=True)):
-        if shape.expected is not None:
-            pairs[:, index] = min(shape.expected, shape.limit)
-            continue
-        key = cluster, shape.limit
-        if key not in known:
-            known[key] = lengths.mean(*key), lengths.tail(*key)
-        pairs[:, index] = known[key]
-    return pairs[0], pairs[1]
+def _latest(lengths: _Floats, means: _Floats, places: int) -> _Floats:
+    """For answers of these lengths, how many tokens of all answers may be generated before they have to begin."""
+    found: _Floats = np.maximum(0.0, float(means.sum()) - lengths * places)
+    return found
 
 
-def _ranks(
-    units: _Ints, clusters: Sequence[Cluster], means: _Floats, tails: _Floats, places: int
-) -> tuple[_Ints, _Bools]:
+def _ranks(units: _Ints, clusters: Sequence[Cluster], expected: Lengths, places: int) -> tuple[_Ints, _Bools]:
     """For each unit, its place among all units, and whether it is kept for the end. The last is that of the cache."""
     count, cached, units = int(units.max()) + 1, int(units[-1]), units[:-1]
     sizes = np.bincount(units, minlength=count)
-    work = np.bincount(units, means, minlength=count).astype(np.float64)
-    longest = np.zeros(count)
-    np.maximum.at(longest, units, tails)
+    work = np.bincount(units, expected.means, minlength=count).astype(np.float64)
+    likely, longest = np.zeros(count), np.zeros(count)
+    np.maximum.at(likely, units, expected.likely)
+    np.maximum.at(longest, units, expected.tails)
     first = np.full(count, len(units), np.int64)
     np.minimum.at(first, units, np.arange(len(units)))
-    is_kept = _kept(work, longest, first, _RESERVED * places * float(tails.max(initial=0.0)), cached)
+    wanted = _RESERVED * places * float(expected.tails.max(initial=0.0))
+    is_kept, last = _kept(work, longest, first, wanted, cached)
     # Beginnings are spread among themselves, and lines alone by their clusters.
     kind = np.zeros(count, np.int64)
     kind[units] = np.where(sizes[units] > 1, 0, 1 + _numbered(clusters))
     spread = _evenly(kind, first)
     spread[cached] = -1.0
+    if last is not None:
+        spread[last] = 2.0
     order = np.lexsort((first, np.where(is_kept, -longest, spread), is_kept))
+    begun = count - int(is_kept.sum())
+    order[:begun] = _in_time(order[:begun], work, _latest(likely, expected.means, places))
     ranks = np.empty(count, np.int64)
     ranks[order] = np.arange(count)
     return ranks, is_kept
+
+
+def _in_time(order: _Ints, work: _Floats, latest: _Floats) -> _Ints:
+    """The order of units in which none comes after its latest place, where that is possible, and else as in `order`.
+
+    Filled from its end, each place with the last in `order` of those that may come so late.
+    """
+    due = (latest + work)[order]
+    waiting, left = np.argsort(due, kind="stable").tolist(), float(work[order].sum())
+    due_at, sizes = due.tolist(), work[order].tolist()
+    free: list[int] = []
+    """Places in `order` of the units that may come last of those that are left, negative."""
+    found = []
+    while waiting or free:
+        while waiting and (due_at[waiting[-1]] >= left or not free):
+            heapq.heappush(free, -waiting.pop())
+        found.append(-heapq.heappop(free))
+        left -= sizes[found[-1]]
+    return order[found[::-1]]
 
 
 def _numbered(clusters: Sequence[Cluster]) -> _Ints:
@@ -201,17 +222,24 @@ def _side_by_side(units: _Ints, work: _Floats, caches: int) -> _Ints:
     return np.argsort(at, kind="stable")
 
 
-def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: int) -> _Bools:
-    """The units that are kept for the end: the surest to be short, as long as they are at most half of all work."""
+def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: int) -> tuple[_Bools, np.intp | None]:
+    """The units that are kept for the end, and the one that comes right before them.
+
+    Kept are the surest to be short, as long as they are at most half of all work. One that is more than is still wanted
+    comes before them, and its last lines are what they would have been.
+    """
     is_kept = np.zeros(len(work), np.bool_)
     left = min(wanted, work.sum() / 2)
     for unit in np.lexsort((-first, longest)):
         if left <= 0.0:
             break
-        if unit != cached and work[unit] <= left:
-            is_kept[unit] = True
-            left -= work[unit]
-    return is_kept
+        if unit == cached:
+            continue
+        if work[unit] > left:
+            return is_kept, unit
+        is_kept[unit] = True
+        left -= work[unit]
+    return is_kept, None
 
 
 def _evenly(kinds: _Ints, first: _Ints) -> _Floats:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 _Histogram: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Shares = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 _GROWTH = 1.15
 """Ratio of the greatest length in a bin of a histogram to that in the bin before."""
@@ -18,22 +22,56 @@ _FINE, _COARSE = 1.05, 2.0
 """Ratio of the most to the fewest prompt tokens in a cluster, and in what it falls back on."""
 _PRIOR = 4.0
 """Answers as which all is counted that is known of a cluster from beyond it."""
-_SURE = 0.995
-"""Share of the answers of a cluster that are not longer than its `tail`."""
+_LIKELY, _SURE = 0.9, 0.995
+"""Shares of the answers of a cluster that are not longer than `Lengths.likely` and `Lengths.tails`."""
 _MOST_CLUSTERS = 16_384
 """Clusters that are remembered, those used last."""
+
+
+class Template(NamedTuple):
+    """What prompts begin with."""
+
+    number: int
+    """Equal for equal beginnings only."""
+    blocks: int
+    """Length, in blocks of the KV cache."""
 
 
 class Cluster(NamedTuple):
     """Requests whose answers are expected to have like lengths."""
 
-    template: int | None
-    """What their prompts begin with, by any number; None if nothing is known to be shared."""
+    template: Template | None
+    """What their prompts begin with; None if nothing is known to be shared."""
     size: int
     """Prompt tokens, to within 5%."""
+    broader: Template | None = None
+    """Another beginning of them, with which more requests begin."""
+
+    @property
+    def blocks(self) -> int:
+        """Length of the template; 0 if there is none."""
+        return 0 if self.template is None else self.template.blocks
 
 
-def _bins(tokens: float) -> int:
+class Lengths(NamedTuple):
+    """Lengths that answers may have, one of each kind for each answer."""
+
+    means: _Floats
+    likely: _Floats
+    """Tokens that one answer in ten exceeds."""
+    tails: _Floats
+    """Tokens that hardly any answer exceeds."""
+
+
+class _Level(NamedTuple):
+    """What answers have in common that are counted together."""
+
+    template: Template | None = None
+    coarse: int | None = None
+    size: int | None = None
+
+
+def _bin(tokens: int) -> int:
     return min(_BINS - 1, max(0, math.ceil(math.log(max(1.0, tokens)) / math.log(_GROWTH))))
 
 
@@ -46,63 +84,81 @@ class ExpectedLengths:
 
     Like are requests whose prompts begin alike and are equally long: traffic that is made by templates shows in both.
     What is not known of a cluster is filled in from requests with the same beginning and about the size, then from all
-    with that beginning, then from all, and then from the limits of the requests. Takes 720 bytes for each cluster.
+    with that beginning, then from those with the broader one, then from all, and then from the limits of the requests.
+    Takes 720 bytes for each cluster.
     """
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[tuple[int | None, int | None, int | None] | None, _Histogram] = OrderedDict()
+        self._counts: OrderedDict[_Level, _Histogram] = OrderedDict()
         self.observed = 0
         """Number of answers that were observed."""
 
     @staticmethod
-    def cluster(prompt_tokens: int, template: int | None = None) -> Cluster:
+    def cluster(prompt_tokens: int, template: Template | None = None, broader: Template | None = None) -> Cluster:
         """The cluster of a request with so many prompt tokens, which begins with `template`."""
-        return Cluster(template, round(math.log(max(1, prompt_tokens)) / math.log(_FINE)))
+        return Cluster(template, round(math.log(max(1, prompt_tokens)) / math.log(_FINE)), broader)
 
     def observe(self, cluster: Cluster, tokens: int) -> None:
         """Learn the length of an answer."""
         self.observed += 1
         for key in _levels(cluster):
+            if key is None:
+                continue
             counts = self._counts.get(key)
             if counts is None:
                 counts = self._counts[key] = np.zeros(_BINS)
-            counts[_bins(tokens)] += 1.0
+            counts[_bin(tokens)] += 1.0
             self._counts.move_to_end(key)
         while len(self._counts) > _MOST_CLUSTERS:
             self._counts.popitem(last=False)
 
     def mean(self, cluster: Cluster, limit: int) -> float:
         """Tokens that an answer has on average, which can have `limit`."""
-        return float(self._shares(cluster, limit) @ np.minimum(_LENGTHS, limit))
+        return float(self.of([(cluster, limit)]).means[0])
 
-    def tail(self, cluster: Cluster, limit: int) -> float:
-        """Tokens that hardly any answer exceeds, which can have `limit`."""
-        longer = np.cumsum(self._shares(cluster, limit)[::-1])[::-1]
-        beyond = 1.0 - _SURE
-        last = int(np.flatnonzero(longer > beyond)[-1]) if longer[0] > beyond else 0
-        # How much of the bin is beyond tells clusters apart whose tails end in the same one.
-        inside = (longer[last] - beyond) / max(1e-12, longer[last] - (longer[last + 1] if last + 1 < _BINS else 0.0))
-        return min(float(limit), float(_LENGTHS[last] * (1.0 + (_GROWTH - 1.0) * min(1.0, inside)) / _GROWTH))
+    def of(self, answers: Sequence[tuple[Cluster, int]]) -> Lengths:
+        """The lengths of answers of clusters, each with its limit."""
+        limits = np.fromiter((limit for _, limit in answers), np.int64, len(answers))
+        shares = self._shares([cluster for cluster, _ in answers], limits)
+        means = (shares * np.minimum(_LENGTHS, limits[:, None])).sum(axis=1)
+        return Lengths(means, *(np.minimum(limits, _exceeded(shares, 1.0 - share)) for share in (_LIKELY, _SURE)))
 
-    def _shares(self, cluster: Cluster, limit: int) -> _Histogram:
-        """The share of answers in each bin of lengths."""
-        shares = np.zeros(_BINS)
-        shares[_bins(limit)] = 1.0
-        for key in reversed(_levels(cluster)):
-            counts = self._counts.get(key)
-            if counts is not None:
-                shares = (counts + _PRIOR * shares) / (counts.sum() + _PRIOR)
+    def _shares(self, clusters: Sequence[Cluster], limits: _Ints) -> _Shares:
+        """For each answer, the shares of the bins of lengths, of shape (answers, bins)."""
+        shares = np.zeros((len(clusters), _BINS))
+        shares[np.arange(len(clusters)), [_bin(limit) for limit in limits.tolist()]] = 1.0
+        # From what is known of all to what is known of each.
+        for keys in reversed([*zip(*map(_levels, clusters), strict=True)]):
+            known = {place: self._counts[key] for place, key in enumerate(keys) if key in self._counts}
+            if known:
+                places, counts = [*known], np.array([*known.values()])
+                shares[places] = (counts + _PRIOR * shares[places]) / (counts.sum(axis=1, keepdims=True) + _PRIOR)
         return shares
 
 
-def _levels(cluster: Cluster) -> list[tuple[int | None, int | None, int | None] | None]:
-    """Keys of what is known of a cluster, from all that concerns only it to what concerns all."""
+def _exceeded(shares: _Shares, beyond: float) -> _Floats:
+    """For each row of shares of bins, the length that the share `beyond` of answers exceeds."""
+    longer = np.cumsum(shares[:, ::-1], axis=1)[:, ::-1]
+    last = np.maximum(0, (longer > beyond).sum(axis=1) - 1)
+    rows = np.arange(len(shares))
+    # How much of the bin is beyond tells clusters apart whose tails end in the same one.
+    inside = (longer[rows, last] - beyond) / np.maximum(1e-12, shares[rows, last])
+    found: _Floats = _LENGTHS[last] * (1.0 + (_GROWTH - 1.0) * np.minimum(1.0, inside)) / _GROWTH
+    return found
+
+
+def _levels(cluster: Cluster) -> tuple[_Level | None, ...]:
+    """Keys of what is known of a cluster, from all that concerns only it to what concerns all; None where it has none.
+
+    The tuples of all clusters are equally long.
+    """
     coarse = math.floor(cluster.size * math.log(_FINE) / math.log(_COARSE))
-    template = cluster.template
-    levels: list[tuple[int | None, int | None, int | None] | None] = [
-        (template, coarse, cluster.size),
-        (template, coarse, None),
-    ]
-    if template is not None:
-        levels.append((template, None, None))
-    return [*levels, None]
+    template, broader = cluster.template, cluster.broader
+    return (
+        _Level(template, coarse, cluster.size),
+        _Level(template, coarse),
+        None if template is None else _Level(template),
+        None if broader is None else _Level(broader, coarse),
+        None if broader is None else _Level(broader),
+        _Level(),
+    )

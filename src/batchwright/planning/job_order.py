@@ -137,7 +137,12 @@ class JobOrder(Generic[_Item]):
         entries = sorted((*self._first, *self._last, *self._added), key=lambda each: each.number)
         cached = None if self._cached is None else self._cached.blocks
         found = arranged(
-            [each.shape for each in entries], self.lengths, places=self._places, caches=self._caches, cached=cached
+            [each.shape for each in entries],
+            self.lengths,
+            places=self._places,
+            caches=self._caches,
+            cached=cached,
+            earlier=[each.cluster for each in entries],
         )
         for entry, cluster in zip(entries, found.clusters, strict=True):
             entry.cluster = cluster

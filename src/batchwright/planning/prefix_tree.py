@@ -100,14 +100,40 @@ class PrefixTree:
         """Number of blocks that are not computed again if each beginning is kept until its last prompt is computed."""
         return int((self.own_blocks * np.maximum(self.counts - 1, 0)).sum())
 
-    @property
-    def tops(self) -> _Ints:
-        """For each prompt, its node right below the root; 0 for a prompt of the root itself."""
-        tops = np.arange(len(self.parents))
+    def ids(self, paths: Paths) -> _Ints:
+        """Ids of the beginnings of nodes: equal for equal ones, and for others as long with a chance of about 2⁻⁶⁴.
+
+        `paths` are those of the prompts of the tree. Takes time for the blocks that are shared.
+        """
+        own, first = self.own_blocks, self._first()
+        ends = np.cumsum(own)
+        places = np.arange(int(own.sum())) - np.repeat(ends - own - (self.depths - own), own)
+        blocks = paths.blocks[np.repeat(paths.starts[first], own) + places]
+        with np.errstate(over="ignore"):
+            sums = np.append(0, np.cumsum(blocks * _factors(int(self.depths.max()))[places]))
+            ids: _Ints = sums[ends] - sums[ends - own]
+            for level in self._by_level():
+                ids[level] += ids[self.parents[level]]
+        return ids
+
+    def below(self, above: _Bools) -> _Ints:
+        """For each prompt, its node right below those that are chosen by `above`; -1 for a prompt of one of them.
+
+        `above` has the root, and of any other node its parent.
+        """
+        found = np.arange(len(self.parents))
         for level in self._by_level():
-            is_deeper = self.parents[level] > 0
-            tops[level[is_deeper]] = tops[self.parents[level[is_deeper]]]
-        return tops[self.nodes]
+            is_deeper = ~above[self.parents[level]]
+            found[level[is_deeper]] = found[self.parents[level[is_deeper]]]
+        found[above] = -1
+        return found[self.nodes]
+
+    def nearest(self, chosen: _Bools) -> _Ints:
+        """For each prompt, the deepest of its nodes that is `chosen`; -1 if none is."""
+        found = np.where(chosen, np.arange(len(self.parents)), -1)
+        for level in self._by_level():
+            found[level] = np.where(chosen[level], level, found[self.parents[level]])
+        return found[self.nodes]
 
     def order(self, expected: _Floats) -> _Ints:
         """The order in which a cache that holds one path of the tree computes each beginning once.
@@ -117,7 +143,7 @@ class PrefixTree:
         answers, the longest begin early, and the last to begin are short.
         """
         leaves = len(self.nodes)
-        greatest, first = self._extremes(expected)
+        greatest, first = self._greatest(expected), self._first()
         # The children of a node are prompts and nodes; nodes are numbered after all prompts.
         parents = np.concatenate([self.nodes, self.parents])
         sizes = np.concatenate([np.ones(leaves, np.int64), self.counts])
@@ -137,16 +163,21 @@ class PrefixTree:
         result[places[self.nodes] + offsets[:leaves]] = np.arange(leaves)
         return result
 
-    def _extremes(self, expected: _Floats) -> tuple[_Floats, _Ints]:
-        """For each node, the greatest expected value and the least number of its prompts."""
+    def _greatest(self, expected: _Floats) -> _Floats:
+        """For each node, the greatest expected value of its prompts."""
         greatest = np.full(len(self.parents), -np.inf)
-        first = np.full(len(self.parents), len(self.nodes), np.int64)
         np.maximum.at(greatest, self.nodes, expected)
-        np.minimum.at(first, self.nodes, np.arange(len(self.nodes)))
         for level in reversed([*self._by_level()]):
             np.maximum.at(greatest, self.parents[level], greatest[level])
+        return greatest
+
+    def _first(self) -> _Ints:
+        """For each node, the least number of its prompts."""
+        first = np.full(len(self.parents), len(self.nodes), np.int64)
+        np.minimum.at(first, self.nodes, np.arange(len(self.nodes)))
+        for level in reversed([*self._by_level()]):
             np.minimum.at(first, self.parents[level], first[level])
-        return greatest, first
+        return first
 
     def _by_level(self) -> Iterator[_Ints]:
         """The nodes of each level but that of the root, from above."""
