@@ -27,11 +27,12 @@ from benchmarks.foresight.jobs import (
 from benchmarks.foresight.long_files import measured
 from benchmarks.foresight.runs import Timed, Way, in_turns
 from benchmarks.foresight.vllm_answers import SmallCache
+from benchmarks.replicas.jobs import LIMIT
 from benchmarks.throughput.process import Worker
 from benchmarks.throughput.report import machine, table
 from benchmarks.throughput.systems import DEFAULT_VLLM, vllm_systems
 
-_PLANNED, _ARRIVAL, _VLLM = "planned", "in the order of the input", "vLLM, prefix caching"
+_PLANNED, _ARRIVAL, _VLLM = makespans.PLANNED, makespans.ARRIVAL, "vLLM, prefix caching"
 _PLAN, _NO_PLAN = Way(_PLANNED, {}), Way(_ARRIVAL, {"planned": False})
 _CACHE_TOKENS = 1_000_000
 _PREFIXES_HELD = 3
@@ -138,12 +139,12 @@ def _makespan(lengths: Path | None) -> str:
     found = makespans.measured(lengths)
     ways = [*found[0][2]]
     rows = [[device.name, job.name, *(f"{each[way]:.3f}" for way in ways)] for device, job, each in found]
-    worst = max(each[_PLANNED] for _, job, each in found if "chats" in job.name)
+    worst = max(each[_PLANNED] for _, job, each in found if job.is_trace)
     return "\n\n".join([
         "## Makespans in virtual time",
         f"Jobs of {makespans.LINES:,} lines on {makespans.PLACES} places, over their bounds, with the scheduler and the"
         " planner of the engine and costs of about an 8B model on one large GPU, and of a 0.5B model on two cores."
-        f" Nothing is known of the lengths of answers but a limit of {makespans.LIMIT:,} tokens, except where they are"
+        f" Nothing is known of the lengths of answers but a limit of {LIMIT:,} tokens, except where they are"
         " told; *shortest* and *longest first* are orders by lengths that only the benchmark knows. Tasks: prompts that"
         " are equally long, behind one system prompt, with examples of their task.",
         table(["device", "job", *ways], rows),

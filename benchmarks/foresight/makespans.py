@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,11 +19,10 @@ from batchwright.scheduling.sizes import EngineSizes
 from batchwright.scheduling.step_costs import StepCosts
 from batchwright.simulation.fleet import Fleet, simulate
 from batchwright.simulation.requests import SimulatedRequest
-from benchmarks.replicas.jobs import lengths
+from benchmarks.replicas.jobs import LIMIT, lengths
 
 PLACES, LINES = 256, 4000
-LIMIT = 2048
-"""`max_tokens` of each line."""
+PLANNED, ARRIVAL = "planned", "in the order of the input"
 _PARTS, _SEEDS = 4, 3
 _BLOCK = 16
 _SYSTEM, _TASKS, _EXAMPLES = 20, 20, 30
@@ -59,23 +59,33 @@ DEVICES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Lines and their name."""
+    """Lines, and what they are of."""
 
     name: str
+    is_trace: bool
+    """Whether lengths are those of chats, which share nothing."""
     lines: list[SimulatedRequest]
 
 
 def jobs(trace: Path | None) -> list[Job]:
-    """Parts of a chat service's trace, and tasks behind a common system prompt with prompts that are equally long."""
+    """Parts of a chat service's trace, and tasks behind a common system prompt with prompts that are equally long.
+
+    Raises ValueError for a trace with fewer requests than a part has.
+    """
     pairs = lengths(trace, random.Random(0))
+    if len(pairs) < LINES:
+        raise ValueError(f"{trace}: {len(pairs):,} requests; a job takes {LINES:,}")
     chats = [
         SimulatedRequest(prompt_tokens=prompt, output_tokens=max(1, answer), max_tokens=LIMIT)
-        for prompt, answer in pairs[: _PARTS * LINES]
+        for prompt, answer in pairs
     ]
     name = "chats, drawn lengths" if trace is None else "chats of the trace"
     return [
-        *(Job(f"{name}, part {part + 1}", chats[part * LINES :][:LINES]) for part in range(_PARTS)),
-        *(Job(f"{_TASKS} tasks, seed {seed}", _of_tasks(seed)) for seed in range(_SEEDS)),
+        *(
+            Job(f"{name}, part {part + 1}", True, chats[part * LINES :][:LINES])
+            for part in range(min(_PARTS, len(chats) // LINES))
+        ),
+        *(Job(f"{_TASKS} tasks, seed {seed}", False, _of_tasks(seed)) for seed in range(_SEEDS)),
     ]
 
 
@@ -105,7 +115,9 @@ def bound(device: Device, lines: Sequence[SimulatedRequest]) -> float:
     """Seconds that no order of the lines can beat on the device.
 
     Every token of a prompt is computed once, shared ones once for all; every token of an answer but the first takes a
-    row and reads its keys; and there are as many steps as these rows need places, or the longest answer has tokens.
+    row and reads its keys; and there are as many steps as these rows need places, or the longest answer has tokens. A
+    token of a prompt that is computed alone is charged as a row by the scheduler, which is less on some devices: there
+    are few.
     """
     seen: set[tuple[int, ...]] = set()
     prompts = rows = keys = 0
@@ -123,14 +135,17 @@ def bound(device: Device, lines: Sequence[SimulatedRequest]) -> float:
 
 
 def makespans(device: Device, lines: Sequence[SimulatedRequest]) -> dict[str, float]:
-    """Makespan over its bound in each order: planned, that of the input, and by the lengths that only we know."""
+    """Makespan over its bound in each order: planned, that of the input, and by the lengths that only we know.
+
+    Planned jobs keep no answers in the cache, as with `run`; no prompt here begins with one.
+    """
     shortest = sorted(lines, key=lambda each: each.output_tokens)
     told = [replace(each, expected_tokens=each.output_tokens) for each in lines]
     least, fleet = bound(device, lines), device.fleet()
     return {
-        "planned": simulate(fleet, [], lines, planned=True).seconds / least,
+        PLANNED: simulate(fleet, [], lines, planned=True).seconds / least,
         "planned, lengths told": simulate(fleet, [], told, planned=True).seconds / least,
-        "in the order of the input": simulate(fleet, [], lines).seconds / least,
+        ARRIVAL: simulate(fleet, [], lines).seconds / least,
         "shortest first": simulate(fleet, [], shortest).seconds / least,
         "longest first": simulate(fleet, [], shortest[::-1]).seconds / least,
     }
@@ -138,7 +153,7 @@ def makespans(device: Device, lines: Sequence[SimulatedRequest]) -> dict[str, fl
 
 def measured(trace: Path | None) -> list[tuple[Device, Job, dict[str, float]]]:
     """Each job on each device, computed on all cores."""
-    cases = [(device, job) for device in DEVICES for job in jobs(trace)]
+    cases = list(product(DEVICES, jobs(trace)))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as apart:
         found = apart.map(makespans, [device for device, _ in cases], [job.lines for _, job in cases])
         return [(*case, each) for case, each in zip(cases, found, strict=True)]

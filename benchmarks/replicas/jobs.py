@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.replicas.device import Job
 
-_LIMIT = 2048
+LIMIT = 2048
 """`max_tokens` of each line."""
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _PROMPTS = (8, 181, 396, 1020, 1189, 4083, 4142, 14_050)
@@ -44,6 +44,6 @@ def make_jobs(
     keys = [draw.randint(*_PREFIX_KEYS) for _ in range(groups)]
     chosen = draw.choices(range(groups), cum_weights=weights, k=count)
     return [
-        Job(number, prompt + keys[group] * 64, answer, _LIMIT, group, keys[group])
+        Job(number, prompt + keys[group] * 64, answer, LIMIT, group, keys[group])
         for number, (group, (prompt, answer)) in enumerate(zip(chosen, islice(cycle(pairs), count), strict=True))
     ]

@@ -158,28 +158,15 @@ def test_lines_of_a_task_follow_one_another_behind_a_common_system_prompt() -> N
 def test_the_last_lines_of_a_task_are_still_expected_to_be_like_the_others() -> None:
     """When few of a task are left, the tree of those that are held does not show its template any more."""
     order = JobOrder[int](2)
-    for number, each in enumerate(_tasks(200, 2)):
+    for number, each in enumerate(_tasks(130, 2)):
         order.add(number, number, size=1, shape=each)
-    for _ in range(198):
+    for _ in range(128):
         item = order.take(more=False)
         assert item is not None
         order.ended(item, 5 if item % 2 else 80)
+    # The order is decided anew after 64 answers, and after 128.
     last = order.take(more=False)
     assert last is not None
     expected = order.expected(last, 100)
     assert expected is not None
     assert expected < 10.0 if last % 2 else expected > 70.0
-
-
-def test_long_answers_that_lines_tell_begin_before_it_is_too_late() -> None:
-    """Every tenth answer takes as long as half of the job: none may begin after its middle."""
-    answers = [500 if number % 10 == 9 else 50 for number in range(40)]
-    order = JobOrder[int](4)
-    for number, answer in enumerate(answers):
-        order.add(number, number, size=1, shape=shape([], limit=600, expected=answer))
-    begun = 0
-    for _ in range(40):
-        item = order.take(more=False)
-        assert item is not None
-        assert answers[item] == 50 or begun / 4 + 500 <= sum(answers) / 4
-        begun += answers[item]

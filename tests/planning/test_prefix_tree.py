@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.planning.prefix_tree import Paths, PrefixTree
+from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
 # Few blocks, so that beginnings are shared; a block means the same only after the same ones.
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=24)
@@ -42,7 +42,7 @@ def test_nodes_of_a_prompt_are_found_by_their_counts(prompts: list[list[int]], c
     paths = Paths.of(prompts)
     tree = PrefixTree.of(paths)
     is_above = tree.counts >= min(above, len(prompts))
-    nearest, below = tree.nearest(tree.counts >= chosen), tree.below(is_above)
+    nearest, below = tree.nearest(tree.counts >= chosen)[tree.nodes], tree.below(is_above)
     ids: dict[tuple[int, ...], int] = {}
     for number, prompt in enumerate(prompts):
         branch = [int(tree.nodes[number])]
@@ -55,15 +55,37 @@ def test_nodes_of_a_prompt_are_found_by_their_counts(prompts: list[list[int]], c
     assert len({(len(beginning), each) for beginning, each in ids.items()}) == len(ids)
 
 
+@given(prompts, st.data())
+def test_the_first_prompts_are_counted_alone(prompts: list[list[int]], data: st.DataObject) -> None:
+    lines = data.draw(st.integers(0, len(prompts)))
+    tree = PrefixTree.of(Paths.of(prompts))
+    counts = [0] * len(tree.parents)
+    for node in tree.nodes[:lines].tolist():
+        while node >= 0:
+            counts[node] += 1
+            node = int(tree.parents[node])
+    assert tree.counts_of(lines).tolist() == counts
+
+
 def test_ids_are_those_of_the_beginning_whatever_else_is_there() -> None:
     few, many = [[5, 6, 7], [5, 6, 8]], [[1, 2], [5, 6, 9], [5, 6, 7, 7], [1, 3], [5, 4], [5, 6, 7, 8]]
-    of_few, of_many = (
-        {int(depth): each for depth, each in zip(tree.depths, tree.ids(paths).tolist(), strict=True)}
-        for paths in map(Paths.of, (few, many[1:3] + many[4:]))
-        for tree in [PrefixTree.of(paths)]
-    )
-    assert of_few[2] == of_many[2]
-    assert of_many[1] != of_many[2] != of_many[3]
+    found = []
+    for each in (few, many):
+        paths = Paths.of(each)
+        tree = PrefixTree.of(paths)
+        node = int(tree.nodes[0 if each is few else 1])
+        assert tree.depths[node] == 2
+        found.append(int(tree.ids(paths)[node]))
+    assert found[0] == found[1]
+
+
+def test_tokens_that_change_places_over_blocks_make_another_beginning() -> None:
+    ids = set()
+    for first, second in (([1, 2], [3, 4]), ([1, 3], [2, 4])):
+        path = np.concatenate([block_ids([*first, *second], 2)])
+        paths = Paths.joined([path, path])
+        ids.add(int(PrefixTree.of(paths).ids(paths)[0]))
+    assert len(ids) == 2
 
 
 @given(prompts, st.data())

@@ -24,8 +24,8 @@ def positioned(bodies: list[dict[str, Any]], endpoint: str = ENDPOINT, **bounds:
     for number, body in enumerate(bodies, start=1):
         positions.add(NewLine(number, f"c{number}", 10 * number, 9), endpoint, body)
         if positions.full:
-            found += positions.window()
-    return found + positions.window()
+            found += positions.window(more=True)
+    return found + positions.window(more=False)
 
 
 def claimed(lines: list[NewLine]) -> list[int]:
@@ -51,7 +51,7 @@ def test_the_share_of_text_that_lines_before_begin_with_is_known() -> None:
         # Five blocks each, of which the first four are in common.
         prompt = {"prompt": "x" * 600 + f"{number}" * 60}
         positions.add(NewLine(number + 1, f"c{number}", 0, 9), ENDPOINT, prompt)
-    positions.window()
+    positions.window(more=False)
     assert positions.shared == pytest.approx(7 * 512 / (8 * 662))
 
 

@@ -68,6 +68,7 @@ def arranged(
     caches: Caches | None = None,
     cached: _Ints | None = None,
     earlier: Sequence[Cluster | None] | None = None,
+    more: bool = False,
 ) -> Arrangement:
     """The order in which lines cost the least and leave the fewest of `places` empty at the end.
 
@@ -76,7 +77,8 @@ def arranged(
     - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
       and so are lines within a beginning: prompts and answers stay mixed, of which the ones need multipliers and the
       others bandwidth.
-    - Each begins so early that it likely ends with the job.
+    - Unless `more` lines are to come, each begins so early that an answer of its expected length ends with the
+      job; of those that cannot, the longest first.
     - Those whose answers are the surest to be short are kept for the end, among them the longest first.
 
     `cached` are the blocks that are in the cache now: what goes on after them comes first. For replicas, as many
@@ -87,13 +89,13 @@ def arranged(
     # What is cached is put among the lines, as one that comes before all others.
     paths = Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached])
     tree = PrefixTree.of(paths)
-    beginnings = _units(tree)
+    beginnings = _units(tree, len(shapes))
     clusters = clusters_of([each.prompt_tokens for each in shapes], tree, paths, earlier)
     expected = _expected(shapes, clusters, lengths)
     number = 1 if caches is None else caches.number
     fits = caches is not None and _fits(tree, shapes, expected.means, places, caches.blocks, caches.block_tokens)
     units = np.arange(len(beginnings)) if fits else beginnings
-    ranks, is_kept = _ranks(units, clusters, expected, places)
+    ranks, is_kept = _ranks(units, clusters, expected, places, more=more)
     spread = _evenly(_kinds(units[:-1], clusters), np.arange(len(shapes)))
     inside = np.where(is_kept[units[:-1]], expected.tails, -spread)
     depth_first = np.empty(len(units), np.int64)
@@ -116,10 +118,9 @@ def _fits(
     return 2 * shared <= blocks - places * held / max(1, len(shapes)) / block_tokens
 
 
-def _units(tree: PrefixTree) -> _Ints:
-    """For each line, the number of what it follows or is followed by whatever else comes: a beginning, or the line."""
-    is_trunk = tree.counts >= _TRUNK * tree.counts[0]
-    below = tree.below(is_trunk)
+def _units(tree: PrefixTree, lines: int) -> _Ints:
+    """For each prompt, the number of what it follows or is followed by whatever else comes: a beginning, or itself."""
+    below = tree.below(tree.counts_of(lines) >= _TRUNK * lines)
     alone = np.arange(len(below)) + len(tree.parents)
     return np.unique(np.where(below < 0, alone, below), return_inverse=True)[1]
 
@@ -127,32 +128,27 @@ def _units(tree: PrefixTree) -> _Ints:
 def _expected(shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths: ExpectedLengths) -> Lengths:
     """The lengths that the answers to lines may have."""
     said = np.array([-1 if each.expected is None else min(each.expected, each.limit) for each in shapes])
+    unknown = np.flatnonzero(said < 0)
     numbers: dict[tuple[Cluster, int], int] = {}
-    answers = [
-        numbers.setdefault((cluster, shape.limit), len(numbers))
-        for shape, cluster in zip(shapes, clusters, strict=True)
-    ]
-    return Lengths(*(np.where(said < 0, each[answers], said) for each in lengths.of([*numbers])))
-
-
-def _latest(lengths: _Floats, means: _Floats, places: int) -> _Floats:
-    """For answers of these lengths, how many tokens of all answers may be generated before they have to begin."""
-    found: _Floats = np.maximum(0.0, float(means.sum()) - lengths * places)
+    answers = [numbers.setdefault((clusters[line], shapes[line].limit), len(numbers)) for line in unknown.tolist()]
+    found = Lengths(*(said.astype(np.float64) for _ in Lengths._fields))
+    for values, told in zip(found, lengths.of([*numbers]), strict=True):
+        values[unknown] = told[answers]
     return found
 
 
-def _ranks(units: _Ints, clusters: Sequence[Cluster], expected: Lengths, places: int) -> tuple[_Ints, _Bools]:
+def _ranks(
+    units: _Ints, clusters: Sequence[Cluster], expected: Lengths, places: int, *, more: bool
+) -> tuple[_Ints, _Bools]:
     """For each unit, its place among all units, and whether it is kept for the end. The last is that of the cache."""
     count, cached, units = int(units.max()) + 1, int(units[-1]), units[:-1]
     sizes = np.bincount(units, minlength=count)
     work = np.bincount(units, expected.means, minlength=count).astype(np.float64)
-    likely, longest = np.zeros(count), np.zeros(count)
-    np.maximum.at(likely, units, expected.likely)
-    np.maximum.at(longest, units, expected.tails)
+    longest = _greatest(units, expected.tails, count)
     first = np.full(count, len(units), np.int64)
     np.minimum.at(first, units, np.arange(len(units)))
     wanted = _RESERVED * places * float(expected.tails.max(initial=0.0))
-    is_kept, last = _kept(work, longest, first, wanted, cached)
+    is_kept, last = _kept(work, sizes, longest, first, wanted, cached)
     # Beginnings are spread among themselves, and lines alone by their clusters.
     kind = np.zeros(count, np.int64)
     kind[units] = np.where(sizes[units] > 1, 0, 1 + _numbered(clusters))
@@ -161,30 +157,41 @@ def _ranks(units: _Ints, clusters: Sequence[Cluster], expected: Lengths, places:
     if last is not None:
         spread[last] = 2.0
     order = np.lexsort((first, np.where(is_kept, -longest, spread), is_kept))
-    begun = count - int(is_kept.sum())
-    order[:begun] = _in_time(order[:begun], work, _latest(likely, expected.means, places))
+    if not more:
+        # The last line of a beginning may be its longest.
+        due = float(work.sum()) - (places - 1) * _greatest(units, expected.means, count)
+        due[cached] = -np.inf
+        begun = order[: count - int(is_kept.sum())]
+        begun[:] = begun[_in_time(work[begun], due[begun])]
     ranks = np.empty(count, np.int64)
     ranks[order] = np.arange(count)
     return ranks, is_kept
 
 
-def _in_time(order: _Ints, work: _Floats, latest: _Floats) -> _Ints:
-    """The order of units in which none comes after its latest place, where that is possible, and else as in `order`.
+def _greatest(units: _Ints, values: _Floats, count: int) -> _Floats:
+    """For each of `count` units, the greatest value of its lines; 0 where it has none."""
+    found = np.zeros(count)
+    np.maximum.at(found, units, values)
+    return found
 
-    Filled from its end, each place with the last in `order` of those that may come so late.
+
+def _in_time(work: _Floats, due: _Floats) -> list[int]:
+    """The order in which pieces of work end when they are due, or before, and else as they come; numbers of pieces.
+
+    Time is counted in work. Filled from its end, each place with the last that may end so late. Where none may, the
+    least late is taken: pieces that cannot be in time come by when they are due.
     """
-    due = (latest + work)[order]
-    waiting, left = np.argsort(due, kind="stable").tolist(), float(work[order].sum())
-    due_at, sizes = due.tolist(), work[order].tolist()
+    waiting, left = np.argsort(due, kind="stable").tolist(), float(work.sum())
+    due_at, sizes = due.tolist(), work.tolist()
     free: list[int] = []
-    """Places in `order` of the units that may come last of those that are left, negative."""
-    found = []
+    """Numbers of those that may end now, negative."""
+    found = list[int]()
     while waiting or free:
         while waiting and (due_at[waiting[-1]] >= left or not free):
             heapq.heappush(free, -waiting.pop())
         found.append(-heapq.heappop(free))
         left -= sizes[found[-1]]
-    return order[found[::-1]]
+    return found[::-1]
 
 
 def _numbered(clusters: Sequence[Cluster]) -> _Ints:
@@ -222,11 +229,13 @@ def _side_by_side(units: _Ints, work: _Floats, caches: int) -> _Ints:
     return np.argsort(at, kind="stable")
 
 
-def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: int) -> tuple[_Bools, np.intp | None]:
-    """The units that are kept for the end, and the one that comes right before them.
+def _kept(
+    work: _Floats, sizes: _Ints, longest: _Floats, first: _Ints, wanted: float, cached: int
+) -> tuple[_Bools, np.intp | None]:
+    """The units that are kept for the end, and the one that comes right before them, if it matters which.
 
-    Kept are the surest to be short, as long as they are at most half of all work. One that is more than is still wanted
-    comes before them, and its last lines are what they would have been.
+    Kept are the surest to be short, as long as they are at most half of all work. A beginning that is more than is
+    still wanted comes before them: its last lines are what others, less sure than it, would be.
     """
     is_kept = np.zeros(len(work), np.bool_)
     left = min(wanted, work.sum() / 2)
@@ -235,10 +244,11 @@ def _kept(work: _Floats, longest: _Floats, first: _Ints, wanted: float, cached: 
             break
         if unit == cached:
             continue
-        if work[unit] > left:
+        if work[unit] <= left:
+            is_kept[unit] = True
+            left -= work[unit]
+        elif sizes[unit] > 1:
             return is_kept, unit
-        is_kept[unit] = True
-        left -= work[unit]
     return is_kept, None
 
 

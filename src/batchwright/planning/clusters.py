@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from batchwright.planning.expected_lengths import Cluster, ExpectedLengths, Template
 from batchwright.planning.prefix_tree import Paths, PrefixTree
 
@@ -16,27 +18,38 @@ def clusters_of(
 ) -> list[Cluster]:
     """The clusters of lines, which are the first prompts of `tree`; `paths` are those of all its prompts.
 
-    The template of a line is the longest beginning that it shares with at least seven others, and the broader one its
-    first block. `earlier` are the clusters that the lines had while others were held too: a longer template is kept,
-    since the lines that shared it are being answered, and a shorter one is the broader one, since answers are known of
-    it.
+    The template of a line is the longest beginning that it shares with at least seven other lines, and the broader one
+    the next shorter. `earlier` are the clusters that the lines had while others were held too: a longer template is
+    kept, since the lines that shared it are being answered, and a shorter one is the broader one if it is longer than
+    any other, since answers are known of it.
     """
     found = []
-    for line, (tokens, template) in enumerate(zip(prompt_tokens, _templates(tree, paths), strict=False)):
+    for line, (tokens, (template, broader)) in enumerate(
+        zip(prompt_tokens, _templates(tree, paths, len(prompt_tokens)), strict=True)
+    ):
         before = None if earlier is None else earlier[line]
-        if before is not None and before.blocks >= (0 if template is None else template.blocks):
+        if before is not None and before.blocks >= _length(template):
             found.append(before)
             continue
-        broader = None
-        if template is not None and template.blocks > 1:
-            first = Template(int(paths.blocks[paths.starts[line]]), 1)
-            broader = before.template if before is not None and before.template is not None else first
+        if before is not None and before.blocks > _length(broader):
+            broader = before.template
         found.append(ExpectedLengths.cluster(tokens, template, broader))
     return found
 
 
-def _templates(tree: PrefixTree, paths: Paths) -> list[Template | None]:
-    """For each prompt, the longest of its beginnings that enough others share."""
-    nodes = tree.nearest((tree.counts >= _LEAST_TOLD) & (tree.depths > 0))
-    templates = [Template(*each) for each in zip(tree.ids(paths).tolist(), tree.depths.tolist(), strict=True)]
-    return [None if node < 0 else templates[node] for node in nodes.tolist()]
+def _templates(tree: PrefixTree, paths: Paths, lines: int) -> list[tuple[Template | None, Template | None]]:
+    """For each line, the two longest of its beginnings that enough others share, the longest first."""
+    told = (tree.counts_of(lines) >= _LEAST_TOLD) & (tree.depths > 0)
+    nearest, ids = tree.nearest(told), tree.ids(paths)
+    above = np.where(tree.parents < 0, -1, nearest[tree.parents])
+    templates: dict[int, Template | None] = {-1: None}
+    templates |= {node: Template(int(ids[node]), int(tree.depths[node])) for node in np.flatnonzero(told).tolist()}
+    nodes = nearest[tree.nodes[:lines]]
+    return [
+        (templates[node], templates[parent])
+        for node, parent in zip(nodes.tolist(), np.where(nodes < 0, -1, above[nodes]).tolist(), strict=True)
+    ]
+
+
+def _length(template: Template | None) -> int:
+    return 0 if template is None else template.blocks

@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+_Bins = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+"""One or more histograms."""
 _Histogram: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _Shares = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -22,10 +23,10 @@ _FINE, _COARSE = 1.05, 2.0
 """Ratio of the most to the fewest prompt tokens in a cluster, and in what it falls back on."""
 _PRIOR = 4.0
 """Answers as which all is counted that is known of a cluster from beyond it."""
-_LIKELY, _SURE = 0.9, 0.995
-"""Shares of the answers of a cluster that are not longer than `Lengths.likely` and `Lengths.tails`."""
+_SURE = 0.995
+"""Share of the answers of a cluster that are not longer than its `Lengths.tails`."""
 _MOST_CLUSTERS = 16_384
-"""Clusters that are remembered, those used last."""
+"""Histograms that are remembered, those used last."""
 
 
 class Template(NamedTuple):
@@ -57,8 +58,6 @@ class Lengths(NamedTuple):
     """Lengths that answers may have, one of each kind for each answer."""
 
     means: _Floats
-    likely: _Floats
-    """Tokens that one answer in ten exceeds."""
     tails: _Floats
     """Tokens that hardly any answer exceeds."""
 
@@ -85,7 +84,7 @@ class ExpectedLengths:
     Like are requests whose prompts begin alike and are equally long: traffic that is made by templates shows in both.
     What is not known of a cluster is filled in from requests with the same beginning and about the size, then from all
     with that beginning, then from those with the broader one, then from all, and then from the limits of the requests.
-    Takes 720 bytes for each cluster.
+    Takes 720 bytes for each of these.
     """
 
     def __init__(self) -> None:
@@ -114,26 +113,37 @@ class ExpectedLengths:
 
     def mean(self, cluster: Cluster, limit: int) -> float:
         """Tokens that an answer has on average, which can have `limit`."""
-        return float(self.of([(cluster, limit)]).means[0])
+        shares: _Bins = np.zeros(_BINS)
+        shares[_bin(limit)] = 1.0
+        for key in reversed(_levels(cluster)):
+            if key is not None and (counts := self._counts.get(key)) is not None:
+                shares = _with(counts, shares)
+        return float(shares @ np.minimum(_LENGTHS, limit))
 
     def of(self, answers: Sequence[tuple[Cluster, int]]) -> Lengths:
         """The lengths of answers of clusters, each with its limit."""
-        limits = np.fromiter((limit for _, limit in answers), np.int64, len(answers))
-        shares = self._shares([cluster for cluster, _ in answers], limits)
+        shares = self._shares([cluster for cluster, _ in answers], [limit for _, limit in answers])
+        limits = np.array([limit for _, limit in answers], np.int64)
         means = (shares * np.minimum(_LENGTHS, limits[:, None])).sum(axis=1)
-        return Lengths(means, *(np.minimum(limits, _exceeded(shares, 1.0 - share)) for share in (_LIKELY, _SURE)))
+        return Lengths(means, np.minimum(limits, _exceeded(shares, 1.0 - _SURE)))
 
-    def _shares(self, clusters: Sequence[Cluster], limits: _Ints) -> _Shares:
+    def _shares(self, clusters: Sequence[Cluster], limits: Sequence[int]) -> _Shares:
         """For each answer, the shares of the bins of lengths, of shape (answers, bins)."""
         shares = np.zeros((len(clusters), _BINS))
-        shares[np.arange(len(clusters)), [_bin(limit) for limit in limits.tolist()]] = 1.0
+        shares[np.arange(len(clusters)), [_bin(limit) for limit in limits]] = 1.0
         # From what is known of all to what is known of each.
         for keys in reversed([*zip(*map(_levels, clusters), strict=True)]):
             known = {place: self._counts[key] for place, key in enumerate(keys) if key in self._counts}
             if known:
                 places, counts = [*known], np.array([*known.values()])
-                shares[places] = (counts + _PRIOR * shares[places]) / (counts.sum(axis=1, keepdims=True) + _PRIOR)
+                shares[places] = _with(counts, shares[places])
         return shares
+
+
+def _with(counts: _Bins, shares: _Bins) -> _Bins:
+    """The shares of bins, of which `shares` was known before so many answers in each bin were observed."""
+    found: _Bins = (counts + _PRIOR * shares) / (counts.sum(axis=-1, keepdims=True) + _PRIOR)
+    return found
 
 
 def _exceeded(shares: _Shares, beyond: float) -> _Floats:

@@ -110,7 +110,7 @@ class JobOrder(Generic[_Item]):
         if self._urgent:
             return self._taken(self._urgent.pop(0))
         if self._is_outdated(more=more):
-            self._arrange()
+            self._arrange(more=more)
         for lines in (self._first, self._last):
             if lines:
                 return self._taken(lines.popleft())
@@ -132,7 +132,7 @@ class JobOrder(Generic[_Item]):
             return True
         return self.lengths.observed >= self._look_at
 
-    def _arrange(self) -> None:
+    def _arrange(self, *, more: bool) -> None:
         self._look_at = max(_FIRST_LOOK, 2 * self.lengths.observed)
         entries = sorted((*self._first, *self._last, *self._added), key=lambda each: each.number)
         cached = None if self._cached is None else self._cached.blocks
@@ -143,6 +143,7 @@ class JobOrder(Generic[_Item]):
             caches=self._caches,
             cached=cached,
             earlier=[each.cluster for each in entries],
+            more=more,
         )
         for entry, cluster in zip(entries, found.clusters, strict=True):
             entry.cluster = cluster

@@ -15,6 +15,8 @@ _Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _FACTOR = np.int64(-7046029254386353131)
 """An odd number without a pattern in its bits: 2⁶⁴ over the golden ratio, less 2⁶⁴."""
+_OTHER_FACTOR = np.int64(-4658895280553007687)
+"""Another one, for sums of what was summed with the first: with the same one, tokens could change places."""
 
 
 def block_ids(tokens: Sequence[int] | _Ints, block_size: int) -> _Ints:
@@ -100,6 +102,13 @@ class PrefixTree:
         """Number of blocks that are not computed again if each beginning is kept until its last prompt is computed."""
         return int((self.own_blocks * np.maximum(self.counts - 1, 0)).sum())
 
+    def counts_of(self, lines: int) -> _Ints:
+        """For each node, the number of prompts with its beginning among the first `lines`."""
+        counts: _Ints = np.bincount(self.nodes[:lines], minlength=len(self.parents)).astype(np.int64)
+        for level in reversed([*self._by_level()]):
+            np.add.at(counts, self.parents[level], counts[level])
+        return counts
+
     def ids(self, paths: Paths) -> _Ints:
         """Ids of the beginnings of nodes: equal for equal ones, and for others as long with a chance of about 2⁻⁶⁴.
 
@@ -110,7 +119,8 @@ class PrefixTree:
         places = np.arange(int(own.sum())) - np.repeat(ends - own - (self.depths - own), own)
         blocks = paths.blocks[np.repeat(paths.starts[first], own) + places]
         with np.errstate(over="ignore"):
-            sums = np.append(0, np.cumsum(blocks * _factors(int(self.depths.max()))[places]))
+            powers = np.cumprod(np.full(int(self.depths.max()), _OTHER_FACTOR))
+            sums = np.append(0, np.cumsum(blocks * powers[places]))
             ids: _Ints = sums[ends] - sums[ends - own]
             for level in self._by_level():
                 ids[level] += ids[self.parents[level]]
@@ -129,11 +139,11 @@ class PrefixTree:
         return found[self.nodes]
 
     def nearest(self, chosen: _Bools) -> _Ints:
-        """For each prompt, the deepest of its nodes that is `chosen`; -1 if none is."""
+        """For each node, the deepest that is `chosen` of itself and those above it; -1 if none is."""
         found = np.where(chosen, np.arange(len(self.parents)), -1)
         for level in self._by_level():
             found[level] = np.where(chosen[level], level, found[self.parents[level]])
-        return found[self.nodes]
+        return found
 
     def order(self, expected: _Floats) -> _Ints:
         """The order in which a cache that holds one path of the tree computes each beginning once.

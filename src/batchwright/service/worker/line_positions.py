@@ -83,18 +83,18 @@ class LinePositions:
         self._blocks += len(blocks)
         self._prompt_bytes += len(prompt)
 
-    def window(self) -> list[NewLine]:
-        """Take the lines of the window, by number, with their positions."""
-        ranks = self._ranks().tolist() if self._generates and self._lines else range(len(self._lines))
+    def window(self, *, more: bool) -> list[NewLine]:
+        """Take the lines of the window, by number, with their positions. `more`: whether another comes after it."""
+        ranks = self._ranks(more=more).tolist() if self._generates and self._lines else range(len(self._lines))
         lines = [replace(line, position=self._first + rank) for line, rank in zip(self._lines, ranks, strict=True)]
         self._first += len(lines)
         self._lines, self._shapes, self._priorities, self._alike, self._blocks = [], [], [], [], 0
         return lines
 
-    def _ranks(self) -> _Ints:
+    def _ranks(self, *, more: bool) -> _Ints:
         """For each line of the window, its place in the order."""
         priorities, alike = np.array(self._priorities, np.int64), np.array(self._alike, np.int64)
-        found = arranged(self._shapes, ExpectedLengths(), places=self._places)
+        found = arranged(self._shapes, ExpectedLengths(), places=self._places, more=more)
         self._shared_blocks += found.shared_blocks
         order = np.concatenate([found.first, found.last])
         ranks = np.empty(len(order), np.int64)

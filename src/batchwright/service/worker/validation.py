@@ -8,6 +8,7 @@ is complete.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO
 
 from batchwright.errors import InvalidRequest, NotFound, shown
@@ -52,7 +53,7 @@ async def validate(
             # The lines of a batch that will be rejected are not needed.
             if check.problems or (is_going and not positions.full):
                 continue
-            window = await off_loop(positions.window)
+            window = await off_loop(partial(positions.window, more=is_going))
             for start in range(0, len(window), _ADDED_LINES):
                 if not await store.add_lines(worker, batch.id, window[start : start + _ADDED_LINES]):
                     return False
