@@ -35,7 +35,8 @@ from .support import TINY, final, needs_decoder, nothing_left, only, run, tiny_m
 PROMPT = SamplingParams(max_tokens=0, prompt_logprobs=3)
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=1)
 VOCAB = TINY["vocab_size"]
-TOLERANCE = 1e-4 if torch.cuda.is_available() else 5e-5
+# Thirty layers in float32, whose sums each processor takes in an order of its own.
+TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,13 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
     packed = _packed_format(architecture)
-    reason = why_not_in_groups(architecture, kind, where, config.attention)
+    grouped_kind = torch.bfloat16 if config.dtype == "auto" else kind
+    reason = why_not_in_groups(architecture, grouped_kind, where, config.attention)
     quantization = config.quantization if packed is None else _of_packed(packed, config.quantization, reason)
-    if quantization in GROUPED and reason is not None:
-        raise UnsupportedModel(f"quantization={quantization!r} cannot be used: {reason}. Leave it out")
+    if quantization in GROUPED:
+        if reason is not None:
+            raise UnsupportedModel(f"quantization={quantization!r} cannot be used: {reason}. Leave it out")
+        kind = grouped_kind
     return LlamaBody(architecture, Weights(folder, kind, where, packed), kind, where, quantization=quantization)
 
 
