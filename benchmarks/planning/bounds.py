@@ -16,6 +16,7 @@ import typer
 from batchwright import Engine, run
 from batchwright.engine.machine_rates import machine_rates
 from batchwright.jobs.report import RunReport
+from batchwright.planning.bound import PARTS
 from benchmarks.throughput.report import machine, table
 
 _MODEL = "smollm2-135m"
@@ -139,7 +140,7 @@ def page_of(done: Sequence[tuple[Drawn, RunReport]]) -> str:
     ordered = sorted(done, key=lambda each: each[1].share_of_bound or 0.0)
     worst, worst_report = ordered[0]
     verdict = "Aimed at and met" if median >= _AIM else "Met" if median >= _GOAL else "Missed"
-    lost = {part: statistics.fmean((report.bound or {})["lost"][part] for _, report in done) for part in _PARTS}
+    lost = {part: statistics.fmean((report.bound or {})["lost"][part] for _, report in done) for part in PARTS}
     return "\n\n".join(
         [
             "# How close runs come to their bounds",
@@ -156,9 +157,6 @@ def page_of(done: Sequence[tuple[Drawn, RunReport]]) -> str:
             ),
         ]
     )
-
-
-_PARTS = ("products", "attention", "tail", "host", "recomputation", "other")
 
 
 def _row(job: Drawn, report: RunReport) -> list[str]:

@@ -35,11 +35,15 @@ _FOLDER = "costs"
 _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a law."""
+_LEAST_STEP = 1e-9
+"""Seconds below which no step is."""
 _LEAST_SECONDS = 1.0
 """Seconds of a run's steps from which on they are compared with what was told of them."""
 _MOST_WEIGHT = 20_000.0
 """Steps that the measurements of a file stand for at most."""
 _MOST_RATIOS = 64
+_MOST_QUANTITY = 2**53
+"""Bound of whole numbers in a file, beyond which they are no measurements."""
 _MOST_ERROR = 0.6
 """Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
@@ -110,11 +114,21 @@ def read_costs(path: Path) -> KeptCosts:
     if kept.schema != _SCHEMA:
         raise ValueError(f"{path} has schema {kept.schema} of step costs, not {_SCHEMA}")
     if len(kept.measurements) < _LEAST_STEPS or any(
-        not 0.0 < seconds < float("inf") or min(shape) < 0 for *shape, seconds in kept.measurements
+        not _LEAST_STEP <= seconds < float("inf") or not 0 <= min(shape) <= max(shape) <= _MOST_QUANTITY
+        for *shape, seconds in kept.measurements
     ):
         raise ValueError(f"{path} holds no step costs: {len(kept.measurements)} measurements, or one that is none")
     if kept.weights and (len(kept.weights) != len(kept.measurements) or not 0.0 < min(kept.weights) < float("inf")):
         raise ValueError(f"{path} holds {len(kept.measurements)} measurements and {len(kept.weights)} weights above 0")
+    facts = kept.facts
+    for name, value, least in (
+        ("steps", kept.steps, 1),
+        ("facts.block_bytes", facts.block_bytes, 1),
+        ("facts.free_bytes", facts.free_bytes, 0),
+        ("facts.max_model_len", facts.max_model_len, 2),
+    ):
+        if not least <= value <= _MOST_QUANTITY:
+            raise ValueError(f"{path} has {name}={value}: must be from {least} to {_MOST_QUANTITY:,}")
     return kept
 
 

@@ -111,6 +111,33 @@ def test_drawn_requests_beside_a_job_of_known_lengths(tmp_path: Path, costs: Pat
     assert alone["output_tokens"] == 30 * 30 + 10
 
 
+@pytest.mark.parametrize("names", [("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")])
+def test_results_state_their_lengths_whatever_the_endpoint(tmp_path: Path, costs: Path, names: tuple[str, str]) -> None:
+    job = tmp_path / "results.jsonl"
+    body = {"usage": dict(zip(names, (160, 403), strict=True)), "choices": [{}] * 4}
+    results = [{"custom_id": f"{n}", "response": {"body": body}, "error": None} for n in range(5)]
+    job.write_text("".join(json.dumps(each) + "\n" for each in results))
+    [found] = told("--job", job, "--costs", costs)
+    assert (found["job_lines"], found["prompt_tokens"], found["output_tokens"]) == (20, 20 * 160, 5 * 403)
+    # The answers to a line have its prompt in common, of which the last token is computed for each.
+    assert found["cached_tokens"] == 5 * 3 * 144
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.jsonl", '{"prompt_tokens": 3, "output_tokens": 3}\n{"prompt_tokens": "x", "output_tokens": 3}\n'),
+        ("job.csv", "prompt_tokens,output_tokens\n3,3\n12.5,3\n"),
+        ("job.csv", f"prompt_tokens,output_tokens\n3,3\n{'9' * 5000},3\n"),
+    ],
+)
+def test_lengths_that_are_none_are_named_with_their_line(tmp_path: Path, costs: Path, name: str, text: str) -> None:
+    job = tmp_path / name
+    job.write_text(text)
+    with pytest.raises(InputError, match=rf"{name}, line [23]: prompt_tokens="):
+        told("--job", job, "--costs", costs)
+
+
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer whose tokens are words."""
@@ -141,6 +168,15 @@ def test_a_job_is_any_input_of_run(tmp_path: Path, costs: Path, name: str, text:
     job.write_text(text)
     [found] = told("--job", job, "--costs", costs, "--expected-tokens", "20")
     assert (found["job_lines"], found["prompt_tokens"]) == (lines, tokens)
+
+
+@pytest.mark.usefixtures("words")
+def test_lines_that_ask_the_same_are_computed_once(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    same, drawn = {"prompt": "A word", "temperature": 0}, {"prompt": "A word", "temperature": 1}
+    job.write_text("".join(json.dumps(each) + "\n" for each in [same] * 20 + [drawn] * 3))
+    [found] = told("--job", job, "--costs", costs, "--max-tokens", "7")
+    assert (found["job_lines"], found["output_tokens"]) == (4, 4 * 7)
 
 
 @pytest.mark.usefixtures("words")
@@ -247,6 +283,8 @@ def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
         (("--trace", "/nowhere.csv"), "/nowhere.csv cannot be read"),
         (("--poisson", "--rate", "1", "--replicas", "1,x"), "--replicas 1,x"),
         (("--poisson", "--rate", "1", "--replicas", "0"), "--replicas 0"),
+        (("--poisson", "--rate", "1", "--replicas", "1,1001"), "--replicas 1,1001: must be numbers from 1 to 1,000"),
+        (("--poisson", "--rate", "1", "--save-costs", "no such folder/costs.json"), "--save-costs no such folder"),
         (("--poisson", "--rate", "1", "--plot", "x.png"), "--plot x.png"),
         (("--poisson", "--rate", "1", "--kv-memory", "1KB"), "kv_memory"),
         (("--poisson", "--rate", "1", "--max-model-len", "5000"), "max_model_len=5000"),

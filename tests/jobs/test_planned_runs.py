@@ -140,6 +140,19 @@ def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) 
     ]
 
 
+def test_a_plan_shows_the_prompt_that_has_a_beginning(tmp_path: Path) -> None:
+    bodies = [{"prompt": [f"{number} " + "Alpha " * 40, "Beta " * 40]} for number in range(6)]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    engine = FakeEngine()
+    report = run(write(tmp_path / "in.jsonl", lines), tmp_path / "o", model=engine, dry_run=True)  # type: ignore[arg-type]
+    assert report.shared_prompts is not None
+    [found] = report.shared_prompts.beginnings
+    assert found.text.startswith("Beta Beta")
+
+
 def test_a_plan_says_which_lines_are_longer_than_the_context(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = [
         {"id": "fits", "prompt": "a" * 90, "max_tokens": 10},

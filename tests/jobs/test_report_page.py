@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -64,6 +65,11 @@ def test_what_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, sa
         read_report(path)
 
 
+def test_a_plan_is_no_run() -> None:
+    with pytest.raises(InputError, match=r"^p\.json is of a plan"):
+        report_of({"total": 1, "output": "o", "planned_answers": {"at_most": 5}}, "p.json")
+
+
 def test_a_report_that_is_missing_or_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.json does not exist"):
         read_report(tmp_path / "none.json")
@@ -74,6 +80,12 @@ def test_a_report_that_is_missing_or_a_folder_is_named(tmp_path: Path) -> None:
 def test_names_tell_files_apart() -> None:
     paths = [Path("a/run.json"), Path("b/run.json"), Path("b/run.json"), Path("other.json")]
     assert names_of(paths) == ["a/run", "b/run (1)", "b/run (2)", "other"]
+
+
+def test_a_name_that_is_no_text_is_shown_as_far_as_it_is() -> None:
+    [name] = names_of([Path(os.fsdecode(b"r\xff.json"))])
+    assert name == "r\ufffd"
+    assert name in page_of([Run(name, report_of({"total": 0, "output": "o"}, name))])
 
 
 def test_a_report_of_the_least_makes_a_page_that_says_what_is_missing() -> None:
@@ -171,7 +183,7 @@ def test_numbers_are_readable() -> None:
         "$12,345.68",
         "$0.25",
         "$0.00012",
-        "$3.0e-07",
+        "$0.00000030",
     ]
 
 

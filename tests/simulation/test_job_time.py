@@ -46,6 +46,13 @@ def test_a_small_job_is_simulated_whole() -> None:
     assert job_seconds(fleet(), job, 60, 1e9, planned=False) == simulate(fleet(), [], job).seconds
 
 
+@pytest.mark.parametrize("sampled", [3, 8, 31])
+def test_a_sample_that_does_not_fill_the_engine_tells_no_pace(sampled: int) -> None:
+    job = lines(1200, 1200)
+    whole = simulate(fleet(), [], job, planned=True).seconds
+    assert job_seconds(fleet(), job[:sampled], 1200, computed(job, 1200)) == pytest.approx(whole, rel=0.3)
+
+
 @pytest.mark.parametrize("beginnings", [1, 16, 1200])
 def test_a_sample_tells_the_time_of_all_lines(beginnings: int) -> None:
     job = lines(1200, beginnings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 MOONCAKE = """{"timestamp": 500, "input_length": 1100, "output_length": 500, "hash_ids": [7, 8, 9]}
 {"timestamp": 27000, "input_length": 600, "output_length": 4, "hash_ids": [7, 10]}
 """
+LOGGED = '{"at": 5.5, "prompt_tokens": 3, "output_tokens": 2}\n'
 
 
 def test_azure() -> None:
@@ -84,6 +87,18 @@ def test_our_own_log() -> None:
         ('{"at": 0, "prompt_tokens": true, "output_tokens": 2}', "prompt_tokens"),
         ('{"at": 0, "prompt_tokens": 1, "output_tokens": 2, "class": "other"}', "class='other'"),
         ('{"at": 0, "prompt_tokens": 1}', "output_tokens=None"),
+        (f"{LOGGED}garbage here", "line 2: JSON is malformed"),
+        (f"{LOGGED}[1,2]", "line 2: .* must be an object"),
+        (f"{LOGGED}{LOGGED.rstrip()},", "line 2: JSON is malformed"),
+        (f'{{"at": {"9" * 400}, "prompt_tokens": 1, "output_tokens": 2}}', "line 1: at=9+.*number from 0 to"),
+        (f'{{"timestamp": {"9" * 400}, "input_length": 1, "output_length": 2}}', "line 1: timestamp=9+"),
+        ('{"at": 0, "prompt_tokens": 1e13, "cached_tokens": 1e13, "output_tokens": 1}', "prompt_tokens=10+.0: must"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1e3,2\n",
+            "ContextTokens='1e3': must be",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nabc,1,2\n", "line 2: TIMESTAMP='abc': must be a date"),
+        (f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,{'9' * 5000},2\n", "line 2: ContextTokens="),
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(lines: str, reason: str) -> None:
@@ -101,6 +116,56 @@ def test_times_are_stretched_to_a_rate(arrivals: list[float], rate: float) -> No
     if math.isfinite(rate_of(requests)) and rate_of(requests) < 1e6:
         assert rate_of(scaled) == pytest.approx(rate)
     assert [each.arrived_at for each in scaled] == sorted(each.arrived_at for each in scaled)
+
+
+def test_a_rate_is_that_of_online_requests() -> None:
+    lines = [
+        f'{{"at": {at}, "class": "{kind}", "prompt_tokens": 5, "output_tokens": 2}}'
+        for at, kind in [(0, "batch"), (1, "online"), (2, "batch"), (3, "online"), (5, "online"), (6, "batch")]
+    ]
+    found = read_trace(lines, "log")
+    assert rate_of(found) == pytest.approx(0.5)
+    assert [each.arrived_at for each in with_rate(found, 5.0)] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.5, 0.6])
+    at_random = poisson(found, 5.0, 1)
+    batch = [(each, moved) for each, moved in zip(found, at_random, strict=True) if each.traffic == "batch"]
+    assert all(each == moved for each, moved in batch)
+    online = [each.arrived_at for each in at_random if each.traffic == "online"]
+    assert online == sorted(online)
+    assert online != [1.0, 3.0, 5.0]
+
+
+def test_so_many_requests_are_read_whatever_lines_have_no_answer() -> None:
+    lines = [f'{{"at": {at}, "prompt_tokens": 5, "output_tokens": {at % 2}}}' for at in range(20)]
+    assert [each.arrived_at for each in read_trace(lines, "log", 5)] == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_line_that_was_being_written_is_left_out() -> None:
+    assert len(read_trace([LOGGED, LOGGED[:20] + "\n", "\n", LOGGED, LOGGED.rstrip()[:-1]], "log")) == 2
+
+
+def test_times_and_lengths_are_drawn_apart() -> None:
+    requests = poisson(drawn_lengths(200, 1000.0, 1000.0, 3), 1.0, 3)
+    gaps = [after.arrived_at - before.arrived_at for before, after in pairwise(requests)]
+    lengths = [length for each in requests for length in (each.prompt_tokens, each.output_tokens)]
+    assert abs(statistics.correlation(gaps, lengths[1:200])) < 0.2
+    assert abs(statistics.correlation(gaps, [each.prompt_tokens for each in requests[1:]])) < 0.2
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 64, 512])
+def test_keys_of_prefixes_are_equal_as_far_as_prompts_are(size: int) -> None:
+    def keys(*blocks: int) -> tuple[int, ...]:
+        request = SimulatedRequest(
+            prompt_tokens=len(blocks) * size + 5, output_tokens=1, blocks=blocks, block_tokens=size
+        )
+        return request.prefix_keys
+
+    shared = 3072 // size  # blocks
+    first, second = keys(*range(shared), 7001), keys(*range(shared), 7002)
+    assert len(first) == (shared + 1) * size // 64
+    alike = [one == other for one, other in zip(first, second, strict=True)]
+    assert alike == [number < 48 for number in range(len(first))]
+    assert len({*first, *second}) == len(first) + len(second) - 48
+    assert not set(keys(9, *range(1, shared))) & set(first)
 
 
 def test_what_is_drawn_has_its_means_and_is_the_same_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -53,6 +54,25 @@ def test_what_fewer_threads_took_is_kept_apart(monkeypatch: pytest.MonkeyPatch) 
     assert find_costs(DEFAULT_MODEL, EngineConfig()) is None
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert find_costs(DEFAULT_MODEL, EngineConfig()) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("steps", {"steps": -5}),
+        ("block_bytes", {"facts": replace(FACTS, block_bytes=0)}),
+        ("max_model_len", {"facts": replace(FACTS, max_model_len=0)}),
+        ("free_bytes", {"facts": replace(FACTS, free_bytes=-1)}),
+        ("measurements", {"measurements": ((0, 0, 10**30, 1, 1, 0.1),) * 40}),
+        ("measurements", {"measurements": ((0, 0, 0, 0, 0, 1e-300),) * 40}),
+    ],
+)
+def test_a_file_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    kept = keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record())
+    assert kept is not None
+    write_costs(tmp_path / "costs.json", replace(kept, weights=(), **change))
+    with pytest.raises(ValueError, match=name):
+        read_costs(tmp_path / "costs.json")
 
 
 def test_how_often_each_kind_of_step_came_is_kept() -> None:

@@ -90,15 +90,17 @@ def _work_planned(answers: AnswersPlanned) -> str:
     """Return what is said of the answers; nothing if nothing is known."""
     parts = []
     if answers.expected is not None:
-        parts.append(f"about {counted(answers.expected, 'token')} are generated")
+        parts.append(f"about {_generated(answers.expected)}")
     if answers.at_most is not None:
-        parts.append(
-            f"at most {answers.at_most:,}" if parts else f"at most {counted(answers.at_most, 'token')} are generated"
-        )
+        parts.append(f"at most {answers.at_most:,}" if parts else f"at most {_generated(answers.at_most)}")
     text = ", ".join(parts)
     if text and answers.kv_tokens:
         text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _generated(tokens: int) -> str:
+    return f"{counted(tokens, 'token')} {'is' if tokens == 1 else 'are'} generated"
 
 
 def _time_planned(time: PlannedTime) -> str:
@@ -133,11 +135,10 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
-    cache = "a cache without end" if shared.cache_tokens is None else f"the cache of {shared.cache_tokens:,} tokens"
-    root = Tree(
-        f"{share:.0%} of the prompt tokens are shared beginnings, computed once; in the order of the input, {cache} "
-        f"would find {by_input:.0%}:"
-    )
+    text = f"{share:.0%} of the prompt tokens are shared beginnings, computed once"
+    if shared.cache_tokens is not None:
+        text += f"; in the order of the input, the cache of {shared.cache_tokens:,} tokens would find {by_input:.0%}"
+    root = Tree(f"{text}:")
     _grow(root, shared.beginnings)
     return root
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_rows
 from batchwright.cli.quantities import counted, duration, money
+from batchwright.planning.bound import LEAST_SHOWN, PART_NAMES
 
 if TYPE_CHECKING:
     from batchwright.jobs.failures import Failure
@@ -236,24 +237,12 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
     ]
 
 
-_LOST = {
-    "tail": "waiting for the tail",
-    "attention": "attention",
-    "products": "matrix products",
-    "recomputation": "computed again or in vain",
-    "host": "host",
-    "other": "rest of the model",
-}
-_LEAST_LOST = 0.005
-"""Share of the time that is shown."""
-
-
 def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
     """How close the run came to what this machine can do, and what the rest of its time went into."""
     if report.share_of_bound is None or report.bound is None:
         return []
     lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])
-    parts = [f"{share:.0%} {_LOST[name]}" for name, share in lost if share >= _LEAST_LOST]
+    parts = [f"{share:.0%} {PART_NAMES[name]}" for name, share in lost if share >= LEAST_SHOWN]
     text = f"{report.share_of_bound:.0%} of the bound of {report.bound_seconds:,.1f} s"
     return [("speed", "; ".join([text, *([", ".join(parts)] if parts else [])]))]
 

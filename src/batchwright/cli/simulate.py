@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _PARAGRAPHS = (
     "Answer questions of capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
     "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service, and a job's "
-    "lines have the order of `run`; only the time of a step is a law, which every run measures on this machine and "
-    "keeps. Without one, the model is loaded and probed for some seconds. Drafts of greedy answers are not simulated.",
+    "lines have the order of `run`; only step times are modelled, by a cost model fitted to steps that every run "
+    "measures on this machine. Before the first run, the model is loaded and probed for some seconds. Drafts of greedy "
+    "answers are not simulated.",
     "Example: batchwright simulate --trace azure_llm_2023_conv.csv --rate 2 --replicas 1,2,4 --ttft-ms 500 "
     "--tpot-ms 50 --job prompts.jsonl",
     "Exit status: 0; 2 bad usage; 1 anything else.",
@@ -36,6 +37,7 @@ _PARAGRAPHS = (
 HELP = "\n\n".join(_PARAGRAPHS)
 _LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
 """Bounds of flags: far beyond them figures would be infinite."""
+_MOST_REPLICAS = 1000
 _LEAST_IN_MINUTES = 600.0
 """Seconds below which their tenths tell numbers of replicas apart."""
 
@@ -54,6 +56,7 @@ _JOB = (
     "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its "
     "lines are there from the start, as a batch, in the order of `run`."
 )
+_MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
 _MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
 _COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
@@ -70,6 +73,9 @@ def simulate_command(
     prompt_tokens: Annotated[float, _traffic(min=1, help=_PROMPTS, show_default=True)] = 1000.0,
     output_tokens: Annotated[float, _traffic(min=1, help=_OUTPUTS, show_default=True)] = 200.0,
     job: Annotated[str | None, _traffic(metavar="FILE", help=_JOB)] = None,
+    max_tokens: Annotated[
+        int, _traffic(min=1, metavar="N", help=_MAX_TOKENS, show_default=True)
+    ] = SamplingParams().max_tokens,
     expected_tokens: Annotated[int | None, _traffic(min=1, metavar="N", help=_EXPECTED)] = None,
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas to try.")] = "1",
     model: Annotated[str, typer.Option(help=_MODEL)] = DEFAULT_MODEL,
@@ -87,7 +93,8 @@ def simulate_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.kept_costs import write_costs
+    from batchwright.durable_files import replacing
+    from batchwright.jobs.report_page.page import require_writable
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
 
@@ -96,20 +103,23 @@ def simulate_command(
         raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
     if plot is not None:
         _check_plot(plot)
+    if save_costs is not None:
+        require_writable(save_costs, "--save-costs")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
     kept = _measured_costs(console, model, engine) if costs is None else _told_costs(costs)
     if save_costs is not None:
-        write_costs(save_costs, kept)
+        with replacing(save_costs) as file:
+            file.write(msgspec.json.encode(kept))
     try:
         sizes = kept.facts.sizes(engine)
     except ValueError as error:
         raise InputError(str(error)) from error
-    lines = [] if job is None else _lines(job, model, sizes.max_model_len, expected_tokens)
-    law = kept.costs
+    lines = [] if job is None else _lines(job, model, sizes.max_model_len, max_tokens, expected_tokens)
+    step_costs = kept.costs
     outcomes = []
     for number in numbers:
-        fleet = Fleet(number, sizes, engine, law, seed=seed)
+        fleet = Fleet(number, sizes, engine, step_costs, seed=seed)
         outcome = outcome_of(
             fleet,
             simulate(fleet, online, lines, planned=True),
@@ -121,7 +131,7 @@ def simulate_command(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
     else:
-        _print(kept, law.within(0.9), outcomes, engine)
+        _print(kept, step_costs.within(0.9), outcomes, engine)
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
@@ -133,8 +143,8 @@ def _numbers(text: str) -> list[int]:
         numbers = [int(each) for each in text.split(",")]
     except ValueError:
         numbers = [0]
-    if min(numbers) < 1:
-        raise InputError(f"--replicas {text}: must be numbers from 1 on, such as 1,2,4")
+    if min(numbers) < 1 or max(numbers) > _MOST_REPLICAS:
+        raise InputError(f"--replicas {text}: must be numbers from 1 to {_MOST_REPLICAS:,}, such as 1,2,4")
     return numbers
 
 
@@ -198,14 +208,14 @@ def _check_traffic(
         raise InputError(f"--requests {most}: needs --trace or --poisson, of which it takes so many")
 
 
-def _lines(job: str, model: str, longest: int, expected_tokens: int | None) -> list[SimulatedRequest]:
+def _lines(job: str, model: str, longest: int, max_tokens: int, expected_tokens: int | None) -> list[SimulatedRequest]:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
 
     return job_lengths(
         job,
         lambda: load_tokenizer(model),
-        defaults=SamplingParams(),
+        defaults=SamplingParams(max_tokens=max_tokens),
         longest=longest,
         expected_tokens=expected_tokens,
     )

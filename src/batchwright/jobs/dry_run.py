@@ -13,7 +13,7 @@ from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
-from batchwright.jobs.prompt_survey import PromptSurvey, SharedPrompts
+from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
@@ -190,14 +190,19 @@ class _Planner:
             shown = self._counter.as_the_model_gets(prompts[0])
             self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
-    def _texts_of(self, numbers: Collection[int]) -> dict[int, bytes]:
-        """The first prompts of these lines, read again."""
-        texts: dict[int, bytes] = {}
+    def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes]:
+        """The prompts in these places, read again."""
+        wanted: dict[int, list[int]] = {}
+        for number, place in places:
+            wanted.setdefault(number, []).append(place)
+        texts: dict[PromptPlace, bytes] = {}
         for record in self._job.source.records():
-            if len(texts) == len(numbers):
+            if len(texts) == len(places):
                 break
-            if record.number in numbers and isinstance(line := self._job.parser.parse(record), Line):
-                texts[record.number] = self._counter.text_of(self._check(line.endpoint, line.body)[0])
+            if record.number in wanted and isinstance(line := self._job.parser.parse(record), Line):
+                prompts = self._check(line.endpoint, line.body)
+                for place in wanted[record.number]:
+                    texts[record.number, place] = self._counter.text_of(prompts[place])
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,17 +16,20 @@ from batchwright.jobs.spec import TABLES
 from batchwright.jobs.table_sources import open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import decode_line
+from batchwright.planning.prefix_tree import block_ids
 from batchwright.request import SamplingParams
+from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import logged
 from batchwright.wire.fields import expected_tokens as body_expected_tokens
+from batchwright.wire.identity import identity_of
 from batchwright.wire.requests import COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, read_generation
 from batchwright.wire.text_responses import chat_of_response
 
 _MAX_LINE_BYTES = 2**30
-_BLOCK_TOKENS = 16
 _LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
 """Fields of a line that tells its lengths."""
+_WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
 
 def job_lengths(
@@ -41,8 +45,9 @@ def job_lengths(
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
     `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
     it the most that a line allows. `longest`: most tokens of a prompt and its answer. `tokenizer` is called when
-    prompts are to be counted. The prompt of a table's row is in its column `prompt`. Lines that cannot be computed are
-    left out. Raises `InputError` if there is no other, and what reading the file and loading the tokenizer raise.
+    prompts are to be counted. The prompt of a table's row is in its column `prompt`. Of lines that ask the same, only
+    the first is computed, as by `run`. Lines that cannot be computed are left out. Raises `InputError` if there is no
+    other, and what reading the file and loading the tokenizer raise.
     """
     files = [located(each) for each in expanded([name])]
     input_format = format_of(files[0], None)
@@ -51,10 +56,16 @@ def job_lengths(
     parser = LineParser(input_format, templates, max_line_bytes=_MAX_LINE_BYTES)
     encode: Callable[[Any], list[int]] | None = None
     found: list[SimulatedRequest] = []
+    asked: set[bytes] = set()
+    """What lines have asked that have the same answer each time."""
     records = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES).records()
     for record in records:
         fields = _fields_of(record, input_format)
-        if fields is not None and (known := _told(fields)) is not None:
+        try:
+            known = None if fields is None else _stated(fields, record.number)
+        except ValueError as error:
+            raise InputError(f"{name}, line {record.number}: {error}") from None
+        if known is not None:
             found += known
             continue
         line = parser.parse(record)
@@ -63,9 +74,14 @@ def job_lengths(
         if encode is None:
             encode = tokenizer().encode
         try:
-            found += [_expected(each, expected_tokens) for each in simulated_requests(line, encode, defaults, longest)]
+            requests = [*simulated_requests(line, encode, defaults, longest)]
         except BatchwrightError:
             continue
+        if (identity := identity_of(line.endpoint, line.body, defaults)) is not None:
+            if identity in asked:
+                continue
+            asked.add(identity)
+        found += [_expected(each, expected_tokens) for each in requests]
     if not found:
         needed = ": its rows need a column 'prompt', or 'prompt_tokens' and 'output_tokens'" if is_table else ""
         raise InputError(f"{name} has no line that can be computed{needed}")
@@ -76,7 +92,9 @@ def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] |
     """Return the fields of a row or of a JSON object; None for what is neither. Whole numbers in a CSV are numbers."""
     if isinstance(record.content, Mapping):
         return {
-            name: int(value) if name in _LENGTHS and isinstance(value, str) and value.isdecimal() else value
+            name: int(value)
+            if name in _LENGTHS and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value)
+            else value
             for name, value in record.content.items()
         }
     if input_format == "txt" or not isinstance(record.content, bytes):
@@ -87,31 +105,54 @@ def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] |
         return None
 
 
+def _number_of(value: object) -> object:
+    return int(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
+
+
 def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest:
     """A request whose answer is as long as its line says, else has so many `tokens`; None: as many as it may."""
     expected = tokens if request.expected_tokens is None else request.expected_tokens
     return request if expected is None else replace(request, output_tokens=min(request.limit, expected))
 
 
-def _told(fields: Mapping[str, Any]) -> list[SimulatedRequest] | None:
-    """Return the request of a line that tells its lengths, none for a result without an answer; None: it does not."""
+def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | None:
+    """Return the requests of a line that states its lengths, none for a result without an answer; None: it does not.
+
+    `number`: its own. Raises ValueError for lengths that are none.
+    """
     if fields.keys() >= _LENGTHS:
-        try:
-            request = logged({"at": 0, **fields})
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        request = logged({"at": 0, **fields})
         return [] if request is None else [request]
     if not {"custom_id", "response", "error"} <= fields.keys():
         return None
     response = fields["response"]
     body = response.get("body") if isinstance(response, dict) else None
-    usage = body.get("usage") if isinstance(body, dict) else None
+    return _answers(body, number) if isinstance(body, dict) else []
+
+
+def _answers(body: Mapping[str, Any], number: int) -> list[SimulatedRequest]:
+    """Return the requests that gave the answers in the body of a response, about equally long if there are several."""
+    usage = body.get("usage")
     if not isinstance(usage, dict):
         return []
-    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    output = usage.get("completion_tokens", usage.get("output_tokens"))
     if not isinstance(prompt, int) or not isinstance(output, int) or min(prompt, output) < 1:
         return []
-    return [SimulatedRequest(prompt_tokens=prompt, output_tokens=output, traffic="batch")]
+    choices = body.get("choices")
+    answers = min(output, len(choices)) if isinstance(choices, list) and choices else 1
+    # They have the prompt in common, and with others nothing that is known.
+    blocks = tuple(range(number << 24, (number << 24) + prompt // BLOCK_SIZE)) if answers > 1 else ()
+    return [
+        SimulatedRequest(
+            prompt_tokens=prompt,
+            output_tokens=(output + place) // answers,
+            traffic="batch",
+            blocks=blocks,
+            block_tokens=BLOCK_SIZE,
+        )
+        for place in range(answers)
+    ]
 
 
 def simulated_requests(
@@ -127,6 +168,7 @@ def simulated_requests(
     generation = read_generation(body, chat=line.endpoint != COMPLETION_URL, defaults=defaults)
     for prompt in generation.prompts:
         ids = encode(prompt)
+        blocks = tuple(block_ids(ids, BLOCK_SIZE).tolist())
         params = generation.params(longest - len(ids))
         limit = max(1, params.max_tokens)
         expected = limit if params.ignore_eos else body_expected_tokens(line.body)
@@ -136,16 +178,7 @@ def simulated_requests(
                 output_tokens=limit,
                 max_tokens=limit,
                 traffic="batch",
-                blocks=_blocks(ids),
-                block_tokens=_BLOCK_TOKENS,
+                blocks=blocks,
+                block_tokens=BLOCK_SIZE,
                 expected_tokens=None if expected is None else max(1, min(limit, expected)),
             )
-
-
-def _blocks(ids: list[int]) -> tuple[int, ...]:
-    """Return ids of the beginnings of a prompt: equal where all tokens up to the end of a block are."""
-    found, chain = [], 0
-    for start in range(0, len(ids) - _BLOCK_TOKENS + 1, _BLOCK_TOKENS):
-        chain = hash((chain, *ids[start : start + _BLOCK_TOKENS])) & 0xFFFFFFFF
-        found.append(chain)
-    return tuple(found)

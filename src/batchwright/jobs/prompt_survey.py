@@ -24,6 +24,9 @@ _CHARACTERS = 200
 _SHOWN = 10
 """Beginnings that are shown, those that save the most."""
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+PromptPlace = tuple[int, int]
+"""Number of a line, and the place of a prompt among those of the line."""
+PromptTexts = Mapping[PromptPlace, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,11 @@ class PromptSurvey:
         self._rest = bytearray()
 
     def result(
-        self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
+        self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
     ) -> SharedPrompts:
         """What the prompts share, which have `tokens` together.
 
-        `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns the prompts of lines by number.
+        `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns prompts by their places.
         """
         each_block = _BLOCK * tokens / max(1, self._bytes)
         self._take_in()
@@ -97,8 +100,8 @@ class PromptSurvey:
         paths = Paths(np.concatenate(self._blocks), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
         self._blocks = [paths.blocks]
         tree = PrefixTree.of(paths)
-        most = None if kv_tokens is None else int(kv_tokens / max(1e-9, each_block))
-        found = sum(_found(paths, most))
+        # A cache without end finds in any order what can be found in the best.
+        found = tree.shared_blocks if kv_tokens is None else sum(_found(paths, int(kv_tokens / max(1e-9, each_block))))
         largest = [*self._largest(tree, each_block, texts_of)]
         return SharedPrompts(
             round(tree.shared_blocks * each_block),
@@ -109,7 +112,7 @@ class PromptSurvey:
         )
 
     def _largest(
-        self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[int]], Mapping[int, bytes]]
+        self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
     ) -> Iterator[SharedBeginning]:
         saved = tree.own_blocks * (tree.counts - 1)
         chosen = [int(node) for node in np.argsort(-saved, kind="stable")[:_SHOWN] if saved[node] > 0]
@@ -124,7 +127,7 @@ class PromptSurvey:
                 lines=int(tree.counts[node]),
                 tokens=round(float(tree.depths[node]) * each_block),
                 saved_tokens=round(float(saved[node]) * each_block),
-                example=examples[node],
+                example=examples[node][0],
                 text=text.decode(errors="replace")[:_CHARACTERS],
             )
         for node in chosen:
@@ -136,14 +139,20 @@ class PromptSurvey:
             else:
                 yield made[node]
 
-    def _examples(self, tree: PrefixTree) -> list[int]:
-        """The number of the first line with the beginning of each node."""
+    def _examples(self, tree: PrefixTree) -> list[PromptPlace]:
+        """The place of the first prompt with the beginning of each node."""
         first = np.full(len(tree.parents), len(tree))
         np.minimum.at(first, tree.nodes, np.arange(len(tree)))
         for node in range(len(tree.parents) - 1, 0, -1):
             parent = tree.parents[node]
             first[parent] = min(first[parent], first[node])
-        return [self._numbers[line] for line in first.tolist()] if len(tree) else [0]
+        return [self._place_of(prompt) for prompt in first.tolist()] if len(tree) else [(0, 0)]
+
+    def _place_of(self, prompt: int) -> PromptPlace:
+        number, first = self._numbers[prompt], prompt
+        while first and self._numbers[first - 1] == number:
+            first -= 1
+        return number, prompt - first
 
 
 def _long_blocks(tree: PrefixTree) -> int:
@@ -154,7 +163,7 @@ def _long_blocks(tree: PrefixTree) -> int:
     return int((own * np.maximum(tree.counts - 1, 0))[tree.depths >= least].sum())
 
 
-def _found(paths: Paths, most: int | None) -> Iterator[int]:
+def _found(paths: Paths, most: int) -> Iterator[int]:
     """For each prompt, the blocks of it that a cache of `most` blocks holds which forgets what was used longest ago."""
     cached: OrderedDict[tuple[int, int], int] = OrderedDict()
     serial = 0
@@ -165,7 +174,7 @@ def _found(paths: Paths, most: int | None) -> Iterator[int]:
             if known is None:
                 serial += 1
                 known = serial
-                if most is not None and len(cached) >= most and cached:
+                if len(cached) >= most and cached:
                     cached.popitem(last=False)
             else:
                 hits += 1

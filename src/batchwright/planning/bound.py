@@ -269,9 +269,19 @@ class SpentTime:
     """Work of these steps."""
 
 
-PARTS = ("products", "attention", "tail", "host", "recomputation", "other")
-"""What time is spent on: matrix products, attention, products of steps that nothing is left to fill, everything outside
-the model (reading, planning, sampling, writing), what was computed again or in vain, and the rest of the model."""
+PART_NAMES = {
+    "products": "matrix products",
+    "attention": "attention",
+    "tail": "waiting for the tail",
+    "host": "host",
+    "recomputation": "computed again or in vain",
+    "other": "rest of the model",
+}
+"""What time is spent on, with what people are told of it. The tail is products of steps that nothing is left to fill;
+the host is everything outside the model: reading, planning, sampling, writing."""
+PARTS = tuple(PART_NAMES)
+LEAST_SHOWN = 0.005
+"""Share of the time that people are told of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ KEY_BYTES = 256
 KEY_TOKENS = 64
 """Tokens of `KEY_BYTES`, as many as English text has."""
 _DIGEST = 8
-_MOST_KEYS = 1024
+MOST_KEYS = 1024
 """Keys of a prompt: what is behind counts as its own."""
 
 
@@ -23,7 +23,7 @@ def prefix_keys(scope: bytes, prompt: bytes) -> tuple[int, ...]:
     """Return the keys of the beginnings of `prompt`, the shortest first; prompts are compared within one `scope`."""
     chain = blake2b(scope, digest_size=_DIGEST)
     keys = []
-    for start in range(0, min(len(prompt), _MOST_KEYS * KEY_BYTES) - KEY_BYTES + 1, KEY_BYTES):
+    for start in range(0, min(len(prompt), MOST_KEYS * KEY_BYTES) - KEY_BYTES + 1, KEY_BYTES):
         chain.update(prompt[start : start + KEY_BYTES])
         keys.append(int.from_bytes(chain.digest(), "little"))
     return tuple(keys)

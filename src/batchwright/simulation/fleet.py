@@ -55,7 +55,7 @@ class Fleet:
                 self.sizes.scheduler(self.config),
                 self.costs,
                 max_model_len=self.sizes.max_model_len,
-                seed=None if self.seed is None else self.seed + number,
+                seed=None if self.seed is None else f"steps {self.seed} {number}",
             )
             for number in range(self.replicas)
         ]
@@ -114,8 +114,6 @@ class _Simulation:
         self._router = _router(fleet) if fleet.replicas > 1 else None
         self._waiting: dict[int, Served] = {}
         """Requests that no engine has yet, by their numbers."""
-        self._where: dict[int, int] = {}
-        """Engines of the requests that one has, by their numbers."""
         self._ends: list[tuple[float, int]] = []
         """Heap of the ends of steps, with the numbers of their engines."""
 
@@ -199,7 +197,6 @@ class _Simulation:
 
     def _give(self, served: Served, number: int) -> bool:
         """Give a request to an engine. False, and it has ended, if it could never be computed."""
-        self._where[served.serial] = number
         is_taken = self._engines[number].add(served)
         if not is_taken:
             self._finished(served)
@@ -208,7 +205,6 @@ class _Simulation:
     def _finished(self, served: Served) -> None:
         self._result.served.append(served)
         self._held[served.request.traffic] -= 1
-        del self._where[served.serial]
         line = self._lines.pop(served.serial, None)
         if self._order is not None and line is not None:
             self._order.ended(line, None if served.refused else served.request.output_tokens)

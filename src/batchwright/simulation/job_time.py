@@ -1,4 +1,4 @@
-"""Time that a job takes on engines, from a sample of its lines: their steps are simulated, and the rest is in pace."""
+"""Estimate of a job's duration: a sample of its lines is simulated, and the rest extrapolated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job_seconds(
         raise ValueError(f"{len(lines)} lines of {total}: must be at least one, and not more than there are")
     answer = sum(each.output_tokens for each in lines) / len(lines)
     most, places = int(most_stepped / answer), fleet.sizes.max_num_seqs * fleet.replicas
-    if most < min(total, _LEAST_ROUNDS * places):
+    if min(most, len(lines)) < min(total, _LEAST_ROUNDS * places):
         return _seconds_of_work(fleet, lines, total, prompt_tokens)
     chosen = [lines[number * len(lines) // min(len(lines), most)] for number in range(min(len(lines), most))]
     result = simulate(fleet, [], chosen, planned=planned)

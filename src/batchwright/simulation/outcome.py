@@ -11,7 +11,7 @@ from batchwright.simulation.replica import Served
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Percentiles of milliseconds."""
+    """Latency percentiles in milliseconds."""
 
     p50: float
     p90: float
@@ -20,7 +20,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a number of replicas did. What there was nothing of is None."""
+    """Results of simulating a number of replicas; figures without data are None."""
 
     replicas: int
     online_requests: int

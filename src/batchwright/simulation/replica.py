@@ -59,7 +59,9 @@ class ReplicaFigures:
 class SimulatedReplica:
     """An engine that computes in virtual time."""
 
-    def __init__(self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: int | None = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, costs: StepCosts, *, max_model_len: int, seed: str | None = "steps"
+    ) -> None:
         """`seed` of the errors of steps, which are drawn from those of the fit; None: each step takes the mean."""
         self.scheduler = scheduler
         self._max_model_len = max_model_len

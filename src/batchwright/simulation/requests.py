@@ -8,9 +8,8 @@ import numpy as np
 
 from batchwright.planning.arrangement import LineShape
 from batchwright.request import Flow, Traffic
-from batchwright.routing.prefixes import KEY_TOKENS
+from batchwright.routing.prefixes import KEY_TOKENS, MOST_KEYS
 
-_MOST_KEYS = 1024
 _SERIALS = 2**40
 
 
@@ -65,13 +64,15 @@ class SimulatedRequest:
 
     @property
     def prefix_keys(self) -> tuple[int, ...]:
-        """Keys of the beginnings of its prompt, as a router compares them."""
-        size = self.block_tokens // KEY_TOKENS
+        """Keys of the prefixes of its prompt, one for each `KEY_TOKENS`, as a router compares them."""
         whole = self.blocks[: self.prompt_tokens // self.block_tokens]
-        keys, chain = list[int](), 0
-        for block in whole[: _MOST_KEYS // max(1, size)]:
-            chain = hash((chain, block)) & 0xFFFFFFFFFFFF
-            keys += [chain << 12 | index for index in range(size)]
+        keys, chain, chained = list[int](), 0, 0
+        for count in range(1, min(MOST_KEYS, len(whole) * self.block_tokens // KEY_TOKENS) + 1):
+            needed = -(-count * KEY_TOKENS // self.block_tokens)
+            for block in whole[chained:needed]:
+                chain = hash((chain, block)) & 0xFFFFFFFFFFFF
+            chained = needed
+            keys.append(chain << 12 | count)
         return tuple(keys)
 
 

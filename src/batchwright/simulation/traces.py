@@ -17,29 +17,33 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import accumulate, count, islice
 from typing import Any
 
 import msgspec
 
 from batchwright.errors import InputError, shown
+from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.simulation.requests import SimulatedRequest
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
 _LOGGED = ("at", "prompt_tokens", "output_tokens")
 _HASHED_TOKENS = 512
-_CACHED_BLOCK = 16
+_TRUNCATED = "Input data was truncated"
+"""What msgspec says of the beginning of a JSON text."""
+_MOST_SECONDS = 1e12
+_MOST_TOKENS = 2**24
+"""Tokens of a prompt or an answer, more than any model takes: what is beyond is no length."""
 
 
 def read_trace(lines: Iterable[str], name: str, most: int | None = None) -> list[SimulatedRequest]:
-    """Return the requests of a trace in the order of their arrival, the first `most` lines of it if that is given.
+    """Return the requests of a trace in the order of their arrival, the first `most` of its lines with an answer.
 
     Times count from the first request. `name`: of the file, for errors. Raises `InputError` for a trace that is not of
     a known form, or has no request; answers without tokens are left out.
     """
-    rows = islice(_rows(iter(lines), name), most)
-    found = [request for request in rows if request is not None]
+    found = [*islice((request for request in _rows(iter(lines), name) if request is not None), most)]
     if not found:
         raise InputError(f"{name} has no request with an answer")
     return shifted(found)
@@ -53,33 +57,49 @@ def shifted(requests: Sequence[SimulatedRequest]) -> list[SimulatedRequest]:
 
 
 def rate_of(requests: Sequence[SimulatedRequest]) -> float:
-    """Return how many requests a second arrive on average; infinity if all arrive at once."""
-    seconds = max(each.arrived_at for each in requests)
-    return max(1, len(requests) - 1) / seconds if seconds > 0.0 else math.inf
+    """Return how many online requests a second arrive on average; infinity if all arrive at once.
+
+    Of a trace that has none, all requests count.
+    """
+    times = _online_times(requests)
+    seconds = max(times) - min(times)
+    return max(1, len(times) - 1) / seconds if seconds > 0.0 else math.inf
+
+
+def _online_times(requests: Sequence[SimulatedRequest]) -> list[float]:
+    times = [each.arrived_at for each in requests]
+    return [each.arrived_at for each in requests if each.traffic == "online"] or times
 
 
 def with_rate(requests: Sequence[SimulatedRequest], rate: float) -> list[SimulatedRequest]:
-    """Return requests whose times are stretched or shrunk so that `rate` of them arrive a second."""
+    """Return requests whose times are stretched or shrunk so that `rate` online ones arrive a second.
+
+    If those all arrive at once, they come one after the other instead, and others at their own times.
+    """
     factor = rate_of(requests) / rate
     if factor == math.inf:
-        return [replace(each, arrived_at=number / rate) for number, each in enumerate(requests)]
+        return _online_at(requests, (number / rate for number in count()))
     return [replace(each, arrived_at=each.arrived_at * factor) for each in requests]
 
 
-def poisson(requests: Iterable[SimulatedRequest], rate: float, seed: int) -> list[SimulatedRequest]:
-    """Return requests in the same order that arrive at random, `rate` a second."""
-    draw, now, found = random.Random(seed), 0.0, []
-    for each in requests:
-        now += draw.expovariate(rate)
-        found.append(replace(each, arrived_at=now))
-    return found
+def poisson(requests: Sequence[SimulatedRequest], rate: float, seed: int) -> list[SimulatedRequest]:
+    """Return requests of which the online ones arrive at random, in the same order, `rate` a second."""
+    draw = random.Random(f"arrivals {seed}")
+    return _online_at(requests, accumulate(draw.expovariate(rate) for _ in requests))
 
 
-def drawn_lengths(count: int, prompt: float, output: float, seed: int) -> list[SimulatedRequest]:
+def _online_at(requests: Sequence[SimulatedRequest], times: Iterator[float]) -> list[SimulatedRequest]:
+    """Return requests of which the online ones, or all if there are none, arrive at `times`."""
+    moved = {each.traffic for each in requests} - {"batch"} or {"batch"}
+    return [replace(each, arrived_at=next(times)) if each.traffic in moved else each for each in requests]
+
+
+def drawn_lengths(requests: int, prompt: float, output: float, seed: int) -> list[SimulatedRequest]:
     """Return requests with random lengths of these means: exponential ones, about as wide as those of chats."""
-    draw = random.Random(seed)
+    draw = random.Random(f"lengths {seed}")
     return [
-        SimulatedRequest(prompt_tokens=_length(draw, prompt), output_tokens=_length(draw, output)) for _ in range(count)
+        SimulatedRequest(prompt_tokens=_length(draw, prompt), output_tokens=_length(draw, output))
+        for _ in range(requests)
     ]
 
 
@@ -118,9 +138,8 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | No
 
 
 def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
-    for number, line in enumerate(lines, 1):
-        # A line without its end was being written when a machine went down.
-        if not line.rstrip().endswith("}"):
+    for number, text in enumerate(lines, 1):
+        if not (line := text.strip()):
             continue
         try:
             row = msgspec.json.decode(line)
@@ -128,16 +147,25 @@ def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | N
                 raise ValueError(f"{shown(row)}: must be an object")
             yield _mooncake(row) if "input_length" in row else logged(row)
         except (TypeError, ValueError) as error:
+            # A line that begins as one and has no end was being written when a machine went down.
+            if line.startswith("{") and str(error) == _TRUNCATED:
+                continue
             raise InputError(f"{name}, line {number}: {error}") from None
 
 
 def _azure(row: Mapping[str, str | None]) -> SimulatedRequest | None:
-    at, prompt, output = (_cell(row, each) for each in _AZURE)
-    # What a second has beyond six digits is left out.
-    moment = datetime.fromisoformat(at)
+    at, *lengths = _AZURE
+    prompt, output = (_whole_cell(row, each) for each in lengths)
+    cell = _cell(row, at)
+    try:
+        # What a second has beyond six digits is left out.
+        moment = datetime.fromisoformat(cell)
+    except ValueError:
+        example = "2023-11-16 18:15:46.680590"
+        raise ValueError(f"{at}={shown(cell)}: must be a date with a time, such as {example}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return _request(moment.timestamp(), int(prompt), int(output))
+    return _request(moment.timestamp(), prompt, output)
 
 
 def _cell(row: Mapping[str, str | None], name: str) -> str:
@@ -146,32 +174,42 @@ def _cell(row: Mapping[str, str | None], name: str) -> str:
     return cell
 
 
+def _whole_cell(row: Mapping[str, str | None], name: str) -> int:
+    cell = _cell(row, name).strip()
+    if not (cell.isascii() and cell.isdecimal()) or len(cell) > len(str(_MOST_TOKENS)) or int(cell) > _MOST_TOKENS:
+        raise ValueError(f"{name}={shown(cell)}: must be a whole number of tokens, at most {_MOST_TOKENS:,}")
+    return int(cell)
+
+
 def _mooncake(row: Mapping[str, Any]) -> SimulatedRequest | None:
-    at, prompt, output = (_number(row, each) for each in _MOONCAKE)
+    at, prompt, output = _times_and_lengths(row, _MOONCAKE, 1e3 * _MOST_SECONDS)
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
         raise ValueError(f"hash_ids={shown(ids)}: must be a list of whole numbers")
-    return _request(at / 1e3, int(prompt), int(output), blocks=tuple(ids), block_tokens=_HASHED_TOKENS)
+    return _request(at / 1e3, prompt, output, blocks=tuple(ids), block_tokens=_HASHED_TOKENS)
 
 
 def logged(row: Mapping[str, Any]) -> SimulatedRequest | None:
     """Return the request of a line of the service's log; None if it got no answer. Raises ValueError."""
-    at, prompt, output = (_number(row, each) for each in _LOGGED)
+    at, prompt, output = _times_and_lengths(row, _LOGGED, _MOST_SECONDS)
     if (traffic := row.get("class", "online")) not in ("online", "batch"):
         raise ValueError(f"class={shown(traffic)}: must be online or batch")
     cached = int(_number(row, "cached_tokens")) if "cached_tokens" in row else 0
     limit = int(_number(row, "max_tokens")) if "max_tokens" in row else 0
     # What was found in the cache is known by its length alone: it counts as the same beginning for all.
-    blocks = tuple(range(min(cached, int(prompt)) // _CACHED_BLOCK))
-    return _request(
-        at, int(prompt), int(output), blocks=blocks, block_tokens=_CACHED_BLOCK, max_tokens=limit, traffic=traffic
-    )
+    blocks = tuple(range(min(cached, prompt) // BLOCK_SIZE))
+    return _request(at, prompt, output, blocks=blocks, block_tokens=BLOCK_SIZE, max_tokens=limit, traffic=traffic)
 
 
-def _number(row: Mapping[str, Any], name: str) -> float:
+def _times_and_lengths(row: Mapping[str, Any], names: Sequence[str], latest: float) -> tuple[float, int, int]:
+    at, prompt, output = names
+    return float(_number(row, at, latest)), int(_number(row, prompt)), int(_number(row, output))
+
+
+def _number(row: Mapping[str, Any], name: str, most: float = _MOST_TOKENS) -> float:
     value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{name}={shown(value)}: must be a number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise ValueError(f"{name}={shown(value)}: must be a number from 0 to {most:,.0f}")
     return value
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate, share_so_far
 from batchwright.jobs.report_page.reading import Report
+from batchwright.planning.bound import PART_NAMES
 
 Spec = dict[str, Any]
 _HEIGHT = 190
@@ -62,12 +63,6 @@ def _foreseen_end(report: Report) -> Curve:
     return foreseen_end(report.series)
 
 
-_PARTS = {
-    "products": "matrix products",
-    "tail": "waiting for the tail",
-    "recomputation": "computed again or in vain",
-    "other": "rest of the model",
-}
 _NO_ENGINE = "the engine was elsewhere, or the report is of an earlier version"
 _LINES = (
     _Line(
@@ -268,8 +263,8 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
 
 
 def words_of(part: str) -> str:
-    """Return what a part of the time is called."""
-    return _PARTS.get(part, part.replace("_", " "))
+    """Return what a part of the time is called; a report of another version may have others."""
+    return PART_NAMES.get(part, part.replace("_", " "))
 
 
 def _parts(report: Report) -> list[tuple[str, float]]:

@@ -128,6 +128,8 @@ def report_of(values: Any, name: str) -> Report:
     """Return a report from its JSON value. Raises `InputError`, which names it."""
     if not isinstance(values, Mapping) or not {"total", "output"} <= values.keys():
         raise InputError(f"{name} {_NO_REPORT}")
+    if values.get("planned_answers") is not None:
+        raise InputError(f"{name} is of a plan, which ran nothing: name a report that `run … --report FILE` wrote")
     try:
         report = msgspec.convert(values, Report)
     except msgspec.ValidationError as error:
@@ -157,6 +159,8 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     for index, path in enumerate(paths):
         if [each.name for each in paths].count(path.name) > 1:
             stems[index] = f"{path.absolute().parent.name}/{stems[index]}"
+    # A name that is not UTF-8 cannot be written into a page.
+    stems = [stem.encode(errors="surrogateescape").decode(errors="replace") for stem in stems]
     return [
         stem if stems.count(stem) == 1 else f"{stem} ({stems[:index].count(stem) + 1})"
         for index, stem in enumerate(stems)

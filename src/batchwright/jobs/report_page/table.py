@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from batchwright.jobs.report_page.charts import Run, words_of
 from batchwright.jobs.report_page.reading import Latencies, Report
+from batchwright.planning.bound import LEAST_SHOWN
+from batchwright.pricing.rates import DOLLAR, shown_dollars
 
-_LEAST_LOST = 0.005
 _NOT_KNOWN = "-"
 
 
@@ -46,14 +47,8 @@ def duration(seconds: float) -> str:
 
 
 def money(dollars: float) -> str:
-    """Return an amount, with as many digits as small ones need."""
-    return (
-        f"${dollars:,.2f}"
-        if dollars >= 1 or not dollars
-        else f"${dollars:.3g}"
-        if dollars >= 1e-4
-        else f"${dollars:.1e}"
-    )
+    """Return an amount as `shown_dollars` does."""
+    return shown_dollars(round(dollars * DOLLAR))
 
 
 def _number(value: float) -> str:
@@ -151,7 +146,7 @@ def _bound(report: Report) -> str:
 
 def _lost(report: Report) -> str:
     lost = sorted(({} if report.bound is None else report.bound.lost).items(), key=lambda each: -each[1])
-    return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= _LEAST_LOST)
+    return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= LEAST_SHOWN)
 
 
 _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
