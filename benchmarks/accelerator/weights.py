@@ -34,8 +34,16 @@ class RandomWeights(Weights):
     def has(self, name: str) -> bool:
         return name in self._shapes
 
-    def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None = None,
+        *,
+        rows: Part | None = None,
+        columns: Part | None = None,
+    ) -> Tensor:
         assert (rows, columns) == (None, None), "these are whole models"
+        assert shape in (None, self._shapes[name]), "the config implies other shapes"
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)

@@ -108,6 +108,7 @@ def nothing_left(engine: Engine) -> bool:
         or core.scheduler.has_work
         or core.scheduler.blocks.num_used
         or engine._unclaimed
+        or engine._inboxes
         or core._delivery._callbacks
     )
 

@@ -224,6 +224,26 @@ def test_a_failed_recording_is_logged_and_nothing_else(folder: Path, caplog: pyt
     assert caplog.text.count("not replayed from CUDA graphs: RuntimeError: operation not permitted") == 1
 
 
+def test_what_cannot_be_recorded_for_lack_of_memory_is_computed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorded: list[int] = []
+
+    def record(compute: Callable[[], Tensor]) -> Tape:
+        recorded.append(1)
+        if len(recorded) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Tape(compute)
+
+    company = Company(folder, PROMPTS, record)
+    with caplog.at_level(logging.WARNING):
+        assert [company.decode(0, 1) for _ in range(4)] == [1, 1, 1, 1]
+        for _ in range(3):
+            company.decode(0, 1, 2, 3)
+    assert "not replayed from a CUDA graph: CUDA out of memory" in caplog.text
+    assert company.graphs.disabled is None
+    assert company.graphs.recorded == [4]
+    assert len(recorded) == 2
+
+
 def test_attention_without_tiles_is_not_replayed(folder: Path) -> None:
     company = Company(folder, PROMPTS[:2], attention="sdpa")
     assert [company.decode(0, 1) for _ in range(3)] == [1, 1, 1]

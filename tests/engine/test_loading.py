@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright import Engine
 from batchwright.engine.bodies.llama import unsuitable
 from batchwright.engine.bodies.load import plain_llama_config, read_config
 from batchwright.engine.tokenizer import Tokenizer
+from batchwright.engine_config import QuantizationName
+from batchwright.errors import UnsupportedModel
 
-from .support import TINY
+from .support import TINY, tiny_model
 
 LLAMA: dict[str, Any] = TINY | {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu"}
 READ = (
@@ -77,6 +80,33 @@ def test_a_file_that_leaves_something_to_its_class(tmp_path: Path, fields: dict[
     assert plain_llama_config(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"intermediate_size": TINY["intermediate_size"] // 2},
+        {"hidden_size": TINY["hidden_size"] // 2},
+        {"vocab_size": TINY["vocab_size"] + 8},
+        {"vocab_size": TINY["vocab_size"] - 8},
+        {"num_key_value_heads": TINY["num_attention_heads"]},
+        {"head_dim": 8},
+    ],
+)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_of_other_shapes_than_the_config_says(
+    tmp_path: Path, change: dict[str, int], quantization: QuantizationName | None
+) -> None:
+    tiny_model(tmp_path, "llama", **TINY)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UnsupportedModel, match=r"has a tensor '.*' of shape \[.*\], where its config.json says \["):
+        Engine(tmp_path, body="fused", quantization=quantization, kv_memory="1MB")
+
+
+def test_heads_that_cannot_be_shared_evenly_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, num_attention_heads=4, num_key_value_heads=3)
+    assert "not divisible by num_key_value_heads 3" in str(unsuitable(read_config(tmp_path)))
+
+
 def test_a_file_that_is_damaged_or_missing(tmp_path: Path) -> None:
     assert plain_llama_config(tmp_path) is None
     for content in ("{", "[]", "{}"):
@@ -119,6 +149,8 @@ from pathlib import Path
 from batchwright.engine.bodies import load_body
 from batchwright.engine_config import EngineConfig
 from batchwright.engine.tokenizer import Tokenizer
+from batchwright.engine_config import QuantizationName
+from batchwright.errors import UnsupportedModel
 body = load_body(Path({str(smollm2_path)!r}), EngineConfig(device="cpu"))
 Tokenizer(Path({str(smollm2_path)!r}), body.vocab_size)
 print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules))

@@ -121,6 +121,55 @@ def test_a_callback_may_submit_and_cancel(engine: Engine) -> None:
     assert got == ["first", "done"]
 
 
+def test_a_request_that_is_cancelled_ends_in_its_stream(engine: Engine) -> None:
+    requests = [InferenceRequest(STORY, request_id=name, max_tokens=30) for name in ("a", "b")]
+    ends: dict[str, InferenceResponse] = {}
+    cancelled: list[InferenceResponse | None] = []
+    for event in engine.stream(requests):
+        if event.response is not None:
+            ends[event.request_id] = event.response
+        elif event.request_id == "a":
+            cancelled.append(engine.cancel("b"))
+    assert cancelled[0] is ends["b"]
+    assert set(cancelled[1:]) == {None}
+    assert isinstance(ends["b"].error, Cancelled)
+    assert ends["a"].error is None
+    assert nothing_left(engine)
+
+
+def test_a_callback_cancels_what_generate_waits_for(engine: Engine) -> None:
+    def stop(response: InferenceResponse) -> None:
+        engine.cancel("long")
+
+    requests = [
+        InferenceRequest(STORY, request_id="long", max_tokens=200),
+        InferenceRequest(STORY, request_id="short", max_tokens=2, callback=stop),
+    ]
+    long, short = engine.generate(requests)
+    assert isinstance(long.error, Cancelled)
+    assert short.error is None
+    assert nothing_left(engine)
+
+
+def test_each_of_two_streams_gets_what_is_its_own(engine: Engine) -> None:
+    expected = {prompt: only(engine.generate(prompt, GREEDY)).output for prompt in (STORY, LIST)}
+    first = engine.stream(STORY, GREEDY)
+    begun = [next(first)]
+    assert only(engine.generate(LIST, GREEDY)).output == expected[LIST]
+    second = engine.stream(LIST, GREEDY)
+    both = [[*begun], [next(second)]]
+    engine.submit(InferenceRequest(LIST, request_id="mine", max_tokens=2))
+    while len(stepped := engine.step()) == 0:
+        pass
+    assert only(stepped).request_id == "mine"
+    both[1] += second
+    both[0] += first
+    for events, prompt in zip(both, (STORY, LIST), strict=True):
+        assert "".join(event.text for event in events) == expected[prompt]
+        assert [event.response is not None for event in events] == [False] * (len(events) - 1) + [True]
+    assert nothing_left(engine)
+
+
 def test_generate_leaves_other_requests_to_step(engine: Engine) -> None:
     engine.submit(InferenceRequest(STORY, request_id="mine", max_tokens=2))
     assert only(engine.generate(LIST, GREEDY)).error is None

@@ -403,3 +403,7 @@ def test_texts_of_the_real_model(smollm2_path: Path, engine: Engine) -> None:
     assert not scores[1].is_greedy
     assert isinstance(scores[0], Score)
     json.dumps([score.logprob for score in scores])
+    # A control character of which this tokenizer makes no token.
+    empty, fair = engine.score("", ["\x04", "Once"])
+    assert isinstance(empty.error, InvalidRequest)
+    assert fair.error is None

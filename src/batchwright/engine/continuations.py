@@ -138,9 +138,8 @@ def _of_texts(context: str, continuation: str, tokenizer: Tokenizer) -> Continua
         if tokenizer.first_token_id is None:
             raise InvalidRequest("context is empty, and the model has no token that begins a text", param="context")
         tokens = tokenizer.encode_bare(continuation)
-        if tokens[0] != tokenizer.first_token_id:
-            return Continuation([tokenizer.first_token_id], tokens)
-        before, after = tokens[:1], tokens[1:]
+        begins = tokens[:1] == [tokenizer.first_token_id]
+        before, after = [tokenizer.first_token_id], tokens[1:] if begins else tokens
     else:
         before, whole = tokenizer.encode(stripped), tokenizer.encode(stripped + continuation)
         after = whole[len(before) :]

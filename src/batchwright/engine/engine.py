@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,8 @@ class Engine:
         """Rates of this machine with its body, once they are known."""
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
+        self._inboxes: dict[str, deque[StreamEvent]] = {}
+        """Where the events of requests go for which a `generate` or `stream` waits, whoever steps or cancels them."""
 
     @property
     def core(self) -> EngineCore:
@@ -105,17 +108,30 @@ class Engine:
         self.core.add(request)
 
     def step(self, most: int = 1) -> list[InferenceResponse]:
-        """Compute one step; return the responses to requests that ended in it, failed ones with `error` set.
+        """Compute one step; return the responses to requests from `submit` that ended in it, or with an error.
 
         Up to `most` steps are computed where the next ones are known to be alike, which saves time between them.
         """
+        self._sort(self.core.step(most))
         responses, self._unclaimed = self._unclaimed, []
-        return responses + [event.response for event in self.core.step(most) if event.response is not None]
+        return responses
 
     def cancel(self, request_id: str) -> InferenceResponse | None:
         """End a request at once; return its response so far, or None if there is no such request."""
         event = self.core.cancel(request_id)
+        if event is not None and (inbox := self._inboxes.pop(request_id, None)) is not None:
+            inbox.append(event)
         return None if event is None else event.response
+
+    def _sort(self, events: Iterable[StreamEvent]) -> None:
+        """Put events where they are waited for."""
+        for event in events:
+            if (inbox := self._inboxes.get(event.request_id)) is not None:
+                inbox.append(event)
+                if event.response is not None:
+                    del self._inboxes[event.request_id]
+            elif event.response is not None:
+                self._unclaimed.append(event.response)
 
     def generate(
         self,
@@ -164,7 +180,7 @@ class Engine:
         `scores` are where those of their prompts go, by their ids, if they do not go into the responses alone.
         Responses to other requests, from `submit`, are kept for `step`.
         """
-        core, waiting = self.core, set[str]()
+        core, waiting, inbox = self.core, set[str](), deque[StreamEvent]()
         try:
             for request in requests:
                 if isinstance(request, InferenceResponse):
@@ -173,19 +189,21 @@ class Engine:
                 try:
                     core.add(request, stream=stream, scores=(scores or {}).get(request.request_id))
                     waiting.add(request.request_id)
+                    self._inboxes[request.request_id] = inbox
                 except InvalidRequest as error:
                     yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
             while waiting:
-                for event in self.core.step(MOST_STEPS):
-                    if event.request_id in waiting:
-                        if event.response is not None:
-                            waiting.discard(event.request_id)
-                        yield event
-                    elif event.response is not None:
-                        self._unclaimed.append(event.response)
+                if not inbox:
+                    self._sort(self.core.step(MOST_STEPS))
+                while inbox:
+                    event = inbox.popleft()
+                    if event.response is not None:
+                        waiting.discard(event.request_id)
+                    yield event
         finally:
             for request_id in waiting:
-                core.cancel(request_id)
+                if self._inboxes.pop(request_id, None) is not None:
+                    core.cancel(request_id)
 
     def score(
         self,

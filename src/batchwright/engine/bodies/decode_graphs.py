@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from batchwright.engine.attention import LayerCache
 from batchwright.engine.attention.fa3 import FlashPlan, FlashRule
-from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
+from batchwright.engine.attention.tiles import TiledPlan, TileShape, Tiling, TilingRoom, capacity, tile
 from batchwright.engine.step.batch import StepBatch, batch_of, on_device
+from batchwright.out_of_memory import ran_out_of_memory
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ class DecodeGraphs:
         self._rule: FlashRule | None = None
         """What chooses between FlashAttention 3 and tiles; None if there are only tiles."""
         self._graphs: dict[_Kind, _Graph] = {}
+        self._too_large: set[_Kind] = set()
+        """Kinds of steps for whose recordings there was no memory."""
         self.disabled: str | None = None
         """Why no graph is used any more; None while graphs are used."""
 
@@ -199,7 +202,7 @@ class DecodeGraphs:
         self._inputs = None
 
     def _padded(self, batch: StepBatch) -> Tensor | None:
-        """Return the logits of `batch` followed by those of padding; None if there is no room for its tiles.
+        """Return the logits of `batch` followed by those of padding; None if there is no room for its tiles or graph.
 
         Raises `WrongReplay`, and whatever recording raises.
         """
@@ -226,17 +229,35 @@ class DecodeGraphs:
             wide=any(len(tiling.wide) for tiling in tilings.values()),
             merged=any(len(tiling.merged) for tiling in tilings.values()),
         )
+        if kind in self._too_large:
+            return None
+        if kind in self._too_large:
+            return None
+        try:
+            return self._replayed(kind, tilings, batch, order, self._inputs)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            # The step itself needs less than its recording, whose tensors stay.
+            _log.warning("steps of up to %d sequences are not replayed from a CUDA graph: %s", size, error)
+            self._too_large.add(kind)
+            self._graphs.pop(kind, None)
+            return None
+
+    def _replayed(
+        self, kind: _Kind, tilings: Mapping[TileShape, Tiling], batch: StepBatch, order: np.ndarray, inputs: _Inputs
+    ) -> Tensor | None:
         if kind not in self._graphs:
             rooms = {
-                shape: TilingRoom(capacity(size, shape, wide=kind.wide, merged=kind.merged), device)
+                shape: TilingRoom(capacity(kind.size, shape, wide=kind.wide, merged=kind.merged), batch.slots.device)
                 for shape in tilings
             }
             self._graphs[kind] = _Graph(kind, rooms)
         graph = self._graphs[kind]
         if not all(graph.rooms[shape].load(tiling) for shape, tiling in tilings.items()):
             return None
-        self._inputs.load(batch, order)
-        return self._run(graph, self._inputs)
+        inputs.load(batch, order)
+        return self._run(graph, inputs)
 
     def _run(self, graph: _Graph, inputs: _Inputs) -> Tensor:
         if not graph.warm:

@@ -32,7 +32,7 @@ from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.shard import WHOLE, Shard, SplitEmbedding
-from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Weights
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Part, Projection, Shape, Weights
 from batchwright.engine.native.kernels import LANES, load_kernels
 from batchwright.engine.native.weight_groups import GROUP, joined, round_to_groups
 from batchwright.engine.step.batch import StepBatch
@@ -88,18 +88,19 @@ class LlamaBody(ModelBody):
         self.shard = shard
         self._shape = shard.heads(_head_shape(config))
         tokens = None if shard.is_whole else shard.part(self.vocab_size)
-        embedding = weights.take("model.embed_tokens.weight", rows=tokens)
+        hidden, vocabulary = config.hidden_size, (config.vocab_size, config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", vocabulary, rows=tokens)
         in_groups = quantization in GROUPED
         tied = config.tie_word_embeddings or not weights.has("lm_head.weight")
         self._weights = LlamaWeights(
             layers=[
                 _layer(config, weights, index, shard, in_groups=in_groups) for index in range(config.num_hidden_layers)
             ],
-            norm=weights.take("model.norm.weight"),
-            head=Projection(embedding if tied else weights.take("lm_head.weight", rows=tokens)),
+            norm=weights.take("model.norm.weight", (hidden,)),
+            head=Projection(embedding if tied else weights.take("lm_head.weight", vocabulary, rows=tokens)),
             rope=_rope_table(config, device),
             shape=self._shape,
-            hidden=config.hidden_size,
+            hidden=hidden,
             intermediate=shard.channels(config.intermediate_size).size,
             eps=config.rms_norm_eps,
             tied=tied,
@@ -147,6 +148,7 @@ class LlamaBody(ModelBody):
         else:
             kind = PRODUCT_KINDS[self.quantization]
             self.stack = CompiledStack(self._weights, self.caches, kernels, kind=kind, bits=self._group_bits)
+            self._weights.head = Projection(torch.empty(0, 0))  # which is packed now
             self.free_rows = kernels.product_rows(kind)
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
@@ -247,6 +249,8 @@ def unsuitable(config: Any) -> str | None:
         return "only a part of each head is rotated"
     if config.hidden_act != "silu":
         return f"hidden_act {config.hidden_act!r} is not silu"
+    if (heads := config.num_attention_heads) % (kv_heads := config.num_key_value_heads):
+        return f"num_attention_heads is {heads}, not divisible by num_key_value_heads {kv_heads}"
     fields = getattr(config, "quantization_config", None)
     if fields is not None and isinstance(reason := PackedFormat.of(fields), str):
         return f"the weights are quantized: {reason}"
@@ -275,19 +279,31 @@ def _layer(config: Any, weights: Weights, index: int, shard: Shard, *, in_groups
     at = f"model.layers.{index}."
     attention, mlp = at + "self_attn.", at + "mlp."
     queries, keys, channels = _rows_of(config, shard)
+    heads, hidden, inner = _head_shape(config), config.hidden_size, config.intermediate_size
+    num_queries, num_keys = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     return LayerWeights(
-        input_norm=weights.take(at + "input_layernorm.weight"),
+        input_norm=weights.take(at + "input_layernorm.weight", (hidden,)),
         qkv=_side_by_side(
             weights,
-            {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys},
+            {
+                attention + "q_proj": (num_queries, queries),
+                attention + "k_proj": (num_keys, keys),
+                attention + "v_proj": (num_keys, keys),
+            },
+            hidden,
             in_groups=in_groups,
         ),
-        query_norm=weights.maybe(attention + "q_norm.weight"),
-        key_norm=weights.maybe(attention + "k_norm.weight"),
-        output=_summed(weights, attention + "o_proj", queries, shard, in_groups=in_groups),
-        post_norm=weights.take(at + "post_attention_layernorm.weight"),
-        gate_up=_side_by_side(weights, {mlp + "gate_proj": channels, mlp + "up_proj": channels}, in_groups=in_groups),
-        down=_summed(weights, mlp + "down_proj", channels, shard, in_groups=in_groups),
+        query_norm=weights.maybe(attention + "q_norm.weight", (heads.head_dim,)),
+        key_norm=weights.maybe(attention + "k_norm.weight", (heads.head_dim,)),
+        output=_summed(weights, attention + "o_proj", (hidden, num_queries), queries, shard, in_groups=in_groups),
+        post_norm=weights.take(at + "post_attention_layernorm.weight", (hidden,)),
+        gate_up=_side_by_side(
+            weights,
+            {mlp + "gate_proj": (inner, channels), mlp + "up_proj": (inner, channels)},
+            hidden,
+            in_groups=in_groups,
+        ),
+        down=_summed(weights, mlp + "down_proj", (hidden, inner), channels, shard, in_groups=in_groups),
         window=_window(config, index),
     )
 
@@ -298,38 +314,43 @@ def _rows_of(config: Any, shard: Shard) -> tuple[Part | None, Part | None, Part 
         return None, None, None
     whole = _head_shape(config)
     heads = shard.part(whole.kv_heads)
-    keys = heads.times(whole.head_dim)
-    return keys.times(whole.heads // whole.kv_heads), keys, shard.channels(config.intermediate_size)
+    keys = heads.scaled(whole.head_dim)
+    return keys.scaled(whole.heads // whole.kv_heads), keys, shard.channels(config.intermediate_size)
 
 
-def _summed(weights: Weights, name: str, columns: Part | None, shard: Shard, *, in_groups: bool) -> Projection:
+def _summed(
+    weights: Weights, name: str, shape: Shape, columns: Part | None, shard: Shard, *, in_groups: bool
+) -> Projection:
     """Return the shard's columns of a projection whose outputs are the sums over all ranks: one adds the bias."""
-    bias = weights.maybe(name + ".bias") if shard.rank == 0 else None
-    if in_groups and (numbers := weights.numbers(name + ".weight")) is not None:
+    bias = weights.maybe(name + ".bias", shape[:1]) if shard.rank == 0 else None
+    if in_groups and (numbers := weights.numbers(name + ".weight", shape)) is not None:
         return Projection.of_numbers(numbers, bias)
-    return Projection(weights.take(name + ".weight", columns=columns), bias)
+    return Projection(weights.take(name + ".weight", shape, columns=columns), bias)
 
 
-def _side_by_side(weights: Weights, parts: Mapping[str, Part | None], *, in_groups: bool) -> Projection:
-    """Return projections of the same input as one, with these rows of each."""
-    names = list(parts)
-    numbers = [weights.numbers(name + ".weight") for name in names] if in_groups else []
-    biases = [weights.maybe(name + ".bias", rows=rows) for name, rows in parts.items()]
+def _side_by_side(
+    weights: Weights, parts: Mapping[str, tuple[int, Part | None]], inputs: int, *, in_groups: bool
+) -> Projection:
+    """Return projections of the same `inputs` as one. `parts`: the outputs of each, and which rows of it are taken."""
+    shapes = {name: (outputs, inputs) for name, (outputs, _) in parts.items()}
+    numbers = [weights.numbers(name + ".weight", shape) for name, shape in shapes.items()] if in_groups else []
+    biases = [weights.maybe(name + ".bias", (outputs,), rows=rows) for name, (outputs, rows) in parts.items()]
     present = [bias for bias in biases if bias is not None]
     if present and len(present) != len(biases):
-        raise KeyError(f"some of {', '.join(names)} have a bias and some have none")
+        raise UnsupportedModel(f"some of {', '.join(parts)} have a bias and some have none")
     bias = torch.cat(present) if present else None
     if any(each is not None for each in numbers):
         return Projection.of_numbers(
             joined(
                 [
-                    round_to_groups(weights.take(name + ".weight"), 8) if each is None else each
-                    for name, each in zip(names, numbers, strict=True)
+                    round_to_groups(weights.take(name + ".weight", shape), 8) if each is None else each
+                    for (name, shape), each in zip(shapes.items(), numbers, strict=True)
                 ]
             ),
             bias,
         )
-    return Projection(torch.cat([weights.take(name + ".weight", rows=rows) for name, rows in parts.items()]), bias)
+    taken = [weights.take(name + ".weight", shapes[name], rows=rows) for name, (_, rows) in parts.items()]
+    return Projection(torch.cat(taken), bias)
 
 
 def _window(config: Any, layer: int) -> int | None:

@@ -46,7 +46,7 @@ class Shard:
     def channels(self, number: int) -> Part:
         """Return the part of this rank of `number` channels, made of whole vectors if there are enough of them."""
         unit = next((unit for unit in _UNITS if number % unit == 0 and number // unit >= self.ranks), 1)
-        return self.part(number // unit).times(unit)
+        return self.part(number // unit).scaled(unit)
 
     def heads(self, shape: HeadShape, rank: int | None = None) -> HeadShape:
         """Return the numbers of heads of this rank, or of `rank`, in a model whose layers have `shape`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,7 @@ from batchwright.engine.native.weight_groups import GroupedWeight
 from batchwright.errors import UnsupportedModel
 
 _Unpacked = TypeVar("_Unpacked")
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,16 @@ class Part:
     def size(self) -> int:
         return self.stop - self.start
 
-    def times(self, number: int) -> Part:
-        """Return this part of things each of which is `number` others in a row."""
+    def scaled(self, number: int) -> Part:
+        """Return the range in elements, given `number` elements for each item."""
         return Part(self.start * number, self.stop * number)
 
 
 class Weights:
     """Tensors by name, cast and moved as they are taken, so that no second copy of a model is ever held.
 
-    Raises `UnsupportedModel` if the folder has no safetensors, or lacks a tensor.
+    Where kernels trust the shape that the config implies, tensors are taken with it. Raises `UnsupportedModel` if the
+    folder has no safetensors, lacks a tensor, or has one of another shape.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Weights:
         packed = self._packed
         return base + "." if packed and kind == "weight" and f"{base}.{packed.suffix}" in self._files else None
 
-    def numbers(self, name: str) -> GroupedWeight | None:
+    def numbers(self, name: str, shape: Shape) -> GroupedWeight | None:
         """Return the weight called `name` as the numbers that the checkpoint has of it; None if it has values.
 
         Raises `UnsupportedModel` if they are damaged.
@@ -74,6 +76,7 @@ class Weights:
         if self._packed is None or (base := self._packed_name(name)) is None:
             return None
         found = self._unpacked(name, base, self._packed.read)
+        self._require_shape(name, found.numbers.shape, shape)
         self.values_read += found.numbers.numel()
         return found
 
@@ -87,10 +90,16 @@ class Weights:
         except (ValueError, RuntimeError) as error:
             raise UnsupportedModel(f"{self._folder} has a weight {name!r} that cannot be read: {error}") from error
 
-    def take(self, name: str, *, rows: Part | None = None, columns: Part | None = None) -> Tensor:
-        """Return the tensor called `name`, or some of its `rows` or of its `columns`; of a packed one all are read."""
+    def take(
+        self, name: str, shape: Shape | None = None, *, rows: Part | None = None, columns: Part | None = None
+    ) -> Tensor:
+        """Return the tensor called `name`, or some of its `rows` or of its `columns`; of a packed one all are read.
+
+        `shape`: that which the whole tensor must have; None: any.
+        """
         if self._packed is not None and (base := self._packed_name(name)) is not None:
             values = self._unpacked(name, base, self._packed.values)
+            self._require_shape(name, values.shape, shape)
             self.values_read += values.numel()
             if rows is not None:
                 values = values[rows.start : rows.stop]
@@ -100,25 +109,33 @@ class Weights:
         path = self._files.get(name)
         if path is None:
             raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete")
-        file = self._file(path)
+        whole = self._file(path).get_slice(name)
+        self._require_shape(name, whole.get_shape(), shape)
         tensor: Tensor
         if rows is not None:
-            tensor = file.get_slice(name)[rows.start : rows.stop]
+            tensor = whole[rows.start : rows.stop]
         elif columns is not None:
-            tensor = file.get_slice(name)[:, columns.start : columns.stop]
+            tensor = whole[:, columns.start : columns.stop]
         else:
-            tensor = file.get_tensor(name)
+            tensor = self._file(path).get_tensor(name)
         self.values_read += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def _require_shape(self, name: str, found: Sequence[int], shape: Shape | None) -> None:
+        if shape is not None and (*found,) != shape:
+            raise UnsupportedModel(
+                f"{self._folder} has a tensor {name!r} of shape {[*found]}, where its config.json says {[*shape]}: "
+                "one of the files belongs to another model"
+            )
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
             self._open[path] = _opened(path)
         return self._open[path]
 
-    def maybe(self, name: str, *, rows: Part | None = None) -> Tensor | None:
+    def maybe(self, name: str, shape: Shape, *, rows: Part | None = None) -> Tensor | None:
         """Return what `take` does, None if there is none. Beside packed weights, a bias of zeros is none either."""
-        found = self.take(name, rows=rows) if self.has(name) else None
+        found = self.take(name, shape, rows=rows) if self.has(name) else None
         return None if self._packed is not None and found is not None and not found.any() else found
 
 
