@@ -67,6 +67,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return steps
 
     monkeypatch.setattr(LlamaBody, "multi_step", multi_step)
+    # However slow the machine is, several steps have the time.
+    monkeypatch.setattr("batchwright.engine.step.launcher.MOST_SECONDS", 60.0)
     return counts
 
 
@@ -84,18 +86,22 @@ def answers(engine: Engine, wanted: list[InferenceRequest], most: int = 1) -> li
     return completions(wanted, finished(engine, step=lambda: engine.step(most)))
 
 
-@pytest.mark.parametrize("real", [None, "int8", "int8-group"], indirect=True)
+_GREEDY_OR_DRAWN = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 4}]
+
+
 @pytest.mark.parametrize(
-    "params",
+    ("real", "params"),
     [
-        {"temperature": 0.0},
-        {"temperature": 0.0, "ignore_eos": True},
-        {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 260]},
-        {"temperature": 1.0, "seed": 3},
-        {"temperature": 0.8, "top_p": 0.9, "seed": 4},
-        {"temperature": 1.2, "top_k": 20, "min_p": 0.01, "seed": 5, "min_tokens": 6},
+        *((None, each) for each in _GREEDY_OR_DRAWN),
+        (None, {"temperature": 0.0, "ignore_eos": True}),
+        (None, {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 260]}),
+        (None, {"temperature": 1.0, "seed": 3}),
+        (None, {"temperature": 1.2, "top_k": 20, "min_p": 0.01, "seed": 5, "min_tokens": 6}),
+        *(("int8", each) for each in _GREEDY_OR_DRAWN),
+        *(("int8-group", each) for each in _GREEDY_OR_DRAWN),
     ],
-    ids=lambda params: "-".join(params),
+    indirect=["real"],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_answers_are_the_same(real: Engine, runs: list[int], params: dict[str, Any]) -> None:
     alone = answers(real, requests(**params))
@@ -190,21 +196,24 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
     assert nothing_left(tiny)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_go_wrong_in_the_middle_fail_their_request_alone(
-    tiny: Engine, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    tiny: Engine, runs: list[int], temperature: float
 ) -> None:
     prompts = [[5, 6, 7], [8] * 20, [9, 10]]
-    greedy = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-    expected = [list(each.token_ids) for each in tiny.generate(prompts, greedy)]
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, ignore_eos=True)
+    expected = [list(each.token_ids) for each in tiny.generate(prompts, params)]
     embedding = tiny.core.body._embedding  # type: ignore[attr-defined]
     # A token that only the first answer has, so that the step after it has no finite logits for that one alone.
     others = {token for answer in expected[1:] for token in answer} | {token for each in prompts for token in each}
-    bad = next(token for token in expected[0][4:-4] if token not in others)
+    bad = next((token for token in expected[0][4:-4] if token not in others), None)
+    if bad is None:
+        pytest.skip("with this processor's rounding, the first answer has no token of its own")
     kept = embedding[bad].clone()
     runs.clear()
     try:
         embedding[bad] = float("nan")
-        responses = tiny.generate(prompts, greedy)
+        responses = tiny.generate(prompts, params)
     finally:
         embedding[bad] = kept
     assert isinstance(responses[0].error, NonFiniteLogits)

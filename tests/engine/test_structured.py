@@ -337,7 +337,7 @@ HOSTILE: list[dict[str, Any]] = [
 def test_a_hostile_form_fails_alone(engine: Engine) -> None:
     asked = [SamplingParams(**form, max_tokens=20, temperature=1.0) for form in HOSTILE]
     *hostile, fair = engine.generate(["x"] * (len(asked) + 1), [*asked, FORM])
-    assert assert_forms([fair], SCHEMA) <= 1
+    assert_forms([fair], SCHEMA)
     assert all(response.error is not None or response.finish_reason in ("stop", "length") for response in hostile)
 
 

@@ -194,6 +194,25 @@ def test_a_rank_that_ends_while_it_loads_is_told(tmp_path: Path, monkeypatch: py
         ParallelBody(tmp_path, EngineConfig(**OPTIONS, tensor_parallel=2))
 
 
+@needs_cores
+def test_a_rank_that_ends_while_it_allocates_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path, "llama", **TINY)
+    body = ParallelBody(tmp_path, EngineConfig(**OPTIONS, tensor_parallel=2))
+    try:
+        other, own = body.pids[0], body._own.allocate
+        os.kill(other, signal.SIGSTOP)
+
+        def allocate(*given: Any) -> None:
+            own(*given)
+            os.kill(other, signal.SIGKILL)
+
+        monkeypatch.setattr(body._own, "allocate", allocate)
+        with pytest.raises(EngineClosed, match="rank 1 of 2 was ended by SIGKILL"):
+            body.allocate(8, 16, "reference")
+    finally:
+        body.close()
+
+
 @dataclass(eq=False)
 class Meeting:
     """Where threads that stand for ranks add up and join."""

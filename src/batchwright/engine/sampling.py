@@ -7,7 +7,6 @@ number for each row, and sum weights in groups of 128 from the first token on.
 
 from __future__ import annotations
 
-import logging
 import random
 from array import array
 from collections import deque
@@ -26,8 +25,6 @@ from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.step.batch import on_device
 from batchwright.engine.tried_kernels import kernels_or
 from batchwright.request import SamplingParams
-
-_log = logging.getLogger(__name__)
 
 _HEAD = 1024
 """Tokens sorted for top-k and top-p; rows with a wider nucleus are sorted whole."""

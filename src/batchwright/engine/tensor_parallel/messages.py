@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The rank's part of the model is in memory."""
+    """Answer to `Load`: the rank's part of the model is in memory."""
 
     values: int
     """Number of values in it."""
@@ -56,13 +56,18 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocated:
+    """Answer to `Allocate`: the rank has its part of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
-    """The rank has found the others."""
+    """Message that the rank has found the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last words of a rank."""
+    """Message that the rank cannot go on."""
 
     reason: str
     is_own: bool
@@ -70,4 +75,4 @@ class Failed:
 
 
 ToRank: TypeAlias = Load | Allocate | Step
-FromRank: TypeAlias = Loaded | Joined | Failed
+FromRank: TypeAlias = Loaded | Allocated | Joined | Failed

@@ -109,6 +109,8 @@ class ParallelBody(ModelBody):
         for each in self._others:
             each.send(Allocate(num_blocks, block_size, attention, meeting))
         self._own.allocate(num_blocks, block_size, attention)
+        for each in self._others:
+            each.allocated()  # or its reason, which a meeting that it does not come to would not tell
         join_group(meeting, 0, len(self._others) + 1, self.device)
         self._is_joined = True
         for each in self._others:

@@ -13,7 +13,17 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from batchwright.engine.tensor_parallel.messages import Allocate, Failed, Joined, Load, Loaded, Step, ToRank
+from batchwright.engine.tensor_parallel.messages import (
+    Allocate,
+    Allocated,
+    Failed,
+    FromRank,
+    Joined,
+    Load,
+    Loaded,
+    Step,
+    ToRank,
+)
 
 _FAILED = 70
 """Exit status of a rank that cannot go on."""
@@ -23,7 +33,7 @@ def main() -> None:
     """Load what the first message names, and compute steps until rank 0 is gone."""
     # Ctrl-C is for the process of rank 0, whose end this one notices.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection: Connection[Loaded | Joined | Failed, ToRank] = Connection(int(sys.argv[1]))
+    connection: Connection[FromRank, ToRank] = Connection(int(sys.argv[1]))
     order = connection.recv()
     assert isinstance(order, Load)
     if order.cpus:
@@ -41,7 +51,7 @@ def main() -> None:
         os._exit(_FAILED)  # without waiting for a device that waits for other ranks
 
 
-def _receive(connection: Connection[Loaded | Joined | Failed, ToRank], steps: SimpleQueue[ToRank]) -> None:
+def _receive(connection: Connection[FromRank, ToRank], steps: SimpleQueue[ToRank]) -> None:
     try:
         while True:
             steps.put(connection.recv())
@@ -49,7 +59,7 @@ def _receive(connection: Connection[Loaded | Joined | Failed, ToRank], steps: Si
         os._exit(0)
 
 
-def _follow(order: Load, connection: Connection[Loaded | Joined | Failed, ToRank], steps: SimpleQueue[ToRank]) -> None:
+def _follow(order: Load, connection: Connection[FromRank, ToRank], steps: SimpleQueue[ToRank]) -> None:
     import torch
 
     from batchwright.engine.bodies.load import load_shard
@@ -64,6 +74,7 @@ def _follow(order: Load, connection: Connection[Loaded | Joined | Failed, ToRank
     size = steps.get()
     assert isinstance(size, Allocate)
     body.allocate(size.num_blocks, size.block_size, size.attention)
+    connection.send(Allocated())
     join_group(size.meeting, order.rank, order.ranks, body.device)
     connection.send(Joined())
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from batchwright.engine.tensor_parallel.messages import Failed, FromRank, Joined, Load, Loaded, ToRank
+from batchwright.engine.tensor_parallel.messages import Allocated, Failed, FromRank, Joined, Load, Loaded, ToRank
 from batchwright.errors import EngineClosed
 
 _MODULE = "batchwright.engine.tensor_parallel.rank_main"
@@ -27,7 +27,7 @@ class RankProcess:
     def __init__(self, order: Load, threads: int | None, when_lost: Callable[[], object]) -> None:
         self._name = f"rank {order.rank} of {order.ranks}"
         self._when_lost = when_lost
-        self._replies: SimpleQueue[Loaded | Joined | None] = SimpleQueue()
+        self._replies: SimpleQueue[Loaded | Allocated | Joined | None] = SimpleQueue()
         self._told: Failed | None = None
         self.lost: str | None = None
         """Why it ended; None while it lives."""
@@ -71,6 +71,10 @@ class RankProcess:
         assert isinstance(reply, Loaded)
         return reply
 
+    def allocated(self) -> None:
+        """Wait until it has its part of the KV cache. Raises as `loaded`."""
+        assert isinstance(self._reply(), Allocated)
+
     def joined(self) -> None:
         """Wait until it has found the other ranks. Raises as `loaded`."""
         assert isinstance(self._reply(), Joined)
@@ -83,7 +87,7 @@ class RankProcess:
         self._socket.close()
         self._connection.close()
 
-    def _reply(self) -> Loaded | Joined:
+    def _reply(self) -> Loaded | Allocated | Joined:
         reply = self._replies.get()
         if reply is None:
             self._replies.put(None)
