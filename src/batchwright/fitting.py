@@ -1,4 +1,4 @@
-"""A law of seconds, learned from measurements: coefficients · features, each coefficient at least 0.
+"""Linear model of seconds, learned from measurements: coefficients · features, each coefficient at least 0.
 
 - Least squares of the relative error, so that what is quick counts as much as what is slow. Old measurements fade
   (`memory` of them are remembered), so a model that changes its speed is followed. What is kept is a few sums, and each

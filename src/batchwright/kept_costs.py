@@ -34,7 +34,7 @@ _SCHEMA = 1
 _FOLDER = "costs"
 _MOST_FILES = 64
 _LEAST_STEPS = 32
-"""Steps that must have been measured for a law."""
+"""Steps that must have been measured for a cost model."""
 _LEAST_STEP = 1e-9
 """Seconds below which no step is."""
 _LEAST_SECONDS = 1.0
@@ -45,7 +45,7 @@ _MOST_RATIOS = 64
 _MOST_QUANTITY = 2**53
 """Bound of whole numbers in a file, beyond which they are no measurements."""
 _MOST_ERROR = 0.6
-"""Error within which a law must tell nine steps of ten; where it does not, the machine did something else meanwhile."""
+"""Error within which a cost model must predict nine steps of ten; else the machine did something else meanwhile."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
 """Options of the engine by which steps of the same shape take another time."""
 _KERNELS = Path(__file__).parent / "engine" / "native"
@@ -88,7 +88,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
     weights: tuple[float, ...] = ()
     """Number of steps that each measurement stands for; none: each for itself."""
     run_ratios: tuple[float, ...] = ()
-    """For each of the latest runs, the seconds of its steps over those that the law told which was known before it."""
+    """For each of the latest runs, the seconds of its steps over those predicted by the model that was known before."""
 
     @property
     def record(self) -> StepRecord:
@@ -101,7 +101,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> StepCosts:
-        """The law of these measurements."""
+        """Cost model fitted to these measurements."""
         return replace(fitted(self.record.measurements), steps=self.steps)
 
 
@@ -141,7 +141,7 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
     try:
         kept = read_costs(path)
         if (error := kept.costs.within(0.9)) > _MOST_ERROR:
-            raise ValueError(f"{path} holds steps of a busy machine, which no law tells within {error:.0%}")
+            raise ValueError(f"{path} holds steps of a busy machine, which no cost model predicts within {error:.0%}")
         return kept
     except FileNotFoundError:
         return None

@@ -21,7 +21,7 @@ from batchwright.request import InferenceRequest
 
 from .support import run
 
-SLOW = MachineRates(products=1.0, attention=1.0, lone_cost=3.0, least_step=1e9, bandwidth=1.0)
+SLOW = MachineRates(products=1.0, attention=1.0, unshared_cost=3.0, least_step=1e9, bandwidth=1.0)
 """Rates that every step beats."""
 STEPS = {"temperature": 0.0, "ignore_eos": True}
 
@@ -44,7 +44,7 @@ def computed(engine: Engine, *requests: InferenceRequest) -> WorkMeter:
     bound = bound_of(meter.needed.work, meter.needed.steps, meter.model, meter.rates, places=engine.stats.max_num_seqs)
     assert 0.0 < bound.products_seconds <= meter.spent.products * (1 + 1e-9)
     assert 0.0 < bound.attention_seconds <= meter.spent.attention * (1 + 1e-9)
-    assert meter.needed.work.lone_prompt_keys <= meter.computed_work.lone_prompt_keys
+    assert meter.needed.work.unshared_prompt_keys <= meter.computed_work.unshared_prompt_keys
     assert meter.spent.products + meter.spent.attention <= meter.spent.forward
     assert meter.steps >= meter.needed.steps.least(engine.stats.max_num_seqs)
     return meter
@@ -55,7 +55,7 @@ def request(prompt: list[int], tokens: int, **others: Any) -> InferenceRequest:
 
 
 def without_keys(work: Work) -> Work:
-    return replace(work, lone_prompt_keys=0.0, lone_answer_keys=0.0)
+    return replace(work, unshared_prompt_keys=0.0, unshared_answer_keys=0.0)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_rates_are_measured_once(quick: Engine) -> None:
     assert first is not None
     assert min(first.products, first.attention, first.bandwidth) > 1e6
     assert 0.0 < first.least_step < 1e9
-    assert first.lone_cost >= 1.0
+    assert first.unshared_cost >= 1.0
     assert machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, said.append) == first
     assert len(said) == 1
 

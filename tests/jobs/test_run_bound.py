@@ -20,7 +20,7 @@ from batchwright.jobs.run import run
 from batchwright.planning.bound import MachineRates
 from batchwright.request import SamplingParams
 
-SLOW = MachineRates(products=1.0, attention=1.0, lone_cost=3.0, least_step=1e9, bandwidth=1.0)
+SLOW = MachineRates(products=1.0, attention=1.0, unshared_cost=3.0, least_step=1e9, bandwidth=1.0)
 DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0)
 
 

@@ -32,7 +32,7 @@ MODEL = ModelCosts(
     windows=((None, 1), (3, 1)),
     key_bytes=1.0,
 )
-RATES = MachineRates(products=10.0, attention=5.0, lone_cost=2.0, least_step=3.0, bandwidth=4.0)
+RATES = MachineRates(products=10.0, attention=5.0, unshared_cost=2.0, least_step=3.0, bandwidth=4.0)
 BLOCK = 4
 
 amounts = st.integers(0, 50)
@@ -68,7 +68,7 @@ def test_more_work_takes_no_less(work: Work, more: Work, few: NeededSteps, other
     many = NeededSteps(max(few.longest_chain, others.longest_chain), few.of_all_chains + others.of_all_chains)
     assert seconds(both, many, places=places) >= seconds(work, few, places=places)
     assert seconds(work, few, places=places + 1) <= seconds(work, few, places=places)
-    assert seconds(replace(work, lone_prompt_keys=0.0), few) <= seconds(work, few)
+    assert seconds(replace(work, unshared_prompt_keys=0.0), few) <= seconds(work, few)
 
 
 @given(works, steps_needed, st.sampled_from(("products", "attention", "bandwidth")), st.floats(1.0, 9.0))
@@ -170,7 +170,7 @@ def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int
             answer_keys += sum(1 for key in new if len(tokens) - turns <= key <= row)
     found = needed.work
     assert (found.rows, found.pairs) == (rows, pairs)
-    assert (found.lone_prompt_keys, found.lone_answer_keys) == (prompt_keys, answer_keys)
+    assert (found.unshared_prompt_keys, found.unshared_answer_keys) == (prompt_keys, answer_keys)
 
 
 @given(sequences, st.randoms(use_true_random=False))
@@ -182,7 +182,7 @@ def test_the_order_of_answers_does_not_matter(given_sequences: list[tuple[list[i
         needed = NeededWork(MODEL, BLOCK)
         for tokens, turns in order:
             added(needed, tokens, turns)
-        found.append((needed.work.rows, needed.work.pairs, needed.work.lone_prompt_keys, needed.steps))
+        found.append((needed.work.rows, needed.work.pairs, needed.work.unshared_prompt_keys, needed.steps))
     assert found[0] == found[1]
 
 
@@ -196,7 +196,7 @@ def test_in_bounded_memory_the_estimate_is_on_the_safe_side() -> None:
     assert not exact.sampled
     assert 0.7 * exact.work.rows < bounded.work.rows <= exact.work.rows
     assert bounded.work.pairs <= exact.work.pairs
-    assert 0.7 * exact.work.lone_prompt_keys < bounded.work.lone_prompt_keys <= exact.work.lone_prompt_keys
+    assert 0.7 * exact.work.unshared_prompt_keys < bounded.work.unshared_prompt_keys <= exact.work.unshared_prompt_keys
     assert len(bounded._known) <= 512
 
 
@@ -212,8 +212,8 @@ def test_what_is_scored_is_computed_each_time() -> None:
 def test_several_tokens_of_a_step_read_the_keys_once() -> None:
     needed = NeededWork(MODEL, BLOCK)
     needed.add([1] * 10, prompt=4, chain=3, turns=2, chosen=7, likeliest=True)
-    assert needed.work.lone_prompt_keys == 2 * 4
-    assert needed.work.lone_answer_keys == 1 + 2
+    assert needed.work.unshared_prompt_keys == 2 * 4
+    assert needed.work.unshared_answer_keys == 1 + 2
     assert needed.steps == NeededSteps(3, 3.0)
 
 
@@ -227,7 +227,7 @@ def test_shares_add_up(needed: Work, more: Work, steps: NeededSteps, extra: list
     computed.add(more)
     bound = bound_of(needed, steps, MODEL, RATES, places=4)
     products = computed.product_operations(MODEL) / RATES.products + extra[0]
-    attention = computed.attention_operations(MODEL, RATES.lone_cost) / RATES.attention + extra[1]
+    attention = computed.attention_operations(MODEL, RATES.unshared_cost) / RATES.attention + extra[1]
     products, attention = max(products, bound.products_seconds), max(attention, bound.attention_seconds)
     forward = products + attention + extra[2]
     time = SpentTime(forward + extra[3], forward, products, attention, products * extra[4] / 9, more)

@@ -163,7 +163,7 @@ class _Probe:
         return MachineRates(
             products=products,
             attention=shared,
-            lone_cost=max(1.0, shared / lone),
+            unshared_cost=max(1.0, shared / lone),
             least_step=self._best(lambda: self._prompt(1, 0), _by_products),
             bandwidth=self._bandwidth(),
             settled=self._settled,

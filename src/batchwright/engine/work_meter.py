@@ -185,8 +185,8 @@ class WorkMeter:
             logit_rows=step.logit_rows,
             likeliest_rows=step.likeliest_rows,
             pairs=pairs,
-            lone_prompt_keys=self._lone_keys(step.tables[decodes], np.array(known)) if decodes else 0,
-            lone_answer_keys=answer_keys,
+            unshared_prompt_keys=self._lone_keys(step.tables[decodes], np.array(known)) if decodes else 0,
+            unshared_answer_keys=answer_keys,
         )
 
     def _lone_keys(self, tables: np.ndarray, known: np.ndarray) -> int:
@@ -198,7 +198,7 @@ class WorkMeter:
     def _reached(self, work: Work, step: _Step) -> MachineRates:
         """Return the rates of a step."""
         rates, model, products, attention = self._rates, self.model, step.products, step.attention
-        attended = work.attention_operations(model, rates.lone_cost)
+        attended = work.attention_operations(model, rates.unshared_cost)
         return replace(
             rates,
             products=work.product_operations(model) / products if products > 0.0 else rates.products,

@@ -98,12 +98,12 @@ class LikelyLengths:
         """Whether it is known from jobs of any kind, none of which was like this one."""
         return self.source == "earlier runs"
 
-    def drawn(self, limit: int, luck: float, factor: float = 1.0) -> int:
-        """Return the tokens of an answer with a limit; `luck`, 0 to 1, chooses among those that are known.
+    def drawn(self, limit: int, quantile: float, factor: float = 1.0) -> int:
+        """Return the tokens of an answer with a limit; `quantile`, 0 to 1, chooses among those that are known.
 
         `factor`: by which all answers are longer than those were.
         """
-        return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(luck))))
+        return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile))))
 
 
 def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[int, int]) -> LikelyLengths | None:

@@ -1,9 +1,9 @@
 """Time that a job will take on this machine, told before it runs.
 
 A sample of its lines is simulated, as `batchwright simulate` does: with the scheduler of the engine, the order in which
-a run takes lines up, and the law of steps that earlier runs have measured. How long answers will be is what lines say
-themselves, else what answers of earlier runs of such a job were like, or those to some of its lines, else as long as
-lines allow.
+a run takes lines up, and the cost model of steps that earlier runs have measured. How long answers will be is what
+lines say themselves, else what answers of earlier runs of such a job were like, or those to some of its lines, else as
+long as lines allow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from batchwright.wire.requests import ENCODER_URLS
 _SAMPLED, _SAMPLED_BYTES = 2048, 2**26
 """Most lines of a job that are simulated, and their bytes."""
 _FIRST_COST_ERROR = 0.2
-"""Error of the law of steps that is assumed before enough runs have shown it."""
+"""Error of the cost model that is assumed before enough runs have shown it."""
 _UNSURE_SECONDS = 0.5
 """Seconds whose pace counts half."""
 
@@ -108,7 +108,7 @@ class SampledJob:
         """Return how long an engine took for answers, over what its steps should have taken for them.
 
         `answered`: lines, each of which got one answer of so many tokens; `seconds`: the time that all took. It holds
-        what the law of steps lacks, such as drafts, and how fast the machine is now.
+        what the cost model lacks, such as drafts, and how fast the machine is now.
         """
         requests = [
             replace(line.requests[0], output_tokens=tokens, max_tokens=line.limit)

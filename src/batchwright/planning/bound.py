@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What a model takes of a machine, by rows, keys and steps."""
+    """Operations and bytes that a model needs per row, key and step."""
 
     layer_operations: float
     """Operations of the products of one row in all layers."""
@@ -65,10 +65,10 @@ class Work:
     """Those of them of which only the likeliest token was found."""
     pairs: float = 0.0
     """Pairs of a query and a key, in all layers."""
-    lone_prompt_keys: float = 0.0
+    unshared_prompt_keys: float = 0.0
     """Keys of prompts that no other sequence has, which single rows of answers read, counted for each such row, in one
     layer. What several have in common can be read for all of them at once."""
-    lone_answer_keys: float = 0.0
+    unshared_answer_keys: float = 0.0
     """Keys of answers that they read."""
 
     def add(self, other: Work, times: float = 1.0) -> None:
@@ -77,13 +77,13 @@ class Work:
         self.logit_rows += times * other.logit_rows
         self.likeliest_rows += times * other.likeliest_rows
         self.pairs += times * other.pairs
-        self.lone_prompt_keys += times * other.lone_prompt_keys
-        self.lone_answer_keys += times * other.lone_answer_keys
+        self.unshared_prompt_keys += times * other.unshared_prompt_keys
+        self.unshared_answer_keys += times * other.unshared_answer_keys
 
     @property
     def lone_keys(self) -> float:
         """Keys that single rows read by themselves."""
-        return self.lone_answer_keys + self.lone_prompt_keys
+        return self.unshared_answer_keys + self.unshared_prompt_keys
 
     def product_operations(self, model: ModelCosts) -> float:
         """Operations of all matrix products."""
@@ -99,10 +99,10 @@ class Work:
         """Bytes of the keys and values that single rows read by themselves."""
         return self.lone_keys * model.full_layers * model.key_bytes
 
-    def attention_operations(self, model: ModelCosts, lone_cost: float) -> float:
-        """Operations of attention; those of keys that a single row reads count `lone_cost` times."""
+    def attention_operations(self, model: ModelCosts, unshared_cost: float) -> float:
+        """Operations of attention; those of keys that a single row reads count `unshared_cost` times."""
         lone = self.lone_keys * model.full_layers
-        return model.pair_operations * (self.pairs + (lone_cost - 1.0) * lone)
+        return model.pair_operations * (self.pairs + (unshared_cost - 1.0) * lone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class MachineRates:
     """Operations per second of matrix products."""
     attention: float
     """Operations per second of attention, where many rows read the same keys."""
-    lone_cost: float
+    unshared_cost: float
     """How many times as long an operation of attention takes where a single row reads its keys, all in the cache."""
     least_step: float
     """Seconds of the products of a step of one row, which reads all weights."""
@@ -128,7 +128,7 @@ class MachineRates:
         return MachineRates(
             max(self.products, other.products),
             max(self.attention, other.attention),
-            self.lone_cost,
+            self.unshared_cost,
             min(self.least_step, other.least_step),
             max(self.bandwidth, other.bandwidth),
             self.settled or other.settled,
@@ -137,7 +137,7 @@ class MachineRates:
 
 @dataclass(frozen=True, slots=True)
 class NeededSteps:
-    """How many steps the answers need, whatever the schedule: each chooses one token of a sequence, or some at once."""
+    """Lower bound on decoding steps, whatever the schedule: each chooses one token of a sequence, or some at once."""
 
     longest_chain: int = 0
     """Steps that the longest sequence takes, one after another."""
@@ -186,7 +186,7 @@ def bound_of(
     - `drafts`: whether guesses at the next tokens made chains shorter; `sampled`: whether `work` is an estimate.
     """
     multiplying = work.product_operations(model) / rates.products
-    pairs = work.attention_operations(model, rates.lone_cost) / rates.attention
+    pairs = work.attention_operations(model, rates.unshared_cost) / rates.attention
     least = steps.least(places)
     in_steps = least * rates.least_step
     keys = work.read_bytes(model) / rates.bandwidth
@@ -230,7 +230,7 @@ def _assumptions(
         f"{work.pairs:,.0f} pairs of a query and a key, {model.pair_operations:,.0f} operations each, run at "
         f"{rates.attention / 1e9:,.1f} Gop/s, the best of a measurement and of every step of this run; the keys that "
         f"only one sequence has, which single rows read by themselves, {work.lone_keys:,.0f} in each of "
-        f"{model.full_layers} layers, take {rates.lone_cost:.2f} times as long, though they lie in the cache",
+        f"{model.full_layers} layers, take {rates.unshared_cost:.2f} times as long, though they lie in the cache",
         f"or these keys are read from memory, {model.key_bytes:,.0f} bytes each, at {rates.bandwidth / 1e9:,.1f} GB/s, "
         "if that takes longer",
         "each core computes attention and products one after the other, so their times add; nothing else takes time: "
@@ -305,7 +305,7 @@ def shares_of(
     """Return where the time of a run went, whose steps computed `computed` where `needed` was needed."""
 
     def attention(work: Work) -> float:
-        return work.attention_operations(model, rates.lone_cost)
+        return work.attention_operations(model, rates.unshared_cost)
 
     needless_products = _excess(computed.product_operations(model), needed.product_operations(model))
     needless_attention = _excess(attention(computed), attention(needed))

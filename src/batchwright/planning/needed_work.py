@@ -1,4 +1,4 @@
-"""What answers had to take of a machine: each beginning that several sequences share is counted once."""
+"""Work that a job's answers required of a machine, counting each shared prefix once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NeededWork:
         found = Work()
         certain = 1.0 - _SAFE * math.sqrt(self._variance) / self._work.rows if self._variance else 1.0
         found.add(self._work, max(0.0, certain))
-        found.lone_prompt_keys += self._lone_keys_of_blocks()
+        found.unshared_prompt_keys += self._lone_keys_of_blocks()
         found.logit_rows, found.likeliest_rows = self._work.logit_rows, self._work.likeliest_rows
         return found
 
@@ -109,7 +109,7 @@ class NeededWork:
                     self._count(begin, after, prompt, turns)
                     first = after
         self._work.add(self._span(first, end, prompt, turns))
-        self._work.lone_prompt_keys += max(0, prompt - blocks * size) * turns
+        self._work.unshared_prompt_keys += max(0, prompt - blocks * size) * turns
         while len(self._known) > self._most_known:
             self._sampling += 1
             mask = (1 << self._sampling) - 1
@@ -139,7 +139,7 @@ class NeededWork:
         return Work(
             rows=end - first,
             pairs=self._model.pairs(first, end),
-            lone_answer_keys=_falling(answered - begin) - _falling(answered - max(begin, end)),
+            unshared_answer_keys=_falling(answered - begin) - _falling(answered - max(begin, end)),
         )
 
 

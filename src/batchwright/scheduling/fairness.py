@@ -62,7 +62,7 @@ class Share:
     """Numbers of an owner's sequences by priority."""
 
     @property
-    def crowd(self) -> float:
+    def weighted_places(self) -> float:
         """Running sequences in proportion to the weight."""
         return self.places / self.weight
 
@@ -209,9 +209,9 @@ def _by_place(running: Items[Sequence]) -> list[Sequence]:
 
 @dataclass(slots=True)
 class Precedence:
-    """Limits on what a step may carry of larger shares beside newcomers, which have given out nothing yet.
+    """Limits on tokens of larger shares in a step that also serves newcomers: sequences without output so far.
 
-    The newcomers are those of the best priority. Sequences of a better one than theirs give way to nobody.
+    Only newcomers of the best priority count. Sequences of a better one than theirs give way to nobody.
     """
 
     priority: int
@@ -229,7 +229,9 @@ class Precedence:
         if sequence.priority < self.priority:
             return False
         request, owner = nodes(sequence)
-        return owner.crowd > self.fewest_of_owners or request.crowd > self.fewest_of_requests.get(owner, math.inf)
+        return owner.weighted_places > self.fewest_of_owners or request.weighted_places > self.fewest_of_requests.get(
+            owner, math.inf
+        )
 
 
 def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Precedence | None:
@@ -243,8 +245,8 @@ def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Pre
     fewest_of_requests: dict[Share, float] = {}
     for sequence in newcomers:
         request, owner = nodes(sequence)
-        fewest_of_owners = min(fewest_of_owners, owner.crowd)
-        fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.crowd)
+        fewest_of_owners = min(fewest_of_owners, owner.weighted_places)
+        fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.weighted_places)
     found = Precedence(priority, fewest_of_owners, fewest_of_requests, StepRoom(0))
     own = _first_parts((each for each in newcomers if not found.must_defer(each)), budget)
     most = max(_FEW_ROWS, min(sum(each.count for each in own), budget // 2))
@@ -270,7 +272,7 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
     Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
     without for longest first.
     """
-    ready = sorted((each for each in running if each.awaits_decode), key=_by_crowd)
+    ready = sorted((each for each in running if each.awaits_decode), key=_by_weighted_places)
     if first is None:
         return ready
     chosen = [each for each in ready if not first.must_defer(each)]
@@ -295,13 +297,13 @@ def by_burden(sequence: Sequence) -> tuple[bool, int, tuple[float, float], float
     then the least urgent.
     """
     request, owner = nodes(sequence)
-    crowd = owner.crowd, request.crowd
-    return sequence.is_batch, sequence.priority, crowd, sequence.deadline, sequence.ordinal
+    places = owner.weighted_places, request.weighted_places
+    return sequence.is_batch, sequence.priority, places, sequence.deadline, sequence.ordinal
 
 
-def _by_crowd(sequence: Sequence) -> tuple[int, float, float, int]:
+def _by_weighted_places(sequence: Sequence) -> tuple[int, float, float, int]:
     request, owner = nodes(sequence)
-    return sequence.priority, owner.crowd, request.crowd, sequence.ordinal
+    return sequence.priority, owner.weighted_places, request.weighted_places, sequence.ordinal
 
 
 def _last_turn(sequence: Sequence) -> int:

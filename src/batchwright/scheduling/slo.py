@@ -159,7 +159,7 @@ class StepTimes:
             self._run.append(seconds / predicted)
             self._of_runs.add(sum(self._run) / len(self._run))
         features = shape.features
-        # A law for decodes says nothing of the first prompt; but the keys, which grow with every step, are no news.
+        # A fit to decodes says nothing of the first prompt; but the keys, which grow with every step, are no news.
         is_new = any(feature > 2.0 * seen for feature, seen in zip(features, self._seen, strict=True))
         self._fit.observe(features, seconds, is_larger=is_new or shape.num_tokens > self.largest)
         if self._fit.observations == 1:

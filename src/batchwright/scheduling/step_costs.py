@@ -1,7 +1,7 @@
-"""What a step costs: seconds by its shape, fitted to steps that were measured.
+"""Cost model of an engine's steps: seconds of a step by its shape, fitted to steps that were measured.
 
 `StepTimes` (`slo.py`) follows an engine from step to step and forgets within minutes. `StepCosts` is what is worth
-keeping: a law for steps of any shape that this engine computes on this machine, with the spread of its errors.
+keeping: a cost model for steps of any shape that this engine computes on this machine, with the spread of its errors.
 
     seconds = factor of its kind · Σ coefficient · feature
 
@@ -33,7 +33,7 @@ _QUANTILES = 64
 _WORST_RATIO = 4.0
 """Largest ratio of measured to predicted seconds that counts: what is beyond was a pause of the machine."""
 _OUTLIER = 5.0
-"""Steps so many times the usual error away from the law are left out of its fit."""
+"""Steps so many times the usual error away from the model are left out of its fit."""
 _SHORTEST = 1e-6
 _EACH = 12
 """Measurements kept of steps that are alike."""
@@ -64,7 +64,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Law of the seconds of a step."""
+    """Cost model of steps: how many seconds one of any shape takes."""
 
     coefficients: tuple[float, ...]
     """Seconds for one of each of `features_of`."""
@@ -72,7 +72,7 @@ class StepCosts:
     """Quantiles of measured over predicted seconds, evenly spaced."""
     ratios: tuple[float, ...] = (1.0,)
     """Quantiles of the seconds of the shorter half of the steps over those of steps like them, evenly spaced: what is
-    left to chance. By what the law errs for a kind of step, it errs each time."""
+    left to chance. By what the model errs for a kind of step, it errs each time."""
     long_ratios: tuple[float, ...] = (1.0,)
     """Those of the longer half, which a pause of the machine lengthens by less."""
     long_from: float = math.inf
@@ -114,11 +114,11 @@ class StepCosts:
                 seconds += cost * (num_rows - bend)
         return seconds
 
-    def drawn(self, shape: StepShape, luck: float) -> float:
-        """Return the seconds of one such step; `luck`, 0 to 1, chooses among the spread that was seen."""
+    def drawn(self, shape: StepShape, quantile: float) -> float:
+        """Return the seconds of one such step; `quantile`, 0 to 1, chooses among the spread that was seen."""
         seconds = self.seconds(shape)
         ratios = self.ratios if seconds < self.long_from else self.long_ratios
-        return seconds * ratios[min(len(ratios) - 1, int(luck * len(ratios)))]
+        return seconds * ratios[min(len(ratios) - 1, int(quantile * len(ratios)))]
 
     def total(self, record: StepRecord) -> float:
         """Return the seconds of all steps that `record` has counted."""
@@ -143,10 +143,10 @@ def features_of(shape: StepShape) -> tuple[float, ...]:
 
 
 def fitted(measurements: Sequence[Measurement]) -> StepCosts:
-    """Return the law that fits `measurements` best.
+    """Return the cost model that fits `measurements` best.
 
-    The relative error counts, so that a quick step counts as much as a slow one. What is far from the law of the others
-    is left out. Raises ValueError without any measurement, or with seconds that are not above 0.
+    The relative error counts, so that a quick step counts as much as a slow one. What is far from the others is left
+    out. Raises ValueError without any measurement, or with seconds that are not above 0.
     """
     if not measurements or min(each.seconds for each in measurements) <= 0.0:
         raise ValueError(f"{len(measurements)} measurements: must be one or more, of seconds above 0")
@@ -167,7 +167,7 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     factors = _factors(seconds / summed, places, counts)
     predicted = summed * factors[places]
     weights = np.array([each.weight for each in measurements])
-    # The law of least relative error lies below the mean where errors are large: all steps together are to come out
+    # The model of least relative error lies below the mean where errors are large: all steps together are to come out
     # right, for the time of a job is that of all.
     level = float((weights * seconds)[chosen].sum() / (weights * predicted)[chosen].sum())
     coefficients, predicted = coefficients * level, predicted * level
@@ -196,9 +196,9 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
 
 
 def _factors(ratios: NDArray[np.float64], places: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return for each kind, of which `places` tells each step's, by what the law errs; 1 for those of too few steps.
+    """Return the factor by which the model errs for each kind of step; 1 for kinds of too few steps.
 
-    The fewer measurements there are, the nearer to 1 it is.
+    `places` has the kind of each step. The fewer measurements there are, the nearer to 1 a factor is.
     """
     medians = np.clip(_medians(ratios, places, len(counts)), 1.0 / _WORST_RATIO, _WORST_RATIO)
     factors = (counts * medians + _DOUBT) / (counts + _DOUBT)

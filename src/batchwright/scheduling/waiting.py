@@ -188,7 +188,7 @@ class FairQueue:
         first = self._first(request)
         settled = not (first.promoted and request.starves(self._now, self._promote_after))
         level: float = self._queues[request].best_priority if self._by_priority and settled else 0
-        return (settled, level, request.crowd, request.served, first.deadline, first.ordinal)
+        return (settled, level, request.weighted_places, request.served, first.deadline, first.ordinal)
 
     def _turn_of_owner(self, owner: Share) -> _Turn:
         of_request = self._turn_of_request(self._requests[owner].first())
@@ -196,7 +196,7 @@ class FairQueue:
         if not settled:
             best: float = min(owner.priorities) if self._by_priority else 0
             level = -math.inf if owner.starves(self._now, self._promote_after) else best
-        return (level, owner.crowd, owner.served, *of_request)
+        return (level, owner.weighted_places, owner.served, *of_request)
 
 
 def _owner(request: Share) -> Share:
