@@ -123,6 +123,23 @@ def test_results_state_their_lengths_whatever_the_endpoint(tmp_path: Path, costs
     assert found["cached_tokens"] == 5 * 3 * 144
 
 
+def test_results_that_are_copies_or_make_no_sense_are_left_out(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "results.jsonl"
+    usages: list[dict[str, Any]] = [
+        {"prompt_tokens": 50, "completion_tokens": 7},
+        {"prompt_tokens": 50, "completion_tokens": 7, "deduplicated": True},
+        {"prompt_tokens": 10**11, "completion_tokens": 7},
+        {"prompt_tokens": "50", "completion_tokens": 7},
+    ]
+    results = [
+        {"custom_id": f"{n}", "response": {"body": {"usage": u, "choices": [{}] * 2}}, "error": None}
+        for n, u in enumerate(usages)
+    ]
+    job.write_text("".join(json.dumps(each) + "\n" for each in results))
+    [found] = told("--job", job, "--costs", costs)
+    assert (found["job_lines"], found["output_tokens"]) == (2, 7)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

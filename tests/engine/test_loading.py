@@ -104,7 +104,10 @@ def test_weights_of_other_shapes_than_the_config_says(
 
 def test_heads_that_cannot_be_shared_evenly_are_refused(tmp_path: Path) -> None:
     write(tmp_path, num_attention_heads=4, num_key_value_heads=3)
-    assert "not divisible by num_key_value_heads 3" in str(unsuitable(read_config(tmp_path)))
+    config = read_config(tmp_path)
+    assert "not divisible by num_key_value_heads 3" in str(unsuitable(config))
+    config.num_key_value_heads = 0
+    assert "not divisible by num_key_value_heads 0" in str(unsuitable(config))
 
 
 def test_a_file_that_is_damaged_or_missing(tmp_path: Path) -> None:
@@ -149,8 +152,6 @@ from pathlib import Path
 from batchwright.engine.bodies import load_body
 from batchwright.engine_config import EngineConfig
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.engine_config import QuantizationName
-from batchwright.errors import UnsupportedModel
 body = load_body(Path({str(smollm2_path)!r}), EngineConfig(device="cpu"))
 Tokenizer(Path({str(smollm2_path)!r}), body.vocab_size)
 print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from batchwright import Engine, InferenceRequest, InferenceResponse
+from batchwright import Engine, InferenceRequest, InferenceResponse, StreamEvent
 from batchwright.clock import ManualClock
 from batchwright.errors import Cancelled, DeadlineExceeded
 
@@ -148,6 +149,38 @@ def test_a_callback_cancels_what_generate_waits_for(engine: Engine) -> None:
     long, short = engine.generate(requests)
     assert isinstance(long.error, Cancelled)
     assert short.error is None
+    assert nothing_left(engine)
+
+
+def test_a_stream_that_a_callback_cancels_has_all_of_its_text(engine: Engine) -> None:
+    def stop(response: InferenceResponse) -> None:
+        engine.cancel("long")
+
+    requests = [
+        InferenceRequest(STORY, request_id="long", max_tokens=200),
+        InferenceRequest(STORY, request_id="short", max_tokens=6, callback=stop),
+    ]
+    events = [event for event in engine.stream(requests) if event.request_id == "long"]
+    assert events[-1].response is not None
+    assert isinstance(events[-1].response.error, Cancelled)
+    assert "".join(event.text for event in events) == events[-1].response.output != ""
+    assert nothing_left(engine)
+
+
+def test_closing_a_stream_leaves_a_later_request_of_the_same_id_alone(engine: Engine) -> None:
+    def asked(name: str, most: int) -> InferenceRequest:
+        return InferenceRequest(STORY, request_id=name, max_tokens=most)
+
+    first = cast("Generator[StreamEvent]", engine.stream([asked("x", 60), asked("a", 3)]))
+    begun = next(first)
+    while begun.request_id == "x" and "a" in engine.core._delivery.requests:
+        engine.step()
+    second = engine.stream([asked("a", 5)])
+    started = next(second)
+    first.close()
+    events = [started, *second]
+    assert events[-1].response is not None
+    assert events[-1].response.tokens_generated == 5
     assert nothing_left(engine)
 
 

@@ -140,7 +140,9 @@ def test_so_many_requests_are_read_whatever_lines_have_no_answer() -> None:
 
 
 def test_a_line_that_was_being_written_is_left_out() -> None:
-    assert len(read_trace([LOGGED, LOGGED[:20] + "\n", "\n", LOGGED, LOGGED.rstrip()[:-1]], "log")) == 2
+    line = '{"at":1732.5e-3,"class":"online","prompt_tokens":3,"cached_tokens":0,"output_tokens":2}'
+    torn = [line[:length] + "\n" for length in range(len(line))]
+    assert len(read_trace([line, *torn, "\0" * 30, line, line[:-1]], "log")) == 2
 
 
 def test_times_and_lengths_are_drawn_apart() -> None:

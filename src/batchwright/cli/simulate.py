@@ -93,8 +93,8 @@ def simulate_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.durable_files import replacing
     from batchwright.jobs.report_page.page import require_writable
+    from batchwright.kept_costs import write_costs
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
 
@@ -109,8 +109,7 @@ def simulate_command(
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
     kept = _measured_costs(console, model, engine) if costs is None else _told_costs(costs)
     if save_costs is not None:
-        with replacing(save_costs) as file:
-            file.write(msgspec.json.encode(kept))
+        write_costs(save_costs, kept)
     try:
         sizes = kept.facts.sizes(engine)
     except ValueError as error:

@@ -75,6 +75,8 @@ class Engine:
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
         self._inboxes: dict[str, deque[StreamEvent]] = {}
         """Where the events of requests go for which a `generate` or `stream` waits, whoever steps or cancels them."""
+        self._cancelled: list[StreamEvent] | None = None
+        """Ends of requests that callbacks cancel during a step, whose own events come first; None between steps."""
 
     @property
     def core(self) -> EngineCore:
@@ -108,20 +110,34 @@ class Engine:
         self.core.add(request)
 
     def step(self, most: int = 1) -> list[InferenceResponse]:
-        """Compute one step; return the responses to requests from `submit` that ended in it, or with an error.
+        """Compute one step; return the responses to requests from `submit` that have ended since the last call.
 
-        Up to `most` steps are computed where the next ones are known to be alike, which saves time between them.
+        Those that failed have `error` set. Up to `most` steps are computed where the next ones are known to be alike,
+        which saves time between them.
         """
-        self._sort(self.core.step(most))
+        self._advance(most)
         responses, self._unclaimed = self._unclaimed, []
         return responses
 
     def cancel(self, request_id: str) -> InferenceResponse | None:
         """End a request at once; return its response so far, or None if there is no such request."""
         event = self.core.cancel(request_id)
-        if event is not None and (inbox := self._inboxes.pop(request_id, None)) is not None:
-            inbox.append(event)
+        if event is not None and request_id in self._inboxes:
+            if self._cancelled is None:
+                self._sort([event])
+            else:
+                self._cancelled.append(event)
         return None if event is None else event.response
+
+    def _advance(self, most: int) -> None:
+        """Compute up to `most` steps, and put their events where they are waited for."""
+        events: list[StreamEvent] = []
+        around, self._cancelled = self._cancelled, []
+        try:
+            events = self.core.step(most)
+        finally:
+            cancelled, self._cancelled = self._cancelled, around
+            self._sort([*events, *cancelled])
 
     def _sort(self, events: Iterable[StreamEvent]) -> None:
         """Put events where they are waited for."""
@@ -194,7 +210,7 @@ class Engine:
                     yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
             while waiting:
                 if not inbox:
-                    self._sort(self.core.step(MOST_STEPS))
+                    self._advance(MOST_STEPS)
                 while inbox:
                     event = inbox.popleft()
                     if event.response is not None:
@@ -202,7 +218,8 @@ class Engine:
                     yield event
         finally:
             for request_id in waiting:
-                if self._inboxes.pop(request_id, None) is not None:
+                if self._inboxes.get(request_id) is inbox:
+                    del self._inboxes[request_id]
                     core.cancel(request_id)
 
     def score(

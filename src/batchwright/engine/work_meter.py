@@ -185,11 +185,11 @@ class WorkMeter:
             logit_rows=step.logit_rows,
             likeliest_rows=step.likeliest_rows,
             pairs=pairs,
-            unshared_prompt_keys=self._lone_keys(step.tables[decodes], np.array(known)) if decodes else 0,
+            unshared_prompt_keys=self._unshared_keys(step.tables[decodes], np.array(known)) if decodes else 0,
             unshared_answer_keys=answer_keys,
         )
 
-    def _lone_keys(self, tables: np.ndarray, known: np.ndarray) -> int:
+    def _unshared_keys(self, tables: np.ndarray, known: np.ndarray) -> int:
         """Return how many of the first `known` [D] keys of decodes with block `tables` [D, most] no other one reads."""
         blocks = tables[np.arange(tables.shape[1]) < (known // self._block_size)[:, None]]
         alone = int((np.bincount(blocks)[blocks] == 1).sum()) if len(blocks) else 0

@@ -15,12 +15,12 @@ from batchwright.jobs.sources import InputFormat, Record, format_of
 from batchwright.jobs.spec import TABLES
 from batchwright.jobs.table_sources import open_source
 from batchwright.jobs.templates import Templates
-from batchwright.lines.batch_line import decode_line
+from batchwright.lines.batch_line import decode_line, token_count
 from batchwright.planning.prefix_tree import block_ids
 from batchwright.request import SamplingParams
 from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.simulation.requests import SimulatedRequest
-from batchwright.simulation.traces import logged
+from batchwright.simulation.traces import MOST_TOKENS, logged
 from batchwright.wire.fields import expected_tokens as body_expected_tokens
 from batchwright.wire.identity import identity_of
 from batchwright.wire.requests import COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, read_generation
@@ -91,12 +91,7 @@ def job_lengths(
 def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] | None:
     """Return the fields of a row or of a JSON object; None for what is neither. Whole numbers in a CSV are numbers."""
     if isinstance(record.content, Mapping):
-        return {
-            name: int(value)
-            if name in _LENGTHS and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value)
-            else value
-            for name, value in record.content.items()
-        }
+        return {name: _number_of(value) if name in _LENGTHS else value for name, value in record.content.items()}
     if input_format == "txt" or not isinstance(record.content, bytes):
         return None
     try:
@@ -131,13 +126,15 @@ def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | 
 
 
 def _answers(body: Mapping[str, Any], number: int) -> list[SimulatedRequest]:
-    """Return the requests that gave the answers in the body of a response, about equally long if there are several."""
+    """Return the requests that gave the answers in the body of a response; none for a copy of another line's answer.
+
+    Several answers are taken to be about equally long, and to one prompt, which a body does not say.
+    """
     usage = body.get("usage")
-    if not isinstance(usage, dict):
+    if isinstance(usage, dict) and usage.get("deduplicated"):
         return []
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    output = usage.get("completion_tokens", usage.get("output_tokens"))
-    if not isinstance(prompt, int) or not isinstance(output, int) or min(prompt, output) < 1:
+    prompt, output = token_count(body, "prompt_tokens"), token_count(body, "completion_tokens")
+    if not 1 <= min(prompt, output) <= max(prompt, output) <= MOST_TOKENS:
         return []
     choices = body.get("choices")
     answers = min(output, len(choices)) if isinstance(choices, list) and choices else 1

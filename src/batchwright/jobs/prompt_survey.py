@@ -117,17 +117,18 @@ class PromptSurvey:
         saved = tree.own_blocks * (tree.counts - 1)
         chosen = [int(node) for node in np.argsort(-saved, kind="stable")[:_SHOWN] if saved[node] > 0]
         examples = self._examples(tree)
-        texts = texts_of({examples[node] for node in chosen})
+        places = {node: self._place_of(examples[node]) for node in chosen}
+        texts = texts_of({*places.values()})
         made: dict[int, SharedBeginning] = {}
         for node in chosen:
             parent = int(tree.parents[node])
             start = int(tree.depths[parent]) * _BLOCK if parent >= 0 else 0
-            text = texts.get(examples[node], b"")[start : int(tree.depths[node]) * _BLOCK]
+            text = texts.get(places[node], b"")[start : int(tree.depths[node]) * _BLOCK]
             made[node] = SharedBeginning(
                 lines=int(tree.counts[node]),
                 tokens=round(float(tree.depths[node]) * each_block),
                 saved_tokens=round(float(saved[node]) * each_block),
-                example=examples[node][0],
+                example=places[node][0],
                 text=text.decode(errors="replace")[:_CHARACTERS],
             )
         for node in chosen:
@@ -139,14 +140,15 @@ class PromptSurvey:
             else:
                 yield made[node]
 
-    def _examples(self, tree: PrefixTree) -> list[PromptPlace]:
-        """The place of the first prompt with the beginning of each node."""
+    def _examples(self, tree: PrefixTree) -> list[int]:
+        """The first prompt with the beginning of each node, by its number among all."""
         first = np.full(len(tree.parents), len(tree))
         np.minimum.at(first, tree.nodes, np.arange(len(tree)))
         for node in range(len(tree.parents) - 1, 0, -1):
             parent = tree.parents[node]
             first[parent] = min(first[parent], first[node])
-        return [self._place_of(prompt) for prompt in first.tolist()] if len(tree) else [(0, 0)]
+        found: list[int] = first.tolist()
+        return found
 
     def _place_of(self, prompt: int) -> PromptPlace:
         number, first = self._numbers[prompt], prompt

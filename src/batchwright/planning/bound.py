@@ -81,7 +81,7 @@ class Work:
         self.unshared_answer_keys += times * other.unshared_answer_keys
 
     @property
-    def lone_keys(self) -> float:
+    def unshared_keys(self) -> float:
         """Keys that single rows read by themselves."""
         return self.unshared_answer_keys + self.unshared_prompt_keys
 
@@ -97,11 +97,11 @@ class Work:
 
     def read_bytes(self, model: ModelCosts) -> float:
         """Bytes of the keys and values that single rows read by themselves."""
-        return self.lone_keys * model.full_layers * model.key_bytes
+        return self.unshared_keys * model.full_layers * model.key_bytes
 
     def attention_operations(self, model: ModelCosts, unshared_cost: float) -> float:
         """Operations of attention; those of keys that a single row reads count `unshared_cost` times."""
-        lone = self.lone_keys * model.full_layers
+        lone = self.unshared_keys * model.full_layers
         return model.pair_operations * (self.pairs + (unshared_cost - 1.0) * lone)
 
 
@@ -229,7 +229,7 @@ def _assumptions(
         "reading the weights can happen while others are multiplied: the longer of the two counts, not the sum",
         f"{work.pairs:,.0f} pairs of a query and a key, {model.pair_operations:,.0f} operations each, run at "
         f"{rates.attention / 1e9:,.1f} Gop/s, the best of a measurement and of every step of this run; the keys that "
-        f"only one sequence has, which single rows read by themselves, {work.lone_keys:,.0f} in each of "
+        f"only one sequence has, which single rows read by themselves, {work.unshared_keys:,.0f} in each of "
         f"{model.full_layers} layers, take {rates.unshared_cost:.2f} times as long, though they lie in the cache",
         f"or these keys are read from memory, {model.key_bytes:,.0f} bytes each, at {rates.bandwidth / 1e9:,.1f} GB/s, "
         "if that takes longer",

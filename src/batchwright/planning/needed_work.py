@@ -53,7 +53,7 @@ class NeededWork:
         found = Work()
         certain = 1.0 - _SAFE * math.sqrt(self._variance) / self._work.rows if self._variance else 1.0
         found.add(self._work, max(0.0, certain))
-        found.unshared_prompt_keys += self._lone_keys_of_blocks()
+        found.unshared_prompt_keys += self._unshared_keys_of_blocks()
         found.logit_rows, found.likeliest_rows = self._work.logit_rows, self._work.likeliest_rows
         return found
 
@@ -115,7 +115,7 @@ class NeededWork:
             mask = (1 << self._sampling) - 1
             self._known = {number: keys for number, keys in self._known.items() if number & mask == 0}
 
-    def _lone_keys_of_blocks(self) -> float:
+    def _unshared_keys_of_blocks(self) -> float:
         """Keys of prompts in blocks that only one answer needed; of a sample, what is certain."""
         times = float(1 << self._sampling)
         found = times * sum(self._known.values())

@@ -33,7 +33,7 @@ _HASHED_TOKENS = 512
 _TRUNCATED = "Input data was truncated"
 """What msgspec says of the beginning of a JSON text."""
 _MOST_SECONDS = 1e12
-_MOST_TOKENS = 2**24
+MOST_TOKENS = 2**24
 """Tokens of a prompt or an answer, more than any model takes: what is beyond is no length."""
 
 
@@ -139,7 +139,8 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | No
 
 def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | None]:
     for number, text in enumerate(lines, 1):
-        if not (line := text.strip()):
+        line = text.strip()
+        if not line or "\0" in line:  # as a power failure leaves it
             continue
         try:
             row = msgspec.json.decode(line)
@@ -147,10 +148,14 @@ def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | N
                 raise ValueError(f"{shown(row)}: must be an object")
             yield _mooncake(row) if "input_length" in row else logged(row)
         except (TypeError, ValueError) as error:
-            # A line that begins as one and has no end was being written when a machine went down.
-            if line.startswith("{") and str(error) == _TRUNCATED:
-                continue
-            raise InputError(f"{name}, line {number}: {error}") from None
+            if not _is_torn(line, str(error)):
+                raise InputError(f"{name}, line {number}: {error}") from None
+
+
+def _is_torn(line: str, error: str) -> bool:
+    """Return whether a line begins as one and has no end: it was being written when a machine went down."""
+    torn_number = f"invalid number (byte {len(line.encode())})"
+    return line.startswith("{") and (error == _TRUNCATED or error.endswith(torn_number))
 
 
 def _azure(row: Mapping[str, str | None]) -> SimulatedRequest | None:
@@ -176,8 +181,8 @@ def _cell(row: Mapping[str, str | None], name: str) -> str:
 
 def _whole_cell(row: Mapping[str, str | None], name: str) -> int:
     cell = _cell(row, name).strip()
-    if not (cell.isascii() and cell.isdecimal()) or len(cell) > len(str(_MOST_TOKENS)) or int(cell) > _MOST_TOKENS:
-        raise ValueError(f"{name}={shown(cell)}: must be a whole number of tokens, at most {_MOST_TOKENS:,}")
+    if not (cell.isascii() and cell.isdecimal()) or len(cell) > len(str(MOST_TOKENS)) or int(cell) > MOST_TOKENS:
+        raise ValueError(f"{name}={shown(cell)}: must be a whole number of tokens, at most {MOST_TOKENS:,}")
     return int(cell)
 
 
@@ -206,7 +211,7 @@ def _times_and_lengths(row: Mapping[str, Any], names: Sequence[str], latest: flo
     return float(_number(row, at, latest)), int(_number(row, prompt)), int(_number(row, output))
 
 
-def _number(row: Mapping[str, Any], name: str, most: float = _MOST_TOKENS) -> float:
+def _number(row: Mapping[str, Any], name: str, most: float = MOST_TOKENS) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
         raise ValueError(f"{name}={shown(value)}: must be a number from 0 to {most:,.0f}")

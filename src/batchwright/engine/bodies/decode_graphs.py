@@ -4,7 +4,8 @@ A graph repeats the same launches on the same memory. So a step is padded to one
 to the graph's inputs, and replayed. Prompts, and steps that do not fit, are computed without graphs.
 
 The first replays of a graph, on other inputs than it was recorded with, are compared with the same steps computed
-without it. If one differs, or recording fails, that is logged and no graph is used any more.
+without it. If one differs, or recording fails, that is logged and no graph is used any more; where only the memory for
+one is missing, steps of its kind are computed without.
 """
 
 from __future__ import annotations
@@ -229,8 +230,6 @@ class DecodeGraphs:
             wide=any(len(tiling.wide) for tiling in tilings.values()),
             merged=any(len(tiling.merged) for tiling in tilings.values()),
         )
-        if kind in self._too_large:
-            return None
         if kind in self._too_large:
             return None
         try:

@@ -249,7 +249,8 @@ def unsuitable(config: Any) -> str | None:
         return "only a part of each head is rotated"
     if config.hidden_act != "silu":
         return f"hidden_act {config.hidden_act!r} is not silu"
-    if (heads := config.num_attention_heads) % (kv_heads := config.num_key_value_heads):
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if not kv_heads or heads % kv_heads:
         return f"num_attention_heads is {heads}, not divisible by num_key_value_heads {kv_heads}"
     fields = getattr(config, "quantization_config", None)
     if fields is not None and isinstance(reason := PackedFormat.of(fields), str):

@@ -73,11 +73,13 @@ class RankProcess:
 
     def allocated(self) -> None:
         """Wait until it has its part of the KV cache. Raises as `loaded`."""
-        assert isinstance(self._reply(), Allocated)
+        reply = self._reply()
+        assert isinstance(reply, Allocated)
 
     def joined(self) -> None:
         """Wait until it has found the other ranks. Raises as `loaded`."""
-        assert isinstance(self._reply(), Joined)
+        reply = self._reply()
+        assert isinstance(reply, Joined)
 
     def close(self) -> None:
         """End the process, whatever it is doing. May be called again."""
