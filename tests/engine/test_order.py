@@ -138,29 +138,27 @@ def test_a_request_that_is_cancelled_ends_in_its_stream(engine: Engine) -> None:
     assert nothing_left(engine)
 
 
-def test_a_callback_cancels_what_generate_waits_for(engine: Engine) -> None:
+def long_until_short_ends(engine: Engine) -> list[InferenceRequest]:
+    """Two requests: the callback of the second cancels the first."""
+
     def stop(response: InferenceResponse) -> None:
         engine.cancel("long")
 
-    requests = [
+    return [
         InferenceRequest(STORY, request_id="long", max_tokens=200),
-        InferenceRequest(STORY, request_id="short", max_tokens=2, callback=stop),
+        InferenceRequest(STORY, request_id="short", max_tokens=6, callback=stop),
     ]
-    long, short = engine.generate(requests)
+
+
+def test_a_callback_cancels_what_generate_waits_for(engine: Engine) -> None:
+    long, short = engine.generate(long_until_short_ends(engine))
     assert isinstance(long.error, Cancelled)
     assert short.error is None
     assert nothing_left(engine)
 
 
 def test_a_stream_that_a_callback_cancels_has_all_of_its_text(engine: Engine) -> None:
-    def stop(response: InferenceResponse) -> None:
-        engine.cancel("long")
-
-    requests = [
-        InferenceRequest(STORY, request_id="long", max_tokens=200),
-        InferenceRequest(STORY, request_id="short", max_tokens=6, callback=stop),
-    ]
-    events = [event for event in engine.stream(requests) if event.request_id == "long"]
+    events = [event for event in engine.stream(long_until_short_ends(engine)) if event.request_id == "long"]
     assert events[-1].response is not None
     assert isinstance(events[-1].response.error, Cancelled)
     assert "".join(event.text for event in events) == events[-1].response.output != ""

@@ -22,8 +22,9 @@ from batchwright.jobs.report_page import curves
 from batchwright.jobs.report_page.charts import Run, charts_of
 from batchwright.jobs.report_page.page import page_of
 from batchwright.jobs.report_page.reading import names_of, read_report, report_of
-from batchwright.jobs.report_page.table import duration, money, rows_of, state_of
+from batchwright.jobs.report_page.table import duration, rows_of, state_of
 from batchwright.jobs.run import run
+from batchwright.pricing.rates import money
 
 EVIL = "</script><script>alert(1)</script>"
 

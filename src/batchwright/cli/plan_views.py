@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from rich.tree import Tree
 
-from batchwright.cli.quantities import counted, duration, money
+from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import failures_table, fields_in_common
+from batchwright.pricing.rates import money
 
 if TYPE_CHECKING:
     from rich.console import Console

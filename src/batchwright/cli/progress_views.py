@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TextIO
 from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_line
-from batchwright.cli.quantities import counted, duration, money
+from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import MESSAGE_SHOWN
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.inference.replicas.ray_opening import JOINED
 from batchwright.lines.line_executor import LATEST
+from batchwright.pricing.rates import money
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,8 +1,6 @@
-"""Counts, durations and sums of money, as commands print them."""
+"""Counts and durations, as commands print them."""
 
 from __future__ import annotations
-
-from batchwright.pricing.rates import DOLLAR, shown_dollars
 
 
 def counted(number: int, noun: str) -> str:
@@ -15,8 +13,3 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def money(dollars: float) -> str:
-    """Return an amount as `$1.25`, in cents, and below ten cents with two digits that count."""
-    return shown_dollars(round(dollars * DOLLAR))

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_rows
-from batchwright.cli.quantities import counted, duration, money
-from batchwright.planning.bound import LEAST_SHOWN, PART_NAMES
+from batchwright.cli.quantities import counted, duration
+from batchwright.planning.bound import LEAST_SHARE_SHOWN, PART_NAMES
+from batchwright.pricing.rates import money
 
 if TYPE_CHECKING:
     from batchwright.jobs.failures import Failure
@@ -242,7 +243,7 @@ def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
     if report.share_of_bound is None or report.bound is None:
         return []
     lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])
-    parts = [f"{share:.0%} {PART_NAMES[name]}" for name, share in lost if share >= LEAST_SHOWN]
+    parts = [f"{share:.0%} {PART_NAMES[name]}" for name, share in lost if share >= LEAST_SHARE_SHOWN]
     text = f"{report.share_of_bound:.0%} of the bound of {report.bound_seconds:,.1f} s"
     return [("speed", "; ".join([text, *([", ".join(parts)] if parts else [])]))]
 

@@ -11,10 +11,11 @@ import msgspec
 import typer
 
 from batchwright.cli.flags import with_engine_flags
-from batchwright.cli.quantities import duration, money
+from batchwright.cli.quantities import duration
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.models import DEFAULT_MODEL
+from batchwright.pricing.rates import money
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:

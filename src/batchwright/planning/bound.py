@@ -101,8 +101,8 @@ class Work:
 
     def attention_operations(self, model: ModelCosts, unshared_cost: float) -> float:
         """Operations of attention; those of keys that a single row reads count `unshared_cost` times."""
-        lone = self.unshared_keys * model.full_layers
-        return model.pair_operations * (self.pairs + (unshared_cost - 1.0) * lone)
+        unshared = self.unshared_keys * model.full_layers
+        return model.pair_operations * (self.pairs + (unshared_cost - 1.0) * unshared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ PART_NAMES = {
 """What time is spent on, with what people are told of it. The tail is products of steps that nothing is left to fill;
 the host is everything outside the model: reading, planning, sampling, writing."""
 PARTS = tuple(PART_NAMES)
-LEAST_SHOWN = 0.005
+LEAST_SHARE_SHOWN = 0.005
 """Share of the time that people are told of."""
 
 

@@ -157,5 +157,10 @@ def shown_dollars(amount: Picodollars) -> str:
     return f"${amount / DOLLAR:.{places}f}"
 
 
+def money(dollars: float) -> str:
+    """Return an amount in dollars as `shown_dollars` does, such as `$1.25`."""
+    return shown_dollars(round(dollars * DOLLAR))
+
+
 def _up(amount: Fraction) -> Picodollars:
     return -(-amount.numerator // amount.denominator)

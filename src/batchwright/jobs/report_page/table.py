@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from batchwright.jobs.report_page.charts import Run, words_of
 from batchwright.jobs.report_page.reading import Latencies, Report
-from batchwright.planning.bound import LEAST_SHOWN
-from batchwright.pricing.rates import DOLLAR, shown_dollars
+from batchwright.planning.bound import LEAST_SHARE_SHOWN
+from batchwright.pricing.rates import money
 
 _NOT_KNOWN = "-"
 
@@ -44,11 +44,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {second} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def money(dollars: float) -> str:
-    """Return an amount as `shown_dollars` does."""
-    return shown_dollars(round(dollars * DOLLAR))
 
 
 def _number(value: float) -> str:
@@ -146,7 +141,7 @@ def _bound(report: Report) -> str:
 
 def _lost(report: Report) -> str:
     lost = sorted(({} if report.bound is None else report.bound.lost).items(), key=lambda each: -each[1])
-    return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= LEAST_SHOWN)
+    return ", ".join(f"{share:.0%} {words_of(name)}" for name, share in lost if share >= LEAST_SHARE_SHOWN)
 
 
 _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
