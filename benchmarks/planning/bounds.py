@@ -76,11 +76,11 @@ class Drawn:
     def requests(self) -> Iterator[dict[str, Any]]:
         """Lines of the input."""
         draw = random.Random(f"lines {self.seed}")
-        beginnings = [" ".join(draw.choices(_WORDS, k=self.shared)) for _ in range(self.groups)]
+        prefixes = [" ".join(draw.choices(_WORDS, k=self.shared)) for _ in range(self.groups)]
         for number in range(self.lines):
             own = " ".join(draw.choices(_WORDS, k=draw.randint(*self.prompts)))
             # The groups one after another, as the planner of a job puts them.
-            prompt = f"{beginnings[number * self.groups // self.lines]} {own} {number}"
+            prompt = f"{prefixes[number * self.groups // self.lines]} {own} {number}"
             sampling = {"temperature": 0.0} if self.greedy else {"temperature": 0.8, "top_p": 0.95, "seed": number}
             line = {"prompt": prompt, "max_tokens": 96 if self.form else draw.randint(*self.outputs), **sampling}
             if self.form:

@@ -150,7 +150,7 @@ def _verdict(text: str, errors: Sequence[float]) -> str:
 
 
 def _traces() -> list[tuple[str, list[SimulatedRequest]]]:
-    """Return three kinds of traffic: chats with their bursts, chats with shared beginnings, and random arrivals."""
+    """Return three kinds of traffic: chats with their bursts, chats with shared prefixes, and random arrivals."""
     draw = random.Random(7)
     prefixes = [tuple(range(100 * number, 100 * number + 8)) for number in range(40)]
     behind = [
@@ -159,7 +159,7 @@ def _traces() -> list[tuple[str, list[SimulatedRequest]]]:
     ]
     return [
         ("Azure, conversations", _chats()),
-        ("shared beginnings, random times", poisson(behind, 1.0, 3)),
+        ("shared prefixes, random times", poisson(behind, 1.0, 3)),
         ("Poisson, drawn lengths", poisson(drawn_lengths(4000, 150.0, 40.0, 2), 1.0, 4)),
     ]
 
@@ -250,7 +250,7 @@ async def _serve(
 
 
 def _request(each: SimulatedRequest, traffic: Traffic, draw: random.Random, trace: int, vocab: int) -> InferenceRequest:
-    """Return a request of these lengths, whose beginning is that of others of the `trace` with the same blocks."""
+    """Return a request of these lengths, whose prefix is that of others of the `trace` with the same blocks."""
     ordinary = range(vocab // 40, vocab)
     tokens = [
         token

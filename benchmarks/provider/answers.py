@@ -139,7 +139,7 @@ def tokens_of(text: str) -> int:
 
 
 class PromptCache:
-    """Which beginnings of prompts were seen lately.
+    """Which prefixes of prompts were seen lately.
 
     As OpenAI describes it, <https://developers.openai.com/api/docs/guides/prompt-caching>: prompts of 1,024 tokens or
     more, in steps of 128 tokens, kept for five minutes after their last use.
@@ -149,18 +149,18 @@ class PromptCache:
         self._seen: OrderedDict[int, float] = OrderedDict()
 
     def cached_tokens(self, now: float, text: str) -> int:
-        """The tokens of the longest beginning that is held."""
+        """The tokens of the longest prefix that is held."""
         self._forget(now)
         held = 0
-        for tokens, key in _beginnings(text):
+        for tokens, key in _prefixes(text):
             if key not in self._seen:
                 break
             held = tokens
         return held
 
     def add(self, now: float, text: str) -> None:
-        """Hold all beginnings of a prompt from now on."""
-        for _, key in _beginnings(text):
+        """Hold all prefixes of a prompt from now on."""
+        for _, key in _prefixes(text):
             self._seen[key] = now
             self._seen.move_to_end(key)
 
@@ -169,7 +169,7 @@ class PromptCache:
             self._seen.popitem(last=False)
 
 
-def _beginnings(text: str) -> list[tuple[int, int]]:
-    """The number of tokens and a key of each beginning that can be held, the shortest first."""
+def _prefixes(text: str) -> list[tuple[int, int]]:
+    """The number of tokens and a key of each prefix that can be held, the shortest first."""
     lengths = range(_CACHED_FROM, len(text) // CHARACTERS_PER_TOKEN + 1, _CACHED_STEP)
     return [(tokens, hash(text[: tokens * CHARACTERS_PER_TOKEN])) for tokens in lengths]

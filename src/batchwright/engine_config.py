@@ -33,9 +33,9 @@ class EngineConfig:
     """How an engine computes.
 
     `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
-    what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn
-    needs a seed for that. Where it cannot be promised, making the engine raises `UnsupportedModel` with the reason and
-    the remedy.
+    what else is in the batch (batch invariance), of preemption, of prefix-cache hits and of the sizes of steps; a
+    request that is drawn needs a seed for that. Where it cannot be promised, making the engine raises
+    `UnsupportedModel` with the reason and the remedy.
 
     Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` are what online requests must
     keep to, to the first token and for each token after it: steps carry no more batch tokens than that allows. Of all

@@ -33,7 +33,7 @@ def test_one_replica_computes_what_the_bound_says() -> None:
     assert outcome.reused >= 0.95 * most_reused(jobs)
 
 
-def test_lines_without_common_beginnings_are_spread_as_well() -> None:
+def test_lines_without_common_prefixes_are_spread_as_well() -> None:
     jobs = [replace(job, group=job.number, prefix_keys=0) for job in make_jobs(PAIRS, 4000, groups=40)]
     assert simulate(jobs, 16, CORES).makespan <= 1.05 * bound(jobs, 16, CORES)
 

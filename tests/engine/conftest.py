@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 _LENGTHS = [5, 6, 7, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40, 47, 48, 49, 56, 64, 65, 80, 96, 112, 127, 128]
 _LONGER = [129, 150, 192, 240, 256, 300, 350, 420]
 _SHARED = [(64, 20), (64, 40), (256, 1), (256, 30), (900, 50), (900, 600)]
-"""(tokens of a common beginning, tokens after it)."""
+"""(tokens of a common prefix, tokens after it)."""
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ _MLA: dict[str, Any] = {
 
 
 def random_prompts() -> list[list[int]]:
-    """Shorter and longer than the windows, at and beside the edges of blocks, two with a common beginning."""
+    """Shorter and longer than the windows, at and beside the edges of blocks, two with a common prefix."""
     generator = torch.Generator().manual_seed(7)
     several = [torch.randint(2, 199, (n,), generator=generator).tolist() for n in (1, 3, 15, 16, 17, 33, 70)]
     return [*several, several[-1][:48] + several[4]]

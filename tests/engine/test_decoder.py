@@ -217,7 +217,7 @@ def any_number_of_rows_gives_the_same_bits(body: LlamaBody) -> None:
 @needs_decoder
 @both_precisions
 def test_a_block_that_is_read_in_the_step_that_writes_it(tmp_path: Path, quantized: bool) -> None:
-    """Two prompts with one beginning in one step; for some lengths of the second each thread would take one."""
+    """Two prompts with one prefix in one step; for some lengths of the second each thread would take one."""
     saved_model(tmp_path, "llama", TINY)
     body = loaded(tmp_path, quantized=quantized)
     generator = torch.Generator().manual_seed(4)

@@ -57,7 +57,7 @@ def test_spans_are_of_like_blocks_and_leave_nothing_out(tables: np.ndarray, leas
                 assert (tables[one, : at + least] != tables[other, : at + least]).any()
 
 
-def test_a_common_beginning_and_then_two_branches() -> None:
+def test_a_common_prefix_and_then_two_branches() -> None:
     common, left, right = [1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]
     rows = [common + left + [90], common + right + [91], common + left + [92], common + right + [93], [4, 5, 6] * 3]
     tables = np.array([row[:8] for row in rows], np.int32)

@@ -415,7 +415,7 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     assert uncached.cached is None
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
-    assert "Price live, shared beginnings cached: about $" in stream.getvalue()
+    assert "Price live, shared prefixes cached: about $" in stream.getvalue()
 
 
 def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:

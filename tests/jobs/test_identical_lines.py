@@ -25,7 +25,7 @@ TOKEN, LEAST, STEP = 4, 1024, 128
 
 
 class Provider(ThreadingHTTPServer):
-    """Answers by what it is asked, and caches the beginnings of the last few prompts, as OpenAI describes it."""
+    """Answers by what it is asked, and caches the prefixes of the last few prompts, as OpenAI describes it."""
 
     daemon_threads = True
 
@@ -50,8 +50,8 @@ class Provider(ThreadingHTTPServer):
         """The tokens of a prompt that were found in the cache, into which it goes."""
         with self._lock:
             found = max((common(prompt, other) for other in self._cache), default=0) // TOKEN
-            beginning = prompt[: LEAST * TOKEN]
-            for other in [other for other in self._cache if other.startswith(beginning)]:
+            prefix = prompt[: LEAST * TOKEN]
+            for other in [other for other in self._cache if other.startswith(prefix)]:
                 del self._cache[other]
             self._cache[prompt] = None
             if len(self._cache) > self.capacity:
@@ -305,7 +305,7 @@ def test_prompts_that_begin_alike_follow_each_other(tmp_path: Path, provider: Pr
     assert 0.7 < report.cached_share == report.cached_tokens / report.prompt_tokens < 0.8
 
 
-def test_the_first_with_a_beginning_goes_alone(tmp_path: Path, provider: Provider) -> None:
+def test_the_first_with_a_prefix_goes_alone(tmp_path: Path, provider: Provider) -> None:
     """Every other is found in the cache, however many may be sent at once."""
     provider.capacity = 6
     clock = ManualClock()  # on which nothing waits for too long

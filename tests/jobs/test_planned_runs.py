@@ -24,10 +24,10 @@ def write(path: Path, bodies: list[dict[str, Any]]) -> Path:
     return path
 
 
-def few_shot(lines: int, beginnings: int) -> list[dict[str, Any]]:
-    """Prompts with one of some beginnings of 100 characters, one after the other."""
+def few_shot(lines: int, prefixes: int) -> list[dict[str, Any]]:
+    """Prompts with one of some prefixes of 100 characters, one after the other."""
     return [
-        {"id": str(number), "prompt": str(number % beginnings) * 100 + f" question {number}"} for number in range(lines)
+        {"id": str(number), "prompt": str(number % prefixes) * 100 + f" question {number}"} for number in range(lines)
     ]
 
 
@@ -133,14 +133,14 @@ def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) 
     assert report.planned_answers.at_most == 400
     assert report.planned_answers.kv_tokens == 8 * (max(len(b["prompt"]) for b in few_shot(40, 4)) + 10)
     assert report.shared_prompts is not None
-    # Of each beginning of 100 characters one block of 64 is counted.
+    # Of each prefix of 100 characters one block of 64 is counted.
     assert report.shared_prompts.shared_tokens == pytest.approx(36 * 64, rel=0.01)
-    assert [(each.lines, each.text[:1], each.inside) for each in report.shared_prompts.beginnings] == [
+    assert [(each.lines, each.text[:1], each.inside) for each in report.shared_prompts.prefixes] == [
         (10, str(number), []) for number in range(4)
     ]
 
 
-def test_a_plan_shows_the_prompt_that_has_a_beginning(tmp_path: Path) -> None:
+def test_a_plan_shows_the_prompt_that_has_a_prefix(tmp_path: Path) -> None:
     bodies = [{"prompt": [f"{number} " + "Alpha " * 40, "Beta " * 40]} for number in range(6)]
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
@@ -149,7 +149,7 @@ def test_a_plan_shows_the_prompt_that_has_a_beginning(tmp_path: Path) -> None:
     engine = FakeEngine()
     report = run(write(tmp_path / "in.jsonl", lines), tmp_path / "o", model=engine, dry_run=True)  # type: ignore[arg-type]
     assert report.shared_prompts is not None
-    [found] = report.shared_prompts.beginnings
+    [found] = report.shared_prompts.prefixes
     assert found.text.startswith("Beta Beta")
 
 

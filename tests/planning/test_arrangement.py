@@ -44,9 +44,9 @@ def test_no_line_is_late_if_none_is_with_the_longest_first(answers: list[int]) -
         assert not late(lines, first)
 
 
-def test_no_line_of_a_beginning_is_late() -> None:
-    beginnings = [told(200 if line == 19 else 50, [task, line]) for task in (1, 2) for line in range(20)]
-    lines = [*beginnings, *(told(50) for _ in range(20))]
+def test_no_line_of_a_prefix_is_late() -> None:
+    prefixes = [told(200 if line == 19 else 50, [task, line]) for task in (1, 2) for line in range(20)]
+    lines = [*prefixes, *(told(50) for _ in range(20))]
     found = order(lines)
     assert not late(lines, found.first.tolist())
 
@@ -67,6 +67,6 @@ def test_while_more_lines_come_long_answers_are_spread_evenly() -> None:
 
 
 def test_what_is_cached_comes_first_whatever_is_due() -> None:
-    beginnings = [told(20, [task, line]) for task in (1, 2) for line in range(10)]
-    found = order([*beginnings, told(100)], cached=[2, 99])
+    prefixes = [told(20, [task, line]) for task in (1, 2) for line in range(10)]
+    found = order([*prefixes, told(100)], cached=[2, 99])
     assert found.first.tolist()[:10] == [*range(10, 20)]

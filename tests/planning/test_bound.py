@@ -138,7 +138,7 @@ def added(needed: NeededWork, tokens: list[int], turns: int) -> None:
 
 
 def block_of(tokens: list[int], key: int) -> tuple[int, ...] | None:
-    """The beginning up to the end of the full block of a key; None if its block is not full."""
+    """The prefix up to the end of the full block of a key; None if its block is not full."""
     end = (key // BLOCK + 1) * BLOCK
     return tuple(tokens[:end]) if end <= len(tokens) else None
 
@@ -149,7 +149,7 @@ def all_blocks(given_sequences: list[tuple[list[int], int]]) -> Iterator[list[in
 
 
 @given(sequences)
-def test_every_shared_beginning_counts_once(given_sequences: list[tuple[list[int], int]]) -> None:
+def test_every_shared_prefix_counts_once(given_sequences: list[tuple[list[int], int]]) -> None:
     needed = NeededWork(MODEL, BLOCK)
     blocks: set[tuple[int, ...]] = set()
     rows = pairs = prompt_keys = answer_keys = 0

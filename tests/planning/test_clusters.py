@@ -1,4 +1,4 @@
-"""Templates of lines: the longest beginnings that enough of them share."""
+"""Templates of lines: the longest prefixes that enough of them share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _blocks(cluster: Cluster) -> tuple[int, int]:
     return cluster.blocks, 0 if cluster.broader is None else cluster.broader.blocks
 
 
-def test_the_template_is_the_longest_beginning_that_eight_share() -> None:
+def test_the_template_is_the_longest_prefix_that_eight_share() -> None:
     seven, eight = [[9, 1, each] for each in range(7)], [[9, 2, each] for each in range(8)]
     clusters = found([*seven, *eight, [4, 4]])
     assert {_blocks(each) for each in clusters[:7]} == {(1, 0)}

@@ -69,9 +69,9 @@ def test_it_is_close_to_the_best_of_all_orders_of_small_tables() -> None:
             seen, found = set(), 0
             for row, order in zip(rows, orders, strict=True):
                 for length in (1, 2, 3):
-                    beginning = tuple((name, row[name]) for name in order[:length])
-                    found += len(row[order[length - 1]]) * (beginning in seen)
-                    seen.add(beginning)
+                    prefix = tuple((name, row[name]) for name in order[:length])
+                    found += len(row[order[length - 1]]) * (prefix in seen)
+                    seen.add(prefix)
             best = max(best, found)
         shares.append(reuse_of(rows, FieldOrder(rows)).after * total / best if best else 1.0)
     assert min(shares) > 0.5

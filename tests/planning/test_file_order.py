@@ -23,7 +23,7 @@ def order_of(prompts: list[bytes], window: int, most_bytes: int = _MANY, scopes:
 
 
 def common(left: bytes, right: bytes) -> int:
-    """Bytes of the longest beginning in common that is compared."""
+    """Bytes of the longest prefix in common that is compared."""
     return max(
         (size for size in (256, 1024, 4096, 16384) if left[:size] == right[:size] and len(left) >= size <= len(right)),
         default=0,
@@ -45,7 +45,7 @@ prompts_drawn = st.lists(
 
 @settings(max_examples=200)
 @given(prompts_drawn, st.integers(1, 12))
-def test_each_line_comes_once_and_beginnings_come_together(prompts: list[bytes], window: int) -> None:
+def test_each_line_comes_once_and_prefixes_come_together(prompts: list[bytes], window: int) -> None:
     order = order_of(prompts, window)
     if order is None:
         windows = [[*range(start, min(start + window, len(prompts)))] for start in range(0, len(prompts), window)]
@@ -57,12 +57,12 @@ def test_each_line_comes_once_and_beginnings_come_together(prompts: list[bytes],
     lines = order.tolist()
     assert sorted(lines) == [*range(len(prompts))]
     for size in (256, 1024):
-        beginnings = [prompts[line][:size] for line in lines if len(prompts[line]) >= size]
-        runs = [each for place, each in enumerate(beginnings) if place == 0 or beginnings[place - 1] != each]
-        assert len(runs) == len(set(runs)), "a beginning comes in two places"
+        prefixes = [prompts[line][:size] for line in lines if len(prompts[line]) >= size]
+        runs = [each for place, each in enumerate(prefixes) if place == 0 or prefixes[place - 1] != each]
+        assert len(runs) == len(set(runs)), "a prefix comes in two places"
 
 
-def test_lines_that_share_their_beginning_across_windows_are_brought_together() -> None:
+def test_lines_that_share_their_prefix_across_windows_are_brought_together() -> None:
     documents = [bytes(random.Random(number).choices(range(256), k=900)) for number in range(50)]
     prompts = [document + f"Question {question}".encode() for question in range(4) for document in documents]
     order = order_of(prompts, 20)
@@ -81,7 +81,7 @@ def test_what_shares_nothing_keeps_its_order() -> None:
     assert order_of([b"system " * 40 + each for each in unrelated], 8000) is None
 
 
-def test_beginnings_that_are_too_short_are_worth_nothing() -> None:
+def test_prefixes_that_are_too_short_are_worth_nothing() -> None:
     order, worth = FileOrder(least_shared=4096), FileOrder()
     for line in range(400):
         for each in (order, worth):

@@ -60,7 +60,7 @@ def test_every_line_is_taken_once_whatever_is_held(
     assert sorted(taken) == list(range(len(shapes)))
 
 
-def test_lines_with_a_beginning_follow_one_another() -> None:
+def test_lines_with_a_prefix_follow_one_another() -> None:
     prompts = [[each % 3, 7, each % 2] for each in range(12)]
     taken = order_of([shape(each) for each in prompts])
     for place, number in enumerate(taken[1:], start=1):
@@ -71,7 +71,7 @@ def test_lines_with_a_beginning_follow_one_another() -> None:
             assert all(tuple(each) != path or index in taken[:place] for index, each in enumerate(prompts))
 
 
-def test_a_beginning_that_is_cached_goes_on_when_more_lines_come() -> None:
+def test_a_prefix_that_is_cached_goes_on_when_more_lines_come() -> None:
     first = [shape([5, each]) for each in range(8)]
     taken = order_of([*first, shape([1, 1]), shape([1, 2]), *first], most_lines=8)
     at = [place for place, number in enumerate(taken) if number not in (8, 9)]
@@ -90,13 +90,13 @@ def test_the_surest_to_be_short_are_kept_for_the_end() -> None:
         assert 30 <= sum(sizes[number] == 500 for number in taken[start : start + 100]) <= 70
 
 
-def test_beginnings_that_caches_hold_anyway_need_not_be_together() -> None:
+def test_prefixes_that_caches_hold_anyway_need_not_be_together() -> None:
     shapes = [shape([each % 3, 7], tokens=32) for each in range(60)]
     assert order_of(shapes, caches=Caches(1, 1000, 16)) == list(range(60))
     assert order_of(shapes, caches=Caches(1, 10, 16)) != list(range(60))
 
 
-def test_each_cache_goes_through_beginnings_of_its_own() -> None:
+def test_each_cache_goes_through_prefixes_of_its_own() -> None:
     shapes = [shape([each % 4, 7], tokens=32) for each in range(80)]
     taken = order_of(shapes, places=40, caches=Caches(2, 10, 16))
     for start in range(0, 80, 20):
@@ -152,7 +152,7 @@ def test_the_shortest_task_behind_a_common_system_prompt_is_kept_for_the_end() -
 def test_lines_of_a_task_follow_one_another_behind_a_common_system_prompt() -> None:
     taken = order_of(_tasks(400, 5), places=4, answers=[10] * 400, caches=Caches(1, 20, 16))
     changes = sum(taken[place] % 5 != taken[place - 1] % 5 for place in range(1, 400))
-    assert changes < 40, "of a task's beginning, little more is computed than once for each window"
+    assert changes < 40, "of a task's prefix, little more is computed than once for each window"
 
 
 def test_the_last_lines_of_a_task_are_still_expected_to_be_like_the_others() -> None:

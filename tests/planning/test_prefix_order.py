@@ -65,8 +65,8 @@ def test_groups_are_contiguous_at_every_depth_and_else_in_order(texts: list[str]
     assert not order
     depth = LEAST
     while depth <= 16:
-        beginnings = [texts[number - 1][:depth] for number in taken]
-        runs = [key for key, _ in groupby(beginnings) if len(key) == depth]
+        prefixes = [texts[number - 1][:depth] for number in taken]
+        runs = [key for key, _ in groupby(prefixes) if len(key) == depth]
         assert len(runs) == len({*runs})
         depth += STEP
     # Lines with as much in common with each other as with all lines between them keep their order.
@@ -137,7 +137,7 @@ def test_the_first_goes_alone_and_others_meanwhile() -> None:
     assert taken_now(order, 2.0) == [2, 6]
 
 
-def test_a_beginning_that_was_cached_is_not_waited_for_again() -> None:
+def test_a_prefix_that_was_cached_is_not_waited_for_again() -> None:
     order = small(most_lines=2)
     fill(order, ["aaaa1", "aaaa2"])
     assert taken_now(order, more=True) == [1]
@@ -157,7 +157,7 @@ def test_a_later_window_waits_for_the_same_line() -> None:
     assert taken_now(order, more=True) == [2, 5, 7]
 
 
-def test_a_longer_beginning_is_waited_for_only_while_there_are_other_lines() -> None:
+def test_a_longer_prefix_is_waited_for_only_while_there_are_other_lines() -> None:
     order = small()
     fill(order, ["aaaabb1", "aaaabb2", "aaaacc1", "aaaacc2", "aaaa"])
     assert taken_now(order) == [1]
@@ -176,7 +176,7 @@ def test_a_better_priority_goes_first_and_scopes_are_apart() -> None:
     assert answered_at_once(order) == [5, 1, 4, 2, 3]
 
 
-def test_a_long_chain_of_beginnings() -> None:
+def test_a_long_chain_of_prefixes() -> None:
     order = small(most_lines=3000)
     fill(order, ["ab" * (2 + number) for number in range(2000)])
     assert answered_at_once(order) == [*range(1, 2001)]

@@ -1,4 +1,4 @@
-"""The tree of shared beginnings, compared with what is found prompt by prompt."""
+"""The tree of shared prefixes, compared with what is found prompt by prompt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
-# Few blocks, so that beginnings are shared; a block means the same only after the same ones.
+# Few blocks, so that prefixes are shared; a block means the same only after the same ones.
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=24)
 
 
-def _beginnings(prompts: list[list[int]]) -> dict[tuple[int, ...], int]:
-    """Numbers of prompts by each beginning, the empty one left out."""
+def _prefixes(prompts: list[list[int]]) -> dict[tuple[int, ...], int]:
+    """Numbers of prompts by each prefix, the empty one left out."""
     counts: dict[tuple[int, ...], int] = {}
     for prompt in prompts:
         for end in range(1, len(prompt) + 1):
@@ -25,12 +25,12 @@ def _beginnings(prompts: list[list[int]]) -> dict[tuple[int, ...], int]:
 
 @given(prompts)
 def test_what_is_shared_is_counted_once(prompts: list[list[int]]) -> None:
-    counts = _beginnings(prompts)
+    counts = _prefixes(prompts)
     tree = PrefixTree.of(Paths.of(prompts))
     assert tree.shared_blocks == sum(count - 1 for count in counts.values())
     for prompt, node in zip(prompts, tree.nodes.tolist(), strict=True):
         shared = max((end for end in range(len(prompt) + 1) if counts.get(tuple(prompt[:end]), 0) > 1), default=0)
-        # Behind the longest beginning that is shared all go their own ways.
+        # Behind the longest prefix that is shared all go their own ways.
         assert tree.depths[node] == shared or len(prompts) == 1
     assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
     assert (tree.depths[1:] > tree.depths[tree.parents[1:]]).all()
@@ -52,7 +52,7 @@ def test_nodes_of_a_prompt_are_found_by_their_counts(prompts: list[list[int]], c
         assert below[number] == next((node for node in branch[::-1] if not is_above[node]), -1)
         for node in branch if len(prompts) > 1 else []:
             assert ids.setdefault(tuple(prompt[: tree.depths[node]]), tree.ids(paths)[node]) == tree.ids(paths)[node]
-    assert len({(len(beginning), each) for beginning, each in ids.items()}) == len(ids)
+    assert len({(len(prefix), each) for prefix, each in ids.items()}) == len(ids)
 
 
 @given(prompts, st.data())
@@ -67,7 +67,7 @@ def test_the_first_prompts_are_counted_alone(prompts: list[list[int]], data: st.
     assert tree.counts_of(lines).tolist() == counts
 
 
-def test_ids_are_those_of_the_beginning_whatever_else_is_there() -> None:
+def test_ids_are_those_of_the_prefix_whatever_else_is_there() -> None:
     few, many = [[5, 6, 7], [5, 6, 8]], [[1, 2], [5, 6, 9], [5, 6, 7, 7], [1, 3], [5, 4], [5, 6, 7, 8]]
     found = []
     for each in (few, many):
@@ -79,7 +79,7 @@ def test_ids_are_those_of_the_beginning_whatever_else_is_there() -> None:
     assert found[0] == found[1]
 
 
-def test_tokens_that_change_places_over_blocks_make_another_beginning() -> None:
+def test_tokens_that_change_places_over_blocks_make_another_prefix() -> None:
     ids = set()
     for first, second in (([1, 2], [3, 4]), ([1, 3], [2, 4])):
         path = np.concatenate([block_ids([*first, *second], 2)])
@@ -89,7 +89,7 @@ def test_tokens_that_change_places_over_blocks_make_another_beginning() -> None:
 
 
 @given(prompts, st.data())
-def test_a_cache_of_one_path_computes_each_beginning_once(prompts: list[list[int]], data: st.DataObject) -> None:
+def test_a_cache_of_one_path_computes_each_prefix_once(prompts: list[list[int]], data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.floats(0, 9), min_size=len(prompts), max_size=len(prompts)))
     order = PrefixTree.of(Paths.of(prompts)).order(np.array(lengths))
     assert sorted(order) == list(range(len(prompts)))
@@ -100,7 +100,7 @@ def test_a_cache_of_one_path_computes_each_beginning_once(prompts: list[list[int
         computed += len(prompt) - (min(len(cached), len(prompt)) if same is None else same)
         # A prompt that ends within the path does not push out what follows.
         cached = cached if same is None and len(cached) > len(prompt) else prompt
-    assert computed == len(_beginnings(prompts))
+    assert computed == len(_prefixes(prompts))
 
 
 @given(prompts, st.data())

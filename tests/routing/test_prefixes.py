@@ -1,4 +1,4 @@
-"""The beginnings of prompts that replicas are expected to hold."""
+"""The prefixes of prompts that replicas are expected to hold."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from batchwright.routing.work import ExpectedAnswers
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
 def test_keys_are_equal_as_far_as_prompts_are(common: int, one: int, other: int) -> None:
-    beginning = b"a" * KEY_BYTES * common
-    first = prefix_keys(b"scope", beginning + b"b" * KEY_BYTES * one)
-    second = prefix_keys(b"scope", beginning + b"c" * KEY_BYTES * other + b"rest")
+    prefix = b"a" * KEY_BYTES * common
+    first = prefix_keys(b"scope", prefix + b"b" * KEY_BYTES * one)
+    second = prefix_keys(b"scope", prefix + b"c" * KEY_BYTES * other + b"rest")
     assert len(first) == common + one
     assert len(second) == common + other
     assert first[:common] == second[:common]
     assert set(first[common:]).isdisjoint(second[common:])
-    assert set(first).isdisjoint(prefix_keys(b"another scope", beginning))
+    assert set(first).isdisjoint(prefix_keys(b"another scope", prefix))
 
 
 chains = st.builds(

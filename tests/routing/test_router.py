@@ -30,7 +30,7 @@ def joined(*replicas: int, capacity: Capacity = SMALL) -> Router[str]:
     return router
 
 
-def test_lines_with_a_common_beginning_go_together_until_it_is_not_worth_it() -> None:
+def test_lines_with_a_common_prefix_go_together_until_it_is_not_worth_it() -> None:
     router = joined(0, 1)
     work = line(8 * KEY_TOKENS + 10, group=1)
     for number in range(4):
@@ -41,7 +41,7 @@ def test_lines_with_a_common_beginning_go_together_until_it_is_not_worth_it() ->
     assert {replica for _, replica in router.assign(0.0)} == {0, 1}  # somebody waits for each
 
 
-def test_a_beginning_is_computed_again_when_lines_would_wait_many_times_longer() -> None:
+def test_a_prefix_is_computed_again_when_lines_would_wait_many_times_longer() -> None:
     router = joined(0, 1)
     for number in range(1000):
         router.submit(str(number), line(8 * KEY_TOKENS + 10, group=1))

@@ -1,4 +1,4 @@
-"""The order in which the lines of a batch are claimed: lines with common beginnings follow one another."""
+"""The order in which the lines of a batch are claimed: lines with common prefixes follow one another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchwright.service.worker.line_positions import LinePositions
 from batchwright.store.records import NewLine
 
 _WORDS = ["".join(random.Random(number).choices("abcdefghij ", k=400)) for number in range(4)]
-"""Beginnings of prompts, of several blocks each."""
+"""Prefixes of prompts, of several blocks each."""
 
 
 def positioned(bodies: list[dict[str, Any]], endpoint: str = ENDPOINT, **bounds: int) -> list[NewLine]:
@@ -37,7 +37,7 @@ def changes(values: list[Any]) -> int:
     return sum(one != other for one, other in pairwise(values))
 
 
-def test_lines_with_a_common_beginning_follow_one_another() -> None:
+def test_lines_with_a_common_prefix_follow_one_another() -> None:
     bodies = [{"prompt": f"{_WORDS[number % 4]} question {number}"} for number in range(200)]
     order = claimed(positioned(bodies))
     assert sorted(order) == [*range(1, 201)]
@@ -55,7 +55,7 @@ def test_the_share_of_text_that_lines_before_begin_with_is_known() -> None:
     assert positions.shared == pytest.approx(7 * 512 / (8 * 662))
 
 
-def test_a_longer_common_beginning_is_kept_together_too() -> None:
+def test_a_longer_common_prefix_is_kept_together_too() -> None:
     bodies = [
         {
             "messages": [

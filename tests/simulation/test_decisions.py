@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(seed: int, *, flows: bool) -> list[SimulatedRequest]:
-    """Requests of both classes, in bursts, some with a common beginning."""
+    """Requests of both classes, in bursts, some with a common prefix."""
     draw, at, found = random.Random(seed), 0.0, []
     for number in range(40):
         at += draw.choice((0.0, 0.0, 0.02, 0.3))

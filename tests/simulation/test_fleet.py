@@ -53,7 +53,7 @@ def shared(request: SimulatedRequest) -> tuple[int, ...]:
 def least_computed(served: Served) -> int:
     """Tokens that were computed for a request at least, and exactly if it was never preempted.
 
-    After a preemption it may find what others have computed of their common beginning meanwhile.
+    After a preemption it may find what others have computed of their common prefix meanwhile.
     """
     asked = served.request
     found = 64 * len(shared(asked)) if served.preemptions else served.cached_tokens
@@ -83,8 +83,8 @@ def test_all_requests_end_once_in_time_that_only_goes_forward(
     # What is found in a cache was computed for somebody.
     asked_for = [each.request for each in answered]
     own = sum(each.prompt_tokens - 64 * len(shared(each)) + each.output_tokens - 1 for each in asked_for)
-    beginnings = {blocks[: at + 1] for blocks in map(shared, asked_for) for at in range(len(blocks))}
-    assert computed >= own + 64 * len(beginnings)
+    prefixes = {blocks[: at + 1] for blocks in map(shared, asked_for) for at in range(len(blocks))}
+    assert computed >= own + 64 * len(prefixes)
     if not any(each.preemptions for each in answered):
         assert computed == sum(map(least_computed, answered))
     assert all(each.busy_seconds <= result.seconds + 1e-9 for each in result.replicas)

@@ -20,24 +20,24 @@ def fleet(places: int = 8, blocks: int = 400) -> Fleet:
     return Fleet(1, EngineSizes(256, places, 1024, blocks), EngineConfig(), LAW, seed=None)
 
 
-def lines(count: int, beginnings: int, *, answers: float = 20.0) -> list[SimulatedRequest]:
-    """Lines with one of some beginnings of 128 tokens, one after the other."""
+def lines(count: int, prefixes: int, *, answers: float = 20.0) -> list[SimulatedRequest]:
+    """Lines with one of some prefixes of 128 tokens, one after the other."""
     draw = random.Random(4)
     return [
         SimulatedRequest(
             prompt_tokens=130 + draw.randrange(40),
             output_tokens=min(100, 1 + int(draw.expovariate(1.0 / answers))),
             max_tokens=100,
-            blocks=tuple(range(100 * (number % beginnings), 100 * (number % beginnings) + 8)),
+            blocks=tuple(range(100 * (number % prefixes), 100 * (number % prefixes) + 8)),
             block_tokens=16,
         )
         for number in range(count)
     ]
 
 
-def computed(job: list[SimulatedRequest], beginnings: int) -> int:
-    """Tokens of prompts that are computed if each beginning of 128 tokens is computed once."""
-    return sum(each.prompt_tokens for each in job) - 128 * (len(job) - beginnings)
+def computed(job: list[SimulatedRequest], prefixes: int) -> int:
+    """Tokens of prompts that are computed if each prefix of 128 tokens is computed once."""
+    return sum(each.prompt_tokens for each in job) - 128 * (len(job) - prefixes)
 
 
 def test_a_small_job_is_simulated_whole() -> None:
@@ -53,16 +53,16 @@ def test_a_sample_that_does_not_fill_the_engine_tells_no_pace(sampled: int) -> N
     assert job_seconds(fleet(), job[:sampled], 1200, computed(job, 1200)) == pytest.approx(whole, rel=0.3)
 
 
-@pytest.mark.parametrize("beginnings", [1, 16, 1200])
-def test_a_sample_tells_the_time_of_all_lines(beginnings: int) -> None:
-    job = lines(1200, beginnings)
-    whole, prompts = simulate(fleet(), [], job, planned=True).seconds, computed(job, beginnings)
+@pytest.mark.parametrize("prefixes", [1, 16, 1200])
+def test_a_sample_tells_the_time_of_all_lines(prefixes: int) -> None:
+    job = lines(1200, prefixes)
+    whole, prompts = simulate(fleet(), [], job, planned=True).seconds, computed(job, prefixes)
     assert job_seconds(fleet(), job[:300], 1200, prompts) == pytest.approx(whole, rel=0.06)
     assert job_seconds(fleet(), job, 1200, prompts, most_stepped=5000) == pytest.approx(whole, rel=0.06)
 
 
-def test_beginnings_that_a_sample_hardly_has_are_counted_once_all_the_same() -> None:
-    # 400 beginnings of 3 lines each, of which a sample of every third line has one line each.
+def test_prefixes_that_a_sample_hardly_has_are_counted_once_all_the_same() -> None:
+    # 400 prefixes of 3 lines each, of which a sample of every third line has one line each.
     job = sorted(lines(1200, 400), key=lambda each: each.blocks)
     whole = simulate(fleet(), [], job, planned=True).seconds
     assert job_seconds(fleet(), job[::3], 1200, computed(job, 400)) == pytest.approx(whole, rel=0.12)
@@ -78,7 +78,7 @@ def test_the_work_alone_tells_the_time_of_answers_too_long_to_be_simulated() -> 
 
 
 def test_lines_in_order_take_less_time_than_as_they_come() -> None:
-    # The cache holds two beginnings at most.
+    # The cache holds two prefixes at most.
     job, small = lines(200, 20, answers=2.0), fleet(blocks=30)
     planned, arrived = (simulate(small, [], job, planned=each) for each in (True, False))
     assert planned.seconds < 0.8 * arrived.seconds

@@ -89,7 +89,7 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 @given(st.text(), st.text(), st.text())
-def test_a_common_beginning_of_texts_is_one_of_prompts(common: str, one: str, other: str) -> None:
+def test_a_common_prefix_of_texts_is_one_of_prompts(common: str, one: str, other: str) -> None:
     for url, bodies in (
         (CHAT_URL, [chat(common, one), chat(common, other)]),
         (COMPLETION_URL, [{"prompt": common + "|" + one}, {"prompt": common + "|" + other}]),

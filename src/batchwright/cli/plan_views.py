@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from batchwright.jobs.dry_run import AnswersPlanned
     from batchwright.jobs.planned_time import PlannedTime
-    from batchwright.jobs.prompt_survey import SharedBeginning, SharedPrompts
+    from batchwright.jobs.prompt_survey import SharedPrefix, SharedPrompts
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.spending import PlannedCost
 
-_SHOWN_OF_BEGINNING = 60
+_SHOWN_OF_PREFIX = 60
 """Characters of what prompts share that are shown."""
 _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
@@ -54,7 +54,7 @@ def show_plan(
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
         console.print(_time_planned(report.planned_time), highlight=False)
-    if report.shared_prompts is not None and report.shared_prompts.beginnings:
+    if report.shared_prompts is not None and report.shared_prompts.prefixes:
         console.print(_shared(report.shared_prompts, report.prompt_tokens))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
@@ -132,29 +132,29 @@ def _rounded(seconds: float) -> str:
 
 
 def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
-    """The beginnings that prompts share, with what each saves."""
+    """The prefixes that prompts share, with what each saves."""
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
-    text = f"{share:.0%} of the prompt tokens are shared beginnings, computed once"
+    text = f"{share:.0%} of the prompt tokens are shared prefixes, computed once"
     if shared.cache_tokens is not None:
         text += f"; in the order of the input, the cache of {shared.cache_tokens:,} tokens would find {by_input:.0%}"
     root = Tree(f"{text}:")
-    _grow(root, shared.beginnings)
+    _grow(root, shared.prefixes)
     return root
 
 
-def _grow(tree: Tree, beginnings: Sequence[SharedBeginning]) -> None:
-    for each in beginnings:
+def _grow(tree: Tree, prefixes: Sequence[SharedPrefix]) -> None:
+    for each in prefixes:
         text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
         text.append(_both_ends(each.text), style="dim")
         _grow(tree.add(text), each.inside)
 
 
 def _both_ends(text: str) -> str:
-    """Return what a beginning says in a line: those of siblings may differ at their ends only."""
-    words, half = " ".join(text.split()), _SHOWN_OF_BEGINNING // 2
-    return words if len(words) <= _SHOWN_OF_BEGINNING else f"{words[: half - 1]} … {words[2 - half :]}"
+    """Return what a prefix says in a line: those of siblings may differ at their ends only."""
+    words, half = " ".join(text.split()), _SHOWN_OF_PREFIX // 2
+    return words if len(words) <= _SHOWN_OF_PREFIX else f"{words[: half - 1]} … {words[2 - half :]}"
 
 
 def _price_unknown(model: str | None) -> str:
@@ -170,7 +170,7 @@ def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
     rows = []
     prices = (
         ("live", planned.live),
-        ("live, shared beginnings cached", planned.cached),
+        ("live, shared prefixes cached", planned.cached),
         ("as a batch", planned.batch),
     )
     for name, price in prices:

@@ -1,4 +1,4 @@
-"""Kernels that are launched before the one ahead of them has ended, where a device can.
+"""Kernels that are launched before the one ahead of them has ended (programmatic dependent launch), where a device can.
 
 Every program of such a kernel waits for the kernel ahead before it ends, also one with nothing to do: so what a kernel
 has waited for includes all kernels before. What it does earlier depends on no kernel that may still run, and writes

@@ -158,5 +158,5 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
 
 
 def waits_for_others(body: Mapping[str, Any]) -> bool:
-    """Whether a line with this body waits until those with its beginning come: it does not say how urgent it is."""
+    """Whether a line with this body waits until those with its prefix come: it does not say how urgent it is."""
     return priority_or_default(body) == DEFAULT_PRIORITY and not _DEADLINES & body.keys()

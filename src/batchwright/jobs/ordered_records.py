@@ -45,7 +45,7 @@ def ordered_records(
 ) -> Iterator[Iterator[Record] | None]:
     """The records that earlier runs did not finish, in an order of the whole file, for the duration of the block.
 
-    None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share, in beginnings of
+    None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share, in prefixes of
     `least_shared` bytes or more, in the order of the file. Lines that say how urgent they are come first.
     `is_elsewhere`: whether the prompts are those that a provider's cache compares, and not ours.
 

@@ -14,15 +14,15 @@ from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
 _BLOCK = 64
-"""Bytes in which beginnings are compared: about a block of 16 tokens of English text."""
+"""Bytes in which prefixes are compared: about a block of 16 tokens of English text."""
 _WORD = 8
 """Bytes that are compared as one number."""
 _AT_ONCE = 2**20
 """Bytes of texts from which on they are made into ids."""
 _CHARACTERS = 200
-"""Characters of a beginning that are told."""
+"""Characters of a prefix that are told."""
 _SHOWN = 10
-"""Beginnings that are shown, those that save the most."""
+"""Prefixes that are shown, those that save the most."""
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
 """Number of a line, and the place of a prompt among those of the line."""
@@ -30,20 +30,20 @@ PromptTexts = Mapping[PromptPlace, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBeginning:
-    """A beginning that the prompts of several lines have in common."""
+class SharedPrefix:
+    """A prefix that the prompts of several lines have in common."""
 
     lines: int
     tokens: int
-    """About its tokens, those of the beginning around it included."""
+    """About its tokens, those of the prefix around it included."""
     saved_tokens: int
     """About the tokens that need not be computed since it is computed once, without those of the one around it."""
     example: int
     """Number of a line with it."""
     text: str
     """What it says first, after the one around it."""
-    inside: list[SharedBeginning] = field(default_factory=list)
-    """Longer beginnings that some of these lines share."""
+    inside: list[SharedPrefix] = field(default_factory=list)
+    """Longer prefixes that some of these lines share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class SharedPrompts:
     """What is computed only once if lines are taken up in the right order."""
 
     shared_tokens: int
-    """About the prompt tokens that are found in the cache when lines with a beginning follow one another."""
+    """About the prompt tokens that are found in the cache when lines with a prefix follow one another."""
     shared_in_input_order: int
     """About those that are found when lines are computed in the order of the input."""
-    beginnings: list[SharedBeginning]
+    prefixes: list[SharedPrefix]
     """The largest ones, by the tokens that they save; those within others are inside them."""
     cache_tokens: int | None = None
     """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
     provider_tokens: int = 0
-    """About those that are found in the cache of a provider, which keeps long beginnings only."""
+    """About those that are found in the cache of a provider, which keeps long prefixes only."""
 
 
 class PromptSurvey:
@@ -113,18 +113,18 @@ class PromptSurvey:
 
     def _largest(
         self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
-    ) -> Iterator[SharedBeginning]:
+    ) -> Iterator[SharedPrefix]:
         saved = tree.own_blocks * (tree.counts - 1)
         chosen = [int(node) for node in np.argsort(-saved, kind="stable")[:_SHOWN] if saved[node] > 0]
         examples = self._examples(tree)
         places = {node: self._place_of(examples[node]) for node in chosen}
         texts = texts_of({*places.values()})
-        made: dict[int, SharedBeginning] = {}
+        made: dict[int, SharedPrefix] = {}
         for node in chosen:
             parent = int(tree.parents[node])
             start = int(tree.depths[parent]) * _BLOCK if parent >= 0 else 0
             text = texts.get(places[node], b"")[start : int(tree.depths[node]) * _BLOCK]
-            made[node] = SharedBeginning(
+            made[node] = SharedPrefix(
                 lines=int(tree.counts[node]),
                 tokens=round(float(tree.depths[node]) * each_block),
                 saved_tokens=round(float(saved[node]) * each_block),
@@ -141,7 +141,7 @@ class PromptSurvey:
                 yield made[node]
 
     def _examples(self, tree: PrefixTree) -> list[int]:
-        """The first prompt with the beginning of each node, by its number among all."""
+        """The first prompt with the prefix of each node, by its number among all."""
         first = np.full(len(tree.parents), len(tree))
         np.minimum.at(first, tree.nodes, np.arange(len(tree)))
         for node in range(len(tree.parents) - 1, 0, -1):
@@ -158,7 +158,7 @@ class PromptSurvey:
 
 
 def _long_blocks(tree: PrefixTree) -> int:
-    """Return the blocks that need not be computed again if only beginnings from `LEAST_SHARED` bytes on are kept."""
+    """Return the blocks that need not be computed again if only prefixes from `LEAST_SHARED` bytes on are kept."""
     least = LEAST_SHARED // _BLOCK
     around = np.where(tree.parents >= 0, tree.depths[tree.parents], 0)
     own = tree.depths - np.where(around >= least, around, 0)

@@ -109,7 +109,7 @@ class PlannedCost:
     no_bound: str | None = None
     """Why the first line without a bound has none."""
     cached: PlannedPrice | None = None
-    """As `live`, if beginnings that prompts share are found in the provider's cache; None if that is no cheaper."""
+    """As `live`, if prefixes that prompts share are found in the provider's cache; None if that is no cheaper."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _TRUNK = 0.9
-"""Share of the lines whose common beginning stays in the cache during the whole job, in whatever order they come."""
+"""Share of the lines whose common prefix stays in the cache during the whole job, in whatever order they come."""
 _RESERVED = 0.35
 """Work that is kept for the end, in the time of the longest answer on all places. The places become free one after the
 other while it ends: if all lengths were known, half of that work would fill them."""
@@ -72,29 +72,29 @@ def arranged(
 ) -> Arrangement:
     """The order in which lines cost the least and leave the fewest of `places` empty at the end.
 
-    - Lines whose prompts begin alike follow one another, depth first, so that each beginning is computed once, and its
+    - Lines whose prompts begin alike follow one another, depth first, so that each prefix is computed once, and its
       blocks are free for others when the last of them has begun.
-    - Beginnings, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
-      and so are lines within a beginning: prompts and answers stay mixed, of which the ones need multipliers and the
+    - Prefixes, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
+      and so are lines within a prefix: prompts and answers stay mixed, of which the ones need multipliers and the
       others bandwidth.
     - Unless `more` lines are to come, each begins so early that an answer of its expected length ends with the
       job; of those that cannot, the longest first.
     - Those whose answers are the surest to be short are kept for the end, among them the longest first.
 
     `cached` are the blocks that are in the cache now: what goes on after them comes first. For replicas, as many
-    beginnings are gone through side by side as they have `caches`; where these hold all beginnings anyway, lines need
+    prefixes are gone through side by side as they have `caches`; where these hold all prefixes anyway, lines need
     not follow one another. `earlier` are the clusters that the lines were given when they were arranged before.
     """
     nothing = np.zeros(0, np.int64)
     # What is cached is put among the lines, as one that comes before all others.
     paths = Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached])
     tree = PrefixTree.of(paths)
-    beginnings = _units(tree, len(shapes))
+    prefixes = _units(tree, len(shapes))
     clusters = clusters_of([each.prompt_tokens for each in shapes], tree, paths, earlier)
     expected = _expected(shapes, clusters, lengths)
     number = 1 if caches is None else caches.number
     fits = caches is not None and _fits(tree, shapes, expected.means, places, caches.blocks, caches.block_tokens)
-    units = np.arange(len(beginnings)) if fits else beginnings
+    units = np.arange(len(prefixes)) if fits else prefixes
     ranks, is_kept = _ranks(units, clusters, expected, places, more=more)
     spread = _evenly(_kinds(units[:-1], clusters), np.arange(len(shapes)))
     inside = np.where(is_kept[units[:-1]], expected.tails, -spread)
@@ -112,14 +112,14 @@ def arranged(
 def _fits(
     tree: PrefixTree, shapes: Sequence[LineShape], means: _Floats, places: int, blocks: int, block_tokens: int
 ) -> bool:
-    """Whether caches hold all shared beginnings twice over, beside the lines that are computed."""
+    """Whether caches hold all shared prefixes twice over, beside the lines that are computed."""
     shared = int(tree.own_blocks[tree.counts > 1].sum())
     held = sum(each.prompt_tokens for each in shapes) + float(means.sum())
     return 2 * shared <= blocks - places * held / max(1, len(shapes)) / block_tokens
 
 
 def _units(tree: PrefixTree, lines: int) -> _Ints:
-    """For each prompt, the number of what it follows or is followed by whatever else comes: a beginning, or itself."""
+    """For each prompt, the number of what it follows or is followed by whatever else comes: a prefix, or itself."""
     below = tree.below(tree.counts_of(lines) >= _TRUNK * lines)
     alone = np.arange(len(below)) + len(tree.parents)
     return np.unique(np.where(below < 0, alone, below), return_inverse=True)[1]
@@ -149,7 +149,7 @@ def _ranks(
     np.minimum.at(first, units, np.arange(len(units)))
     wanted = _RESERVED * places * float(expected.tails.max(initial=0.0))
     is_kept, last = _kept(work, sizes, longest, first, wanted, cached)
-    # Beginnings are spread among themselves, and lines alone by their clusters.
+    # Prefixes are spread among themselves, and lines alone by their clusters.
     kind = np.zeros(count, np.int64)
     kind[units] = np.where(sizes[units] > 1, 0, 1 + _numbered(clusters))
     spread = _evenly(kind, first)
@@ -158,7 +158,7 @@ def _ranks(
         spread[last] = 2.0
     order = np.lexsort((first, np.where(is_kept, -longest, spread), is_kept))
     if not more:
-        # The last line of a beginning may be its longest.
+        # The last line of a prefix may be its longest.
         due = float(work.sum()) - (places - 1) * _greatest(units, expected.means, count)
         due[cached] = -np.inf
         begun = order[: count - int(is_kept.sum())]
@@ -234,7 +234,7 @@ def _kept(
 ) -> tuple[_Bools, np.intp | None]:
     """The units that are kept for the end, and the one that comes right before them, if it matters which.
 
-    Kept are the surest to be short, as long as they are at most half of all work. A beginning that is more than is
+    Kept are the surest to be short, as long as they are at most half of all work. A prefix that is more than is
     still wanted comes before them: its last lines are what others, less sure than it, would be.
     """
     is_kept = np.zeros(len(work), np.bool_)

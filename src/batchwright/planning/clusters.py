@@ -10,7 +10,7 @@ from batchwright.planning.expected_lengths import Cluster, ExpectedLengths, Temp
 from batchwright.planning.prefix_tree import Paths, PrefixTree
 
 _LEAST_TOLD = 8
-"""Lines with a common beginning from which on it may tell something about their answers."""
+"""Lines with a common prefix from which on it may tell something about their answers."""
 
 
 def clusters_of(
@@ -18,7 +18,7 @@ def clusters_of(
 ) -> list[Cluster]:
     """The clusters of lines, which are the first prompts of `tree`; `paths` are those of all its prompts.
 
-    The template of a line is the longest beginning that it shares with at least seven other lines, and the broader one
+    The template of a line is the longest prefix that it shares with at least seven other lines, and the broader one
     the next shorter. `earlier` are the clusters that the lines had while others were held too: a longer template is
     kept, since the lines that shared it are being answered, and a shorter one is the broader one if it is longer than
     any other, since answers are known of it.
@@ -38,7 +38,7 @@ def clusters_of(
 
 
 def _templates(tree: PrefixTree, paths: Paths, lines: int) -> list[tuple[Template | None, Template | None]]:
-    """For each line, the two longest of its beginnings that enough others share, the longest first."""
+    """For each line, the two longest of its prefixes that enough others share, the longest first."""
     told = (tree.counts_of(lines) >= _LEAST_TOLD) & (tree.depths > 0)
     nearest, ids = tree.nearest(told), tree.ids(paths)
     above = np.where(tree.parents < 0, -1, nearest[tree.parents])

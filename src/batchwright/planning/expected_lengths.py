@@ -33,7 +33,7 @@ class Template(NamedTuple):
     """What prompts begin with."""
 
     number: int
-    """Equal for equal beginnings only."""
+    """Equal for equal prefixes only."""
     blocks: int
     """Length, in blocks of the KV cache."""
 
@@ -46,7 +46,7 @@ class Cluster(NamedTuple):
     size: int
     """Prompt tokens, to within 5%."""
     broader: Template | None = None
-    """Another beginning of them, with which more requests begin."""
+    """Another prefix of them, with which more requests begin."""
 
     @property
     def blocks(self) -> int:
@@ -82,8 +82,8 @@ class ExpectedLengths:
     """Learns how long the answers to like requests are, and says how long others are going to be.
 
     Like are requests whose prompts begin alike and are equally long: traffic that is made by templates shows in both.
-    What is not known of a cluster is filled in from requests with the same beginning and about the size, then from all
-    with that beginning, then from those with the broader one, then from all, and then from the limits of the requests.
+    What is not known of a cluster is filled in from requests with the same prefix and about the size, then from all
+    with that prefix, then from those with the broader one, then from all, and then from the limits of the requests.
     Takes 720 bytes for each of these.
     """
 

@@ -65,7 +65,7 @@ class FieldOrder:
 
 @dataclass(frozen=True, slots=True)
 class FieldReuse:
-    """What the beginnings of rows share, as shares of the bytes of all their fields."""
+    """What the prefixes of rows share, as shares of the bytes of all their fields."""
 
     before: float
     """In the order of the template."""
@@ -86,12 +86,12 @@ def _shared(rows: Sequence[Row], orders: Sequence[tuple[int, ...]]) -> int:
     """Return the bytes of whole fields that were in an earlier row, at the same place and after the same ones."""
     seen, found = set[int](), 0
     for row, order in zip(rows, orders, strict=True):
-        beginning = 0
+        prefix = 0
         for name in order:
-            beginning = hash((beginning, name, row[name]))
-            if beginning in seen:
+            prefix = hash((prefix, name, row[name]))
+            if prefix in seen:
                 found += len(row[name].encode())
-            seen.add(beginning)
+            seen.add(prefix)
     return found
 
 

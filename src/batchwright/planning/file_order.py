@@ -11,9 +11,9 @@ _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 _SIZES = (256, 1024, 4096, 16384)
-"""Bytes of the beginnings that are compared."""
+"""Bytes of the prefixes that are compared."""
 _BITS = 32
-"""Of a hash of a beginning, which is 0 where the prompt is shorter. Of a million, a few hundred agree by chance."""
+"""Of a hash of a prefix, which is 0 where the prompt is shorter. Of a million, a few hundred agree by chance."""
 _PIECE = 2**20
 """Lines that are looked at together."""
 _LEAST_GAIN = 0.02
@@ -23,13 +23,13 @@ _LEAST_GAIN = 0.02
 class FileOrder:
     """Finds an order in which lines that begin alike follow one another, for a file of any length.
 
-    A line is known by hashes of beginnings of its prompt, of 256 bytes and four times as many each time up to 16 KiB,
+    A line is known by hashes of prefixes of its prompt, of 256 bytes and four times as many each time up to 16 KiB,
     which take 16 bytes. Lines with the same hashes may differ: the windows through which the file then goes are
     arranged by all of their tokens. What this decides is which lines meet in a window.
     """
 
     def __init__(self, least_shared: int = 0) -> None:
-        """`least_shared`: bytes of a beginning below which it is worth nothing that lines share it."""
+        """`least_shared`: bytes of a prefix below which it is worth nothing that lines share it."""
         self._least_shared = least_shared
         self._high, self._low = array("Q"), array("Q")
         self._bytes = 0
@@ -39,7 +39,7 @@ class FileOrder:
         return len(self._high)
 
     def add(self, scope: bytes, prompt: bytes) -> None:
-        """Note the next line of the file, which can share the beginning of its prompt with others of its `scope`."""
+        """Note the next line of the file, which can share the prefix of its prompt with others of its `scope`."""
         found, begin, hashed = 0, 0, zlib.crc32(scope)
         for end in _SIZES:
             found <<= _BITS
@@ -85,7 +85,7 @@ class FileOrder:
 
 
 def _word(high: _Words, low: _Words, level: int) -> _Words:
-    """The hashes of the beginnings of a size, by the place of the size."""
+    """The hashes of the prefixes of a size, by the place of the size."""
     word: _Words = (high if level < 2 else low) >> np.uint64(0 if level % 2 else _BITS) & np.uint64(2**_BITS - 1)
     return word
 
@@ -93,7 +93,7 @@ def _word(high: _Words, low: _Words, level: int) -> _Words:
 def _by_first(found: _Ints, high: _Words) -> _Ints:
     """The lines of `found`, group by group, in the order of the first line of each. `high`: of all lines.
 
-    A group has the same beginning of the shortest size; a line that is too short for that is one by itself.
+    A group has the same prefix of the shortest size; a line that is too short for that is one by itself.
     """
     word = (high >> np.uint64(_BITS)).astype(np.uint32)[found]
     is_first = np.ones(len(found), np.bool_)

@@ -69,7 +69,7 @@ class JobOrder(Generic[_Item]):
         """Lines that are kept for the end of the job."""
         self._bytes = 0
         self._cached: LineShape | None = None
-        """The line that was taken last, whose beginning is in the cache."""
+        """The line that was taken last, whose prefix is in the cache."""
         self._under_way: dict[int, Cluster] = {}
         """Clusters of the lines that were taken and have not ended, by number."""
         self._look_at = _FIRST_LOOK

@@ -19,7 +19,7 @@ _SAFE = 4.0
 class NeededWork:
     """The sum of the work that the answers of a job needed, in bounded memory.
 
-    A block of tokens is known by a digest of it and of all before it, so only the same beginning is the same. Once
+    A block of tokens is known by a digest of it and of all before it, so only the same prefix is the same. Once
     there are more than `most_known` blocks, a part of them is remembered, chosen by their digests, and each of these
     counts for as many as were left out: the sums are estimates then, without bias.
     """

@@ -14,13 +14,13 @@ MOST_LINES, MOST_BYTES = 4096, 2**24
 """Lines of a window and their bytes, unless others are given."""
 
 LEAST_SHARED = 4096
-"""Bytes from which on a common beginning is worth something: about 1,024 tokens, the least that OpenAI caches."""
+"""Bytes from which on a common prefix is worth something: about 1,024 tokens, the least that OpenAI caches."""
 _STEP = 512
 """Bytes in whose multiples more than that counts: about 128 tokens."""
 _ALONE = 2.0
-"""Seconds for which the first request with a beginning goes alone, if it is not answered before."""
+"""Seconds for which the first request with a prefix goes alone, if it is not answered before."""
 _REMEMBERED = 1024
-"""Beginnings that are remembered as cached."""
+"""Prefixes that are remembered as cached."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Entry(Generic[_Item]):
 
 @dataclass(slots=True)
 class _Group(Generic[_Item]):
-    """Lines whose prompts have a beginning of `shared` bytes in common; 0 for the lines of a whole window."""
+    """Lines whose prompts have a prefix of `shared` bytes in common; 0 for the lines of a whole window."""
 
     shared: int
     children: list[_Entry[_Item] | _Group[_Item]]
@@ -54,23 +54,23 @@ _Unit: TypeAlias = "_Entry[_Item] | _Group[_Item]"
 
 @dataclass(slots=True)
 class _Held(Generic[_Item]):
-    """Lines that wait until the first with their beginning was answered, or `since` is long enough ago."""
+    """Lines that wait until the first with their prefix was answered, or `since` is long enough ago."""
 
     since: float
     root: bytes | None
-    """Digest of the beginning, if no line with it was answered so far; None if only a longer one is new."""
+    """Digest of the prefix, if no line with it was answered so far; None if only a longer one is new."""
     rest: list[_Unit[_Item]] = field(default_factory=list)
 
 
 class PrefixOrder(Generic[_Item]):
-    """Puts lines with a long common beginning together, within a window of lines that are read ahead.
+    """Puts lines with a long common prefix together, within a window of lines that are read ahead.
 
     - Lines go in the order in which they are added, but the lines of a group, whose prompts share `least_shared` bytes
       or more, follow the first of them; within a group the same holds for lines that share `step` bytes more, and so
       on.
-    - The first line of a group goes ahead of the others, as a cache has a beginning only once it was processed: they
+    - The first line of a group goes ahead of the others, as a cache has a prefix only once it was processed: they
       follow when it was `answered`, or after `alone` seconds. Other lines go meanwhile. If there are no others, only a
-      beginning that is new since long is waited for.
+      prefix that is new since long is waited for.
     - Lines of a better priority go before the others in the window.
     - A line is overtaken by lines of its own window, and of later ones only while it waits for the first of its group.
 
@@ -203,7 +203,7 @@ class PrefixOrder(Generic[_Item]):
         self._window, self._window_bytes = [], 0
 
     def _grouped(self, entries: Sequence[_Entry[_Item]]) -> list[_Unit[_Item]]:
-        """The lines, in the order of the file, with those that share a beginning in groups."""
+        """The lines, in the order of the file, with those that share a prefix in groups."""
         ordered = sorted((entry for entry in entries if entry.prompt), key=lambda entry: (entry.scope, entry.prompt))
         top = _Group[_Item](0, [])
         path = [top]

@@ -64,10 +64,10 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """Prompts as the leaves of a tree, each of whose nodes is a beginning that at least two of them share.
+    """Prompts as the leaves of a tree, each of whose nodes is a prefix that at least two of them share.
 
-    The beginning of a node is longer than that of its parent, and ends where not all of its prompts go on alike. Node 0
-    is the root, which has all prompts: its beginning is empty unless all of them share one.
+    The prefix of a node is longer than that of its parent, and ends where not all of its prompts go on alike. Node 0
+    is the root, which has all prompts: its prefix is empty unless all of them share one.
     """
 
     parents: _Ints
@@ -75,11 +75,11 @@ class PrefixTree:
     levels: _Ints
     """Number of nodes above each node."""
     depths: _Ints
-    """Number of blocks of the beginning of each node."""
+    """Number of blocks of the prefix of each node."""
     counts: _Ints
-    """Number of prompts with that beginning."""
+    """Number of prompts with that prefix."""
     nodes: _Ints
-    """For each prompt, the node of the longest beginning that it shares; 0 if it shares none but the root's."""
+    """For each prompt, the node of the longest prefix that it shares; 0 if it shares none but the root's."""
 
     @classmethod
     def of(cls, paths: Paths) -> PrefixTree:
@@ -99,18 +99,18 @@ class PrefixTree:
 
     @property
     def shared_blocks(self) -> int:
-        """Number of blocks that are not computed again if each beginning is kept until its last prompt is computed."""
+        """Number of blocks that are not computed again if each prefix is kept until its last prompt is computed."""
         return int((self.own_blocks * np.maximum(self.counts - 1, 0)).sum())
 
     def counts_of(self, lines: int) -> _Ints:
-        """For each node, the number of prompts with its beginning among the first `lines`."""
+        """For each node, the number of prompts with its prefix among the first `lines`."""
         counts: _Ints = np.bincount(self.nodes[:lines], minlength=len(self.parents)).astype(np.int64)
         for level in reversed([*self._by_level()]):
             np.add.at(counts, self.parents[level], counts[level])
         return counts
 
     def ids(self, paths: Paths) -> _Ints:
-        """Ids of the beginnings of nodes: equal for equal ones, and for others as long with a chance of about 2⁻⁶⁴.
+        """Ids of the prefixes of nodes: equal for equal ones, and for others as long with a chance of about 2⁻⁶⁴.
 
         `paths` are those of the prompts of the tree. Takes time for the blocks that are shared.
         """
@@ -146,9 +146,9 @@ class PrefixTree:
         return found
 
     def order(self, expected: _Floats) -> _Ints:
-        """The order in which a cache that holds one path of the tree computes each beginning once.
+        """The order in which a cache that holds one path of the tree computes each prefix once.
 
-        Depth first, so that prompts with a beginning follow one another. Inside that freedom, what has the greatest
+        Depth first, so that prompts with a prefix follow one another. Inside that freedom, what has the greatest
         value in `expected`, one for each prompt, comes first; of equals, the first by number. With expected lengths of
         answers, the longest begin early, and the last to begin are short.
         """

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts the KV cache of each replica is expected to hold.
+"""Which prefixes of prompts the KV cache of each replica is expected to hold.
 
 A prompt is known by a chain of keys, each a hash of all of its text up to a multiple of 256 bytes, about 64 tokens.
 What a replica was given stays in its cache until so many other tokens were computed there as the cache holds, least
@@ -20,7 +20,7 @@ MOST_KEYS = 1024
 
 
 def prefix_keys(scope: bytes, prompt: bytes) -> tuple[int, ...]:
-    """Return the keys of the beginnings of `prompt`, the shortest first; prompts are compared within one `scope`."""
+    """Return the keys of the prefixes of `prompt`, the shortest first; prompts are compared within one `scope`."""
     chain = blake2b(scope, digest_size=_DIGEST)
     keys = []
     for start in range(0, min(len(prompt), MOST_KEYS * KEY_BYTES) - KEY_BYTES + 1, KEY_BYTES):
@@ -98,7 +98,7 @@ class CachedPrefixes:
     def note(self, replica: int, keys: Sequence[int]) -> None:
         """Note that `replica` computes a prompt with these keys."""
         held = self._held[replica]
-        # The end of a prompt is dropped before its beginning, which others share.
+        # The end of a prompt is dropped before its prefix, which others share.
         for key in reversed(keys):
             if key in held:
                 held.move_to_end(key)

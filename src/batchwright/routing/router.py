@@ -1,8 +1,8 @@
 """`Router`: which replica computes which request, and when.
 
 - A request goes to the replica that would have done it first: the one with the least work, counting what the cached
-  beginning of its prompt saves. So requests with a common beginning stay together until that replica is busier than the
-  beginning is worth (lines of batches, for which nobody waits, for several times longer); then another computes it once
+  prefix of its prompt saves. So requests with a common prefix stay together until that replica is busier than the
+  prefix is worth (lines of batches, for which nobody waits, for several times longer); then another computes it once
   more, and has it too.
 - Lines of batches wait here for a place, in the queue of their replica. Online requests are sent at once: an engine
   gives them places of batch lines.
@@ -29,7 +29,7 @@ from batchwright.routing.work import ExpectedAnswers, TokenCosts, Work
 _Key = TypeVar("_Key", bound=Hashable)
 
 _STICKY = 16
-"""How many times over the tokens of a beginning count that another replica has, for lines of batches. A wait that is
+"""How many times over the tokens of a prefix count that another replica has, for lines of batches. A wait that is
 longer than its worth costs nothing as long as there is other work: in simulations, 1 lost 13% of what could be reused.
 """
 _LEAD = 16
@@ -338,7 +338,7 @@ class Router(Generic[_Key]):
             return None
         item, cost = max(
             ((item, self._cost_at(number, item)) for item in victim.queued),
-            # The longest, unless it has a beginning that would have to be computed again.
+            # The longest, unless it has a prefix that would have to be computed again.
             key=lambda pair: (2 * pair[0].cost - pair[1], -pair[0].order),
         )
         is_sooner = (replica.waiting_cost + replica.sent_cost + cost) / replica.speed < victim.busy

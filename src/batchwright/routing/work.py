@@ -24,7 +24,7 @@ class Work:
     sequences: int = 1
     """Answers that it asks for, all of which take a place at once."""
     prefixes: tuple[int, ...] = ()
-    """Keys of the beginnings of its prompt, the shortest first, as `prefix_keys` makes them."""
+    """Keys of the prefixes of its prompt, the shortest first, as `prefix_keys` makes them."""
     traffic: Traffic = "batch"
     priority: int = 5
     """Lower is sooner, among lines of batches."""

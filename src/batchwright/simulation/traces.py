@@ -4,7 +4,7 @@ Three forms are told apart by their first line:
 
 - CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`: Azure's traces of LLM inference.
 - JSON Lines with `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of
-  the prompt: Mooncake's traces. Equal ids in equal places are equal beginnings.
+  the prompt: Mooncake's traces. Equal ids in equal places are equal prefixes.
 - JSON Lines with `at` (seconds), `prompt_tokens` and `output_tokens`, and perhaps `cached_tokens`, `max_tokens` and
   `class` (online or batch): the service's own log of requests (the setting `trace_log`).
 """
@@ -201,7 +201,7 @@ def logged(row: Mapping[str, Any]) -> SimulatedRequest | None:
         raise ValueError(f"class={shown(traffic)}: must be online or batch")
     cached = int(_number(row, "cached_tokens")) if "cached_tokens" in row else 0
     limit = int(_number(row, "max_tokens")) if "max_tokens" in row else 0
-    # What was found in the cache is known by its length alone: it counts as the same beginning for all.
+    # What was found in the cache is known by its length alone: it counts as the same prefix for all.
     blocks = tuple(range(min(cached, prompt) // BLOCK_SIZE))
     return _request(at, prompt, output, blocks=blocks, block_tokens=BLOCK_SIZE, max_tokens=limit, traffic=traffic)
 

@@ -1,4 +1,4 @@
-"""What tells requests apart: the fields on which the answer depends, and the prompt whose beginning may be cached."""
+"""What tells requests apart: the fields on which the answer depends, and the prompt whose prefix may be cached."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def identity_of(
 def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return the prompt of a request as a provider's prompt cache compares it, after the scope of its comparisons.
 
-    Requests can share the beginning of their prompts if their scopes are equal. The prompt is empty where
+    Requests can share the prefix of their prompts if their scopes are equal. The prompt is empty where
     nothing is generated, and nothing cached.
     """
     if endpoint in ENCODER_URLS:

@@ -54,7 +54,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums. Nothing is left over of any block."""
+    """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums (split-K). No block is partly filled."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     n = tile.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)

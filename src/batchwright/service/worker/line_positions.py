@@ -106,7 +106,7 @@ class LinePositions:
 
 
 def _blocks_of(scope: bytes, prompt: bytes) -> _Ints:
-    """Ids of the full blocks of a prompt; those of prompts that cannot share their beginnings differ."""
+    """Ids of the full blocks of a prompt; those of prompts that cannot share their prefixes differ."""
     words = np.frombuffer(prompt, np.int64, len(prompt) // 8)
     if len(words) < _BLOCK_WORDS:
         return _NO_BLOCKS
