@@ -46,6 +46,7 @@ Trees: TypeAlias = Mapping[str, Path]
 class Section(StrEnum):
     """One measure, in seconds or parts of them; less is better."""
 
+    ENGINE_FEW = "uniform-4"
     ENGINE_UNIFORM = "uniform-64"
     ENGINE_CHAT = "chat-64"
     LINES = "lines"

@@ -19,6 +19,10 @@ constexpr bool kHasProducts = false;
 template <class E>
 constexpr int64_t kMostRows = kWidth == 16 ? 12 : std::is_same_v<E, bf16> ? 6 : 4;
 
+// Of more rows than this, which are near, the program fetches what comes: measured. In registers of 256 bits they go through
+// a panel in two strides, of which the processor fetches little by itself.
+constexpr int kUnfetchedRows = kWidth == 16 ? kRowsOfStream : 2;
+
 // A unit holds two parts, which are multiplied one after the other: of bfloat16 a value each, of bytes every other one.
 template <class E>
 struct Widened;
@@ -60,16 +64,23 @@ void multiply_columns(const uint32_t* rows, int64_t units, const uint32_t* panel
   using Part = typename W::Part;
   typename W::Sum acc[R][V] = {};
   const auto add = [&](const Part(&weights)[V], const uint32_t* inputs) __attribute__((always_inline)) {
-    for (int r = 0; r < R; ++r) {
-      const Part input = (Part)(RegU{} + inputs[r * 2 * units]);
-      for (int v = 0; v < V; ++v) acc[r][v] = W::add(acc[r][v], weights[v], input);
+    if constexpr (V > R) {
+      Part input[R];
+      for (int r = 0; r < R; ++r) input[r] = (Part)(RegU{} + inputs[r * 2 * units]);
+      for (int v = 0; v < V; ++v)
+        for (int r = 0; r < R; ++r) acc[r][v] = W::add(acc[r][v], weights[v], input[r]);
+    } else {
+      for (int r = 0; r < R; ++r) {
+        const Part input = (Part)(RegU{} + inputs[r * 2 * units]);
+        for (int v = 0; v < V; ++v) acc[r][v] = W::add(acc[r][v], weights[v], input);
+      }
     }
   };
   for (int64_t u = 0; u < units; ++u) {
     const uint32_t* at = panel + u * kPanel;
     if constexpr (!Near) {
       __builtin_prefetch(ahead + u * step, 0, 2);
-    } else if constexpr (R > kRowsOfStream) {
+    } else if constexpr (R > kUnfetchedRows) {
       for (int line = 0; line < V * kRegisterBytes; line += kLine) __builtin_prefetch(ahead + u * step + line, 0, 3);
     }
     Part weights[V];
@@ -87,7 +98,7 @@ template <class E, int R, bool Near>
 void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
                    typename Sum<E>::Vec* sums) {
   constexpr int whole = kPanel / kWidth;
-  constexpr int V = R < 3 ? whole : 2;  // few rows alone would wait for their own last sums
+  constexpr int V = R < (Near ? 4 : 3) ? whole : 2;  // few rows alone would wait for their own last sums
   for (int first = 0; first < kPanel; first += V * kWidth) {
     char* found = reinterpret_cast<char*>(sums) + first * 4;
     if constexpr (Near) {
