@@ -44,7 +44,7 @@ serve: $(VENV)/.runtime
 # Where the environment forbids to keep compiled modules, each of the hundreds of commands that tests start compiles all.
 test test-fast: export PYTHONDONTWRITEBYTECODE =
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What needs no model, compiler, PostgreSQL, browser or npm.
 FAST := $(addprefix tests/,unit limiting policies padding wire lines batcher)
