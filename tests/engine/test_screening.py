@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright import Engine, SamplingParams
-from batchwright.engine.bodies.compiled import screen_for, turned
+from batchwright.engine.bodies.compiled import screen_for, turn
 from batchwright.engine.bodies.weights import Projection
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, quantize_rows
@@ -108,6 +108,12 @@ def test_no_screen_for_weights_that_have_no_bounds() -> None:
         assert screen_for(Projection(spoilt), Arena(0)) is None
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape, dtype=torch.float64)
+    turn(x.double(), out)
+    return out
+
+
 @settings(max_examples=60, deadline=None)
 @given(units=st.integers(1, 20), vocab=st.integers(1, 80), heads=KINDS, rows=KINDS, seed=st.integers(0, 99))
 def test_no_product_is_farther_than_the_bound(units: int, vocab: int, heads: str, rows: str, seed: int) -> None:
@@ -122,7 +128,7 @@ def test_no_product_is_farther_than_the_bound(units: int, vocab: int, heads: str
     columns = screen.rough.panels.transpose(1, 2).reshape(padded, -1)[:vocab]
     product = rounded @ (columns.double() * screen.rough.scales[:vocab, None]).T
     bound = x.double().norm(dim=1)[:, None] * screen.errors[:vocab]
-    bound += (turned(x).double() - rounded).norm(dim=1)[:, None] * screen.lengths[:vocab]
+    bound += (turned(x) - rounded).norm(dim=1)[:, None] * screen.lengths[:vocab]
     assert bool(((product - x.double() @ head.double().T).abs() <= bound * (1 + 1e-6)).all())
     if heads == rows == "plain":
         assert float(bound.mean()) < 0.05 * float((x.double().norm(dim=1)[:, None] * head.double().norm(dim=1)).mean())

@@ -395,6 +395,21 @@ def test_kernels_and_torch_draw_the_same_tokens(vocab: int, params: dict[str, An
     assert [tokens[row] for row in plain] == likeliest[plain].tolist()
 
 
+def test_a_draw_where_sums_end_is_not_a_token_without_a_chance() -> None:
+    """The same weights summed in another order may come to less than what is looked for among them."""
+    logits = -torch.rand(12000, generator=torch.Generator().manual_seed(8))
+    logits[::3] -= 21
+    logits[0] = -torch.inf
+    weights = logits.double().exp()
+    likely = float(weights[logits > -2].sum() / weights.sum())
+    uniforms = [likely * (1 + step * 1e-9) for step in range(-100, 101)]
+    each = [SamplingParams(temperature=1.0, top_p=1 - 1e-12)] * len(uniforms)
+    _, drawn = sampling.choose(
+        logits.expand(len(uniforms), -1).contiguous(), list(range(len(uniforms))), each, uniforms
+    )
+    assert 0 not in drawn
+
+
 @pytest.mark.parametrize("values", [1, 2, 5, 300])
 @pytest.mark.parametrize("params", [{"top_p": 0.2}, {"top_p": 0.97}, {"top_k": 70}, {"top_k": 3, "top_p": 0.5}])
 def test_a_draw_is_as_far_down_the_order_where_logits_are_equal(values: int, params: dict[str, Any]) -> None:

@@ -241,7 +241,7 @@ _MOST_MIXED = 8
 _ROUNDED_UP = 1 + 1e-4
 _MOST_LENGTH = 1e15
 """Greatest length of a column whose bounds cannot overflow."""
-_AT_A_TIME = 4096
+_AT_A_TIME = 512
 """Columns that are rounded at a time."""
 
 
@@ -253,7 +253,11 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
 
     @cache
     def rounded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        pieces = [_rounded(piece) for piece in columns.split(_AT_A_TIME)]
+        # Memory that is taken anew for each piece costs more in page faults than all of the computing.
+        exact, rounded = torch.empty((2, _AT_A_TIME, columns.shape[1]), dtype=torch.float64)
+        pieces = [
+            _rounded(piece, exact[: len(piece)], rounded[: len(piece)]) for piece in columns.split(_AT_A_TIME)
+        ]
         whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
         return whole, scales, lengths, errors
 
@@ -275,22 +279,23 @@ def screen_bytes(head: Projection) -> int:
     return packed_bytes(head.weight, quantized=True) + lengths_and_errors
 
 
-def turned(x: Tensor) -> Tensor:
-    """Rotate groups of vectors of `x` [rows, dim] by a Hadamard matrix, which keeps products -> [rows, dim] float64."""
+def turn(x: Tensor, out: Tensor) -> None:
+    """Rotate groups of vectors of `x` [rows, dim] float64 by a Hadamard matrix, which keeps products, into `out`."""
     size = min(mixed_channels(x.shape[1]), _MOST_MIXED) * LANES
-    mixed: Tensor = x.double().view(-1, size) @ hadamard(size).double()
-    return mixed.view(x.shape)
+    torch.matmul(x.view(-1, size), hadamard(size).double(), out=out.view(-1, size))
 
 
-def _rounded(columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _rounded(columns: Tensor, exact: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Round `columns` [n, dim] to 8 bits -> [n, dim] int8, and [n] float32 each: scales, lengths and greatest errors.
 
-    An error is how far a product with a row of length 1 can be from the exact one.
+    An error is how far a product with a row of length 1 can be from the exact one. `exact` and `rounded` [n, dim]
+    float64 are written over.
     """
-    exact = turned(columns)
+    turn(rounded.copy_(columns), exact)
     whole, scales = quantize_rows(exact)
-    rounded = whole.double() * scales[:, None]
-    lengths, lost, own = (x.norm(dim=1) for x in (rounded, exact - rounded, exact))
+    torch.mul(whole, scales.double()[:, None], out=rounded)
+    lengths, own = rounded.norm(dim=1), exact.norm(dim=1)
+    lost = exact.sub_(rounded).norm(dim=1)
     in_sums = (columns.shape[1] + 64) * 2.0**-22  # rounding of sums of so many values in float32, in the rotation too
     errors = (lost + own * in_sums) * _ROUNDED_UP
     return whole, scales, (lengths * _ROUNDED_UP).float(), errors.float()

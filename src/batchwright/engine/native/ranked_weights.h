@@ -43,10 +43,14 @@ class RankedWeights {
     const double before = found.before;
     for (int round = 0; round < kRounds && found.amount > static_cast<double>(found.least) * kFew; ++round) {
       const Thresholds finer = found.divided();
-      found = found.part(sums<true>(room().weights.data(), kept_, finer), finer, before, mass);
+      const Interval narrower = found.part(sums<true>(room().weights.data(), kept_, finer), finer, before, mass);
+      if (!(narrower.amount > 0)) break;  // the last weight of this interval is what such sums do not reach
+      found = narrower;
     }
+    const std::vector<WeightedToken> tokens = sorted(found);
+    if (tokens.empty()) return {lightest(), found.before};
     Place place{0, found.before};
-    for (const WeightedToken& each : sorted(found)) {
+    for (const WeightedToken& each : tokens) {
       place = {each.token, place.through + each.weight};
       if (place.through >= mass) break;
     }
@@ -89,7 +93,9 @@ class RankedWeights {
       Interval found{below, least, before, amount};
       for (int i = 0; i < kSteps; ++i) {
         const double sum = offset + sums[i];
-        if (sum >= wanted) return {found.below, thresholds[i], found.before, sum - found.before};
+        // Its own is reached if nothing else is: it was by other sums, which need not be rounded as these are.
+        if (sum >= wanted || thresholds[i] == least)
+          return {found.below, thresholds[i], found.before, sum - found.before};
         found = {thresholds[i], least, sum, before + amount - sum};
       }
       return found;
@@ -161,6 +167,14 @@ class RankedWeights {
     }
     kept_ = (kept + kLanes - 1) / kLanes * kLanes;
     std::fill(weights.begin() + kept, weights.begin() + kept_, 0.0f);
+  }
+
+  // The last token that weighs anything.
+  int32_t lightest() const {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count_; ++i)
+      if (weights_[i] > 0 && (!(weights_[found] > 0) || weights_[i] <= weights_[found])) found = i;
+    return static_cast<int32_t>(found);
   }
 
   // Those of an interval, of which all were collected.

@@ -95,9 +95,9 @@ def interleaved(gate: Tensor, up: Tensor) -> Tensor:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round `x` [rows, dim] -> int8 and scales [rows] float32: x ≈ whole · scale, the greatest of a row being ±127."""
     wide = x.float()
-    scales = wide.abs().amax(1) / LEVELS
+    scales = torch.maximum(wide.amax(1), -wide.amin(1)) / LEVELS
     inverse = torch.where(scales > 0, 1 / scales, torch.zeros_like(scales))
-    return (wide * inverse[:, None]).round().to(torch.int8), scales
+    return (wide * inverse[:, None]).round_().to(torch.int8), scales
 
 
 def padded(x: Tensor) -> Tensor:
