@@ -20,6 +20,7 @@ from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spending import PlannedCost, PlannedPrice, Spending
+from batchwright.pacing.figures import PacerFigures
 
 
 def running(done: int, tokens: int) -> RunProgress:
@@ -257,6 +258,19 @@ def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere(model: str |
         shown = stream.getvalue()
         assert (f"What it would cost is not known: {told}" in shown) == (is_elsewhere and not failed)
         assert ("Nothing was sent." if is_elsewhere else "No result was written.") in shown
+
+
+def test_names_and_messages_are_no_markup() -> None:
+    figures = PacerFigures(2, 0, 0, 1, found_concurrency=False, found_per_minute=None, limits=(), blocked_seconds=0.0)
+    pacing = {"1 https://a/v1 [/m]": figures, "2 https://a/v1 [b]n": figures}
+    shown = printed(report_table(RunReport(output="o", model="m", total=1, pacing=pacing)))
+    assert "https://a/v1 [/m]: 2 requests sent" in shown
+    assert "https://a/v1 [b]n: 2 requests sent" in shown
+    price = PlannedPrice(None, 0.5, 0.25, None)
+    report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(price, price, 9, "a part '[/x]' :key:"))
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "It has no upper bound: a part '[/x]' :key:." in stream.getvalue()
 
 
 def test_what_an_interrupted_run_leaves() -> None:

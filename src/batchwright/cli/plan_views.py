@@ -49,7 +49,7 @@ def show_plan(
         highlight=False,
     )
     if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
-        console.print(text, highlight=False)
+        console.print(Text(text))
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
@@ -58,7 +58,7 @@ def show_plan(
         console.print(_shared(report.shared_prompts, report.prompt_tokens))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
-            console.print(text, highlight=False)
+            console.print(Text(text))
         if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
             console.print(
                 f"The budget of {money(budget)} is less than all lines may cost at most: a run may end before the "
@@ -66,7 +66,7 @@ def show_plan(
                 highlight=False,
             )
     elif is_elsewhere and report.failed < report.total:
-        console.print(_price_unknown(model), highlight=False, markup=False)
+        console.print(Text(_price_unknown(model)))
     for request in report.first_requests:
         name = f"line {request.line:,} ({request.custom_id})"
         console.print(

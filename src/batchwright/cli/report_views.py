@@ -46,9 +46,9 @@ def report_table(report: RunReport) -> Table:
         *pacing_rows(report.pacing),
         *(_engine_rows(report) if report.steps else []),
     ]:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))
     if report.batches is not None:
-        table.add_row("batches", _batches_row(report.batches))
+        table.add_row("batches", Text(_batches_row(report.batches)))
     memory = _size(report.peak_memory_bytes)
     if report.peak_gpu_bytes is not None:
         memory += f", {_size(report.peak_gpu_bytes)} on the GPU"

@@ -390,10 +390,12 @@ def _not_here(failure: Failure) -> str:
 
 
 def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
+    from rich.text import Text
+
     if quiet:
         return
     if report.resumed == report.total and report.total:
-        console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
+        console.print(Text(f"{report.output} is complete: there was nothing left to do."))
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)
