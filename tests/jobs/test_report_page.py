@@ -204,6 +204,16 @@ def test_a_run_writes_its_page_and_the_report_has_what_it_shows(tmp_path: Path, 
     assert json.loads(told.read_bytes()) == json.loads(json.dumps(report.to_dict()))
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems have no such names")
+def test_names_of_files_that_are_no_text_cost_no_report(tmp_path: Path, source: Path) -> None:
+    page, told, output = tmp_path / "page.html", tmp_path / "r.json", tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    named = source.rename(tmp_path / os.fsdecode(b"in\xff.jsonl"))
+    run(named, output, model=FakeEngine(), report=told, report_html=page)  # type: ignore[arg-type]
+    assert read_report(told).output == str(tmp_path / "caf\ufffd.jsonl")
+    assert json.loads(told.read_bytes())["inputs"] == [str(tmp_path / "in\ufffd.jsonl")]
+    assert "caf\ufffd.jsonl" in page.read_text()
+
+
 def test_the_json_of_a_report_is_for_people_too() -> None:
     series: dict[str, list[float | None]] = {"seconds": [0.0, 1.0], "lines": [0, 3]}
     text = RunReport(output="o", model="m", total=3, series=series).to_json().decode()
