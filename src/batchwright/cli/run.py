@@ -99,8 +99,8 @@ _RPM = "The endpoint's limit of requests a minute, if you know it: else it is re
 _TPM = "Its limit of tokens a minute, of prompts and answers, likewise."
 _NO_DEDUPE = "Compute each of identical requests, instead of one for all of them."
 _NO_PLAN = (
-    "Take up lines in the order of the input. Else a model here takes up together those whose prompts begin alike, and "
-    "last those whose answers are sure to be short."
+    "Take up lines in the order of the input. Else those whose prompts begin alike are taken up together, with "
+    "--backend from 4 KiB on, and a model here takes up last those whose answers are sure to be short."
 )
 _BUDGET = (
     "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "

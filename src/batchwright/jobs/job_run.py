@@ -344,7 +344,7 @@ class JobRun:
     def _order(self, inference: Inference, tokenizer: Tokenizer | None) -> LineOrder[Any] | None:
         """The order in which lines are taken up; None: that of the input."""
         if self.choice.is_live_elsewhere:
-            return EndpointOrder()
+            return EndpointOrder() if self.planned else None
         stats = engine_stats_of(inference)
         if not self.planned or tokenizer is None or stats is None or not stats.max_num_seqs or not stats.block_size:
             return None
