@@ -15,9 +15,11 @@ from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.jobs.dry_run import PlannedRequest
 from batchwright.jobs.failures import Failure, Failures
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.prompt_survey import SharedPrefix, SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spending import PlannedCost, PlannedPrice, Spending
 from batchwright.pacing.figures import PacerFigures
@@ -271,6 +273,24 @@ def test_names_and_messages_are_no_markup() -> None:
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), report)
     assert "It has no upper bound: a part '[/x]' :key:." in stream.getvalue()
+
+
+def test_control_characters_of_prompts_and_messages_are_not_sent_to_the_terminal() -> None:
+    evil = "\x1b[2Ja\x9bb\x00\u2028é"
+    request = PlannedRequest(1, evil, "/v1/completions", {"prompt": evil}, 3, f"one\n{evil}\ttwo")
+    shared = SharedPrompts(9, 9, [SharedPrefix(lines=2, tokens=9, saved_tokens=9, example=1, text=evil)])
+    failures = [Failure("bad", 1, 2, evil, evil)]
+    report = RunReport(
+        output="o", model="m", total=1, first_requests=[request], shared_prompts=shared, failures=failures
+    )
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    log = LogProgress(stream, ManualClock())
+    log(RunProgress("running", total=3, failed=1, first_failure=failures[0], waiting=evil))
+    written = stream.getvalue()
+    assert not {"\x1b", "\x9b", "\x00"} & {*written}
+    assert written.count(r"\x1b[2Ja\x9bb\x00") >= 6
+    assert "one\n" in written
 
 
 def test_what_an_interrupted_run_leaves() -> None:

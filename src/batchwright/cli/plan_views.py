@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import failures_table, fields_in_common
+from batchwright.cli.visible_text import visible
 from batchwright.pricing.rates import money
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show_plan(
         highlight=False,
     )
     if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
-        console.print(Text(text))
+        console.print(Text(visible(text)))
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
@@ -58,7 +59,7 @@ def show_plan(
         console.print(_shared(report.shared_prompts, report.prompt_tokens))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
-            console.print(Text(text))
+            console.print(Text(visible(text)))
         if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
             console.print(
                 f"The budget of {money(budget)} is less than all lines may cost at most: a run may end before the "
@@ -68,13 +69,16 @@ def show_plan(
     elif is_elsewhere and report.failed < report.total:
         console.print(Text(_price_unknown(model)))
     for request in report.first_requests:
-        name = f"line {request.line:,} ({request.custom_id})"
+        name = visible(f"line {request.line:,} ({request.custom_id})")
         console.print(
-            Text(f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}", style="bold")
+            Text(
+                f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}",
+                style="bold",
+            )
         )
-        console.print(Text(_shortened(json.dumps(dict(request.body), ensure_ascii=False))))
+        console.print(Text(_shortened(visible(json.dumps(dict(request.body), ensure_ascii=False)))))
         if request.text is not None:
-            console.print(Text(_shortened(request.text.rstrip("\n")), style="dim"))
+            console.print(Text(_shortened(visible(request.text.rstrip("\n"))), style="dim"))
     if report.failures:
         console.print(failures_table(report))
 
@@ -147,7 +151,7 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
 def _grow(tree: Tree, prefixes: Sequence[SharedPrefix]) -> None:
     for each in prefixes:
         text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
-        text.append(_both_ends(each.text), style="dim")
+        text.append(_both_ends(visible(each.text)), style="dim")
         _grow(tree.add(text), each.inside)
 
 

@@ -19,6 +19,7 @@ from batchwright.cli.plan_views import show_plan
 from batchwright.cli.progress_views import progress_view
 from batchwright.cli.quantities import counted
 from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
+from batchwright.cli.visible_text import visible
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
@@ -395,7 +396,7 @@ def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
     if quiet:
         return
     if report.resumed == report.total and report.total:
-        console.print(Text(f"{report.output} is complete: there was nothing left to do."))
+        console.print(Text(f"{visible(report.output)} is complete: there was nothing left to do."))
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)

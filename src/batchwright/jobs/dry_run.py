@@ -190,19 +190,20 @@ class _Planner:
             shown = self._counter.as_the_model_gets(prompts[0])
             self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
-    def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes]:
+    def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
         """The prompts in these places, read again."""
         wanted: dict[int, list[int]] = {}
         for number, place in places:
             wanted.setdefault(number, []).append(place)
-        texts: dict[PromptPlace, bytes] = {}
+        texts: dict[PromptPlace, bytes | Sequence[int]] = {}
         for record in self._job.source.records():
             if len(texts) == len(places):
                 break
             if record.number in wanted and isinstance(line := self._job.parser.parse(record), Line):
                 prompts = self._check(line.endpoint, line.body)
                 for place in wanted[record.number]:
-                    texts[record.number, place] = self._counter.text_of(prompts[place])
+                    ids = _token_ids(prompts[place])
+                    texts[record.number, place] = self._counter.text_of(prompts[place]) if ids is None else ids
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
@@ -286,6 +287,11 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
     return len(message) == 2 and isinstance(message.get("content"), str) and "role" in message
 
 
+def _token_ids(prompt: Prompt) -> Sequence[int] | None:
+    """The token ids that a prompt consists of; None if it is text or a chat."""
+    return cast("Sequence[int]", prompt) if prompt and isinstance(prompt[0], int) else None
+
+
 class _TokenCounter:
     """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
 
@@ -299,8 +305,8 @@ class _TokenCounter:
         """The text of a prompt, or its token ids, as bytes. Raises `InvalidRequest` for a chat that is refused."""
         if isinstance(prompt, str):
             return prompt.encode(errors="replace")
-        if prompt and isinstance(prompt[0], int):
-            return array("q", cast("Sequence[int]", prompt)).tobytes()
+        if (ids := _token_ids(prompt)) is not None:
+            return array("q", ids).tobytes()
         if self._chats is not None:
             return self._chats.text_of(cast("Chat", prompt)).encode(errors="replace")
         return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(

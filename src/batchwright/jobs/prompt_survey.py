@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -26,7 +26,8 @@ _SHOWN = 10
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
 """Number of a line, and the place of a prompt among those of the line."""
-PromptTexts = Mapping[PromptPlace, bytes]
+PromptTexts = Mapping[PromptPlace, bytes | Sequence[int]]
+"""Prompts by their places, as texts or token ids; each id has `_WORD` bytes of what was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,12 @@ class PromptSurvey:
         for node in chosen:
             parent = int(tree.parents[node])
             start = int(tree.depths[parent]) * _BLOCK if parent >= 0 else 0
-            text = texts.get(places[node], b"")[start : int(tree.depths[node]) * _BLOCK]
             made[node] = SharedPrefix(
                 lines=int(tree.counts[node]),
                 tokens=round(float(tree.depths[node]) * each_block),
                 saved_tokens=round(float(saved[node]) * each_block),
                 example=places[node][0],
-                text=text.decode(errors="replace")[:_CHARACTERS],
+                text=_shown(texts.get(places[node], b""), start, int(tree.depths[node]) * _BLOCK)[:_CHARACTERS],
             )
         for node in chosen:
             around = int(tree.parents[node])
@@ -155,6 +155,13 @@ class PromptSurvey:
         while first and self._numbers[first - 1] == number:
             first -= 1
         return number, prompt - first
+
+
+def _shown(prompt: bytes | Sequence[int], start: int, end: int) -> str:
+    """Return what a prompt says between two of its bytes."""
+    if isinstance(prompt, bytes):
+        return prompt[start:end].decode(errors="replace")
+    return f"token ids {', '.join(map(str, prompt[start // _WORD : end // _WORD]))}"
 
 
 def _long_blocks(tree: PrefixTree) -> int:
