@@ -12,7 +12,8 @@ import sys
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +27,8 @@ from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFa
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
-from batchwright.jobs.spend_journal import SpendJournal, journal_path
+from batchwright.jobs.spend_journal import SpendJournal, SpendTotals, journal_path
+from batchwright.jobs.spending import lines_covered
 from batchwright.pricing.rates import DOLLAR
 from batchwright.request import SamplingParams
 
@@ -214,6 +216,27 @@ def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) 
     assert covered
     assert all(each.seconds_left is None for each in covered)
     assert 10 < (covered[-1].budget_covers or 0) < LINES
+
+
+def test_lines_that_cost_nothing_are_covered_by_the_budget(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 40, temperature=0), tmp_path / "out.jsonl"
+    source.write_text(source.read_text() + source.read_text().replace('"id": "q', '"id": "copy'))
+    shown: list[RunProgress] = []
+    with serving(PaidEndpoint()) as endpoint:
+        endpoint.least_answer, endpoint.caches = 50, False
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "backend_concurrency": 2}
+        report = run(source, output, budget=3.2, progress=shown.append, **options)
+    assert (report.succeeded, report.deduplicated) == (80, 40)
+    assert 1.6 < spending_of(report).cost < 3.2
+    assert [each.budget_covers for each in shown if each.budget_covers is not None] == []
+
+
+def test_what_was_lost_may_be_more_than_the_budget() -> None:
+    totals = SpendTotals(spent=DOLLAR, answers=20, kept=3 * DOLLAR)
+    meter = cast("Any", SimpleNamespace(limit=2 * DOLLAR, totals=totals))
+    assert lines_covered(meter, 60, 1.0) == 0
+    meter.limit = 5 * DOLLAR
+    assert [lines_covered(meter, 60, each) for each in (1.0, 1.25, 2.0)] == [40, 50, None]
 
 
 @pytest.mark.parametrize("seed", range(4))
