@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import ANY
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +26,7 @@ from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 from batchwright.cli.plan_views import show_plan
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.jobs.spend_journal import SpendJournal, SpendTotals, journal_path
@@ -439,6 +441,23 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
     assert "Price live, shared prefixes cached: about $" in stream.getvalue()
+
+
+def test_only_prefixes_that_a_provider_keeps_are_shown_of_it(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    prompts = ["short " * 200 + ("long " * 1000) * (number % 2) + f"{number:02}" for number in range(20)]
+    source.write_text("".join(json.dumps({"prompt": each, "max_tokens": 10}) + "\n" for each in prompts))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    report, stream = run(source, None, **options), io.StringIO()
+    assert report.shared_prompts is not None
+    [found] = report.shared_prompts.prefixes
+    assert (found.lines, found.inside, found.text[:6]) == (10, [], "short ")
+    assert found.saved_tokens == report.shared_prompts.provider_tokens
+    show_plan(Console(file=stream, width=300), report, is_elsewhere=True)
+    assert "75% of the prompt tokens are in prefixes that may be found in the provider's cache:" in stream.getvalue()
+    assert f"10 lines, about {found.tokens:,} tokens, {found.saved_tokens:,} may be found" in stream.getvalue()
+    source.write_text("".join(json.dumps({"prompt": each[:1500]}) + "\n" for each in prompts))
+    assert run(source, None, **options).shared_prompts == SharedPrompts(ANY, ANY, [])
 
 
 def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def show_plan(
     if report.planned_time is not None:
         console.print(_time_planned(report.planned_time), highlight=False)
     if report.shared_prompts is not None and report.shared_prompts.prefixes:
-        console.print(_shared(report.shared_prompts, report.prompt_tokens))
+        console.print(_shared(report.shared_prompts, report.prompt_tokens, is_elsewhere=is_elsewhere))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(Text(visible(text)))
@@ -135,8 +135,13 @@ def _rounded(seconds: float) -> str:
     return duration(seconds)
 
 
-def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
+def _shared(shared: SharedPrompts, prompt_tokens: int, *, is_elsewhere: bool) -> Tree:
     """The prefixes that prompts share, with what each saves."""
+    if is_elsewhere:
+        share = shared.provider_tokens / max(1, prompt_tokens)
+        root = Tree(f"{share:.0%} of the prompt tokens are in prefixes that may be found in the provider's cache:")
+        _grow(root, shared.prefixes, "may be found")
+        return root
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
@@ -144,15 +149,15 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
     if shared.cache_tokens is not None:
         text += f"; in the order of the input, the cache of {shared.cache_tokens:,} tokens would find {by_input:.0%}"
     root = Tree(f"{text}:")
-    _grow(root, shared.prefixes)
+    _grow(root, shared.prefixes, "saved")
     return root
 
 
-def _grow(tree: Tree, prefixes: Sequence[SharedPrefix]) -> None:
+def _grow(tree: Tree, prefixes: Sequence[SharedPrefix], gain: str) -> None:
     for each in prefixes:
-        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
+        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} {gain}  ")
         text.append(_both_ends(visible(each.text)), style="dim")
-        _grow(tree.add(text), each.inside)
+        _grow(tree.add(text), each.inside, gain)
 
 
 def _both_ends(text: str) -> str:

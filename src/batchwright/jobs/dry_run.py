@@ -17,6 +17,7 @@ from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedProm
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
 from batchwright.wire.fields import completions_of, expected_tokens
@@ -131,7 +132,8 @@ class _Planner:
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
-        self._survey = PromptSurvey()
+        # What is computed elsewhere finds in a cache what that of a provider keeps.
+        self._survey = PromptSurvey(LEAST_SHARED if capacity is None else 0)
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
