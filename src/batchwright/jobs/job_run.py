@@ -279,7 +279,11 @@ class JobRun:
                 if self.terms is not None and inference.models:
                     self.terms.require_price(self.choice.model or inference.models[0])
                 self._bound = self._begun_bound(job, loaded)
-                await self._loop_through(job, inference, self._order(inference, await tokenizer))
+                try:
+                    await self._loop_through(job, inference, self._order(inference, await tokenizer))
+                finally:
+                    if self._bound is not None:
+                        self._bound.end()
                 is_complete = True
         finally:
             if self._engine is not None and self.given_engine is None:
@@ -326,8 +330,6 @@ class JobRun:
         finally:
             self._loop_seconds = self.clock.now() - started
             self._recorder.end({} if self._loop is None else self._loop.pacing)
-            if self._bound is not None:
-                self._bound.end()
             self._model_seconds = self._stats.model_seconds - model_before
 
     def _begin_reading_tokenizer(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
