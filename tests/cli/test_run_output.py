@@ -232,9 +232,9 @@ def test_the_price_before_anything_is_paid() -> None:
         "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; a budget reserves "
         "$1.50.",
     ]
-    for budget, is_told in ((2.0, True), (3.0, False)):
+    for budget, via, is_told in ((2.0, "live", True), (3.0, "live", False), (2.0, "auto", True), (2.0, "batch", False)):
         stream = io.StringIO()
-        show_plan(Console(file=stream, width=300), report, is_elsewhere=True, budget=budget)
+        show_plan(Console(file=stream, width=300), report, is_elsewhere=True, budget=budget, via=via)
         assert (f"The budget of ${budget:.2f} is less than all lines may cost at most" in stream.getvalue()) == is_told
     endless = PlannedPrice(None, 0.5, 0.25, None)
     report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(endless, endless, 9, "it is endless"))

@@ -36,10 +36,12 @@ def show_plan(
     is_elsewhere: bool = False,
     model: str | None = None,
     budget: float | None = None,
+    via: str = "live",
 ) -> None:
     """Print what a dry run found.
 
-    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars.
+    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars; `via`: see
+    `run`.
     """
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
@@ -60,7 +62,9 @@ def show_plan(
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(Text(visible(text)))
-        if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
+        # Where a deadline decides, all lines may become requests.
+        price = report.planned_cost.batch if via == "batch" else report.planned_cost.live
+        if budget is not None and (price.at_most or 0.0) > budget:
             console.print(
                 f"The budget of {money(budget)} is less than all lines may cost at most: a run may end before the "
                 "last line, and goes on with a larger one.",

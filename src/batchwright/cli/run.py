@@ -327,6 +327,7 @@ def run_command(
                 is_elsewhere=backend is not None,
                 model=model,
                 budget=None if budget is None else float(budget),
+                via=via,
             )
         else:
             _show(console, result)
