@@ -176,6 +176,18 @@ def test_how_a_run_ended(values: dict[str, Any], said: tuple[str, str]) -> None:
     assert state_of(report_of({"total": 3, "output": "o", **values}, "it")) == said
 
 
+def test_small_figures_are_not_rounded_away() -> None:
+    def format_of(title: str, seconds: float) -> str:
+        series = {"seconds": [0.0, seconds], "cost": [0.0, 0.0003], "seconds_left": [seconds, 0.0]}
+        report = report_of({"total": 1, "output": "o", "series": series}, "r")
+        [spec] = [chart.spec for chart in charts_of([Run("r", report)]) if chart.title == title]
+        assert spec is not None
+        return str(re.search(r"'axis': {'format': '([^']+)'", str(spec))[1])  # type: ignore[index]
+
+    assert format_of("Cost", 10.0) == "$,.5~r"
+    assert [format_of("Forecast of the end", each) for each in (10.0, 600.0, 12_000.0)] == [",.0f", ",.1~f", ",.1~f"]
+
+
 def test_numbers_are_readable() -> None:
     told = [duration(seconds) for seconds in (0.0042, 9.5, 75.32, 724.6, 12_000, 400_000)]
     assert told == ["0.00 s", "9.50 s", "75.3 s", "12 min 5 s", "3 h 20 min", "111 h 6 min"]
