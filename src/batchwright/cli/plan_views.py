@@ -40,8 +40,8 @@ def show_plan(
 ) -> None:
     """Print what a dry run found.
 
-    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars; `via`: see
-    `run`.
+    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars. `via`:
+    see `run`.
     """
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
