@@ -75,6 +75,16 @@ def test_success(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads((tmp_path / "r.json").read_text())["succeeded"] == 5
 
 
+def test_the_name_of_an_output_is_shown_as_it_is(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Echo())
+    (tmp_path / "a[").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["run", str(source), "-o", "a[/b].jsonl"])
+        assert result.exit_code == 0, result.exception
+    assert "a[/b].jsonl is complete: there was nothing left to do." in result.stderr
+
+
 def test_forms_of_answers(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, output = Echo(), tmp_path / "out.csv"
     use(monkeypatch, engine)

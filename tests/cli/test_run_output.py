@@ -15,11 +15,14 @@ from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.jobs.dry_run import PlannedRequest
 from batchwright.jobs.failures import Failure, Failures
 from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.prompt_survey import SharedPrefix, SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spending import PlannedCost, PlannedPrice, Spending
+from batchwright.pacing.figures import PacerFigures
 
 
 def running(done: int, tokens: int) -> RunProgress:
@@ -229,9 +232,9 @@ def test_the_price_before_anything_is_paid() -> None:
         "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; a budget reserves "
         "$1.50.",
     ]
-    for budget, is_told in ((2.0, True), (3.0, False)):
+    for budget, via, is_told in ((2.0, "live", True), (3.0, "live", False), (2.0, "auto", True), (2.0, "batch", False)):
         stream = io.StringIO()
-        show_plan(Console(file=stream, width=300), report, is_elsewhere=True, budget=budget)
+        show_plan(Console(file=stream, width=300), report, is_elsewhere=True, budget=budget, via=via)
         assert (f"The budget of ${budget:.2f} is less than all lines may cost at most" in stream.getvalue()) == is_told
     endless = PlannedPrice(None, 0.5, 0.25, None)
     report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(endless, endless, 9, "it is endless"))
@@ -257,6 +260,37 @@ def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere(model: str |
         shown = stream.getvalue()
         assert (f"What it would cost is not known: {told}" in shown) == (is_elsewhere and not failed)
         assert ("Nothing was sent." if is_elsewhere else "No result was written.") in shown
+
+
+def test_names_and_messages_are_no_markup() -> None:
+    figures = PacerFigures(2, 0, 0, 1, found_concurrency=False, found_per_minute=None, limits=(), blocked_seconds=0.0)
+    pacing = {"1 https://a/v1 [/m]": figures, "2 https://a/v1 [b]n": figures}
+    shown = printed(report_table(RunReport(output="o", model="m", total=1, pacing=pacing)))
+    assert "https://a/v1 [/m]: 2 requests sent" in shown
+    assert "https://a/v1 [b]n: 2 requests sent" in shown
+    price = PlannedPrice(None, 0.5, 0.25, None)
+    report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(price, price, 9, "a part '[/x]' :key:"))
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "It has no upper bound: a part '[/x]' :key:." in stream.getvalue()
+
+
+def test_control_characters_of_prompts_and_messages_are_not_sent_to_the_terminal() -> None:
+    evil = "\x1b[2Ja\x9bb\x00\u2028é"
+    request = PlannedRequest(1, evil, "/v1/completions", {"prompt": evil}, 3, f"one\n{evil}\ttwo")
+    shared = SharedPrompts(9, 9, [SharedPrefix(lines=2, tokens=9, saved_tokens=9, example=1, text=evil)])
+    failures = [Failure("bad", 1, 2, evil, evil)]
+    report = RunReport(
+        output="o", model="m", total=1, first_requests=[request], shared_prompts=shared, failures=failures
+    )
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    log = LogProgress(stream, ManualClock())
+    log(RunProgress("running", total=3, failed=1, first_failure=failures[0], waiting=evil))
+    written = stream.getvalue()
+    assert not {"\x1b", "\x9b", "\x00"} & {*written}
+    assert written.count(r"\x1b[2Ja\x9bb\x00") >= 6
+    assert "one\n" in written
 
 
 def test_what_an_interrupted_run_leaves() -> None:

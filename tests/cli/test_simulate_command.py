@@ -197,6 +197,19 @@ def test_lines_that_ask_the_same_are_computed_once(tmp_path: Path, costs: Path) 
 
 
 @pytest.mark.usefixtures("words")
+def test_the_format_of_a_job_is_told_and_one_for_all_files(tmp_path: Path, costs: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt\nWrite a poem\n")
+    (tmp_path / "b.data").write_text('{"prompt": "A word"}\n')
+    [found] = told("--job", tmp_path / "b.data", "--input-format", "jsonl", "--costs", costs)
+    assert (found["job_lines"], found["prompt_tokens"]) == (1, 2)
+    (tmp_path / "b.data").rename(tmp_path / "b.jsonl")
+    with pytest.raises(InputError, match="give files of one format"):
+        told("--job", tmp_path / "[ab].*", "--costs", costs)
+    with pytest.raises(InputError, match=r"- is a stream, .*: save it to a file first"):
+        told("--job", "-", "--costs", costs)
+
+
+@pytest.mark.usefixtures("words")
 def test_a_table_without_prompts_is_refused(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "job.csv"
     job.write_text("text\nWrite a poem\n")

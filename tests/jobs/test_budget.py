@@ -12,7 +12,9 @@ import sys
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import ANY
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +26,11 @@ from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 from batchwright.cli.plan_views import show_plan
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
-from batchwright.jobs.spend_journal import SpendJournal, journal_path
+from batchwright.jobs.spend_journal import SpendJournal, SpendTotals, journal_path
+from batchwright.jobs.spending import lines_covered
 from batchwright.pricing.rates import DOLLAR
 from batchwright.request import SamplingParams
 
@@ -214,6 +218,27 @@ def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) 
     assert covered
     assert all(each.seconds_left is None for each in covered)
     assert 10 < (covered[-1].budget_covers or 0) < LINES
+
+
+def test_lines_that_cost_nothing_are_covered_by_the_budget(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 40, temperature=0), tmp_path / "out.jsonl"
+    source.write_text(source.read_text() + source.read_text().replace('"id": "q', '"id": "copy'))
+    shown: list[RunProgress] = []
+    with serving(PaidEndpoint()) as endpoint:
+        endpoint.least_answer, endpoint.caches = 50, False
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "backend_concurrency": 2}
+        report = run(source, output, budget=3.2, progress=shown.append, **options)
+    assert (report.succeeded, report.deduplicated) == (80, 40)
+    assert 1.6 < spending_of(report).cost < 3.2
+    assert [each.budget_covers for each in shown if each.budget_covers is not None] == []
+
+
+def test_what_was_lost_may_be_more_than_the_budget() -> None:
+    totals = SpendTotals(spent=DOLLAR, answers=20, kept=3 * DOLLAR)
+    meter = cast("Any", SimpleNamespace(limit=2 * DOLLAR, totals=totals))
+    assert lines_covered(meter, 60, 1.0) == 0
+    meter.limit = 5 * DOLLAR
+    assert [lines_covered(meter, 60, each) for each in (1.0, 1.25, 2.0)] == [40, 50, None]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -416,6 +441,23 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
     assert "Price live, shared prefixes cached: about $" in stream.getvalue()
+
+
+def test_only_prefixes_that_a_provider_keeps_are_shown_of_it(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    prompts = ["short " * 200 + ("long " * 1000) * (number % 2) + f"{number:02}" for number in range(20)]
+    source.write_text("".join(json.dumps({"prompt": each, "max_tokens": 10}) + "\n" for each in prompts))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    report, stream = run(source, None, **options), io.StringIO()
+    assert report.shared_prompts is not None
+    [found] = report.shared_prompts.prefixes
+    assert (found.lines, found.inside, found.text[:6]) == (10, [], "short ")
+    assert found.saved_tokens == report.shared_prompts.provider_tokens
+    show_plan(Console(file=stream, width=300), report, is_elsewhere=True)
+    assert "75% of the prompt tokens are in prefixes that may be found in the provider's cache:" in stream.getvalue()
+    assert f"10 lines, about {found.tokens:,} tokens, {found.saved_tokens:,} may be found" in stream.getvalue()
+    source.write_text("".join(json.dumps({"prompt": each[:1500]}) + "\n" for each in prompts))
+    assert run(source, None, **options).shared_prompts == SharedPrompts(ANY, ANY, [])
 
 
 def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:

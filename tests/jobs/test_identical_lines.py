@@ -325,6 +325,12 @@ def test_short_prompts_stay_in_order(tmp_path: Path, provider: Provider) -> None
     assert [body["messages"][0]["content"] for body in provider.asked] == short * 5
 
 
+def test_the_order_of_the_input_is_kept_where_that_is_wanted(tmp_path: Path, provider: Provider) -> None:
+    source, output = chats(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    run(source, output, backend=provider.url, backend_concurrency=1, planned=False)
+    assert [body["messages"][0]["content"] for body in provider.asked] == SYSTEM * 5
+
+
 def test_lines_with_a_priority_come_first(tmp_path: Path, provider: Provider) -> None:
     source = chats(tmp_path / "in.jsonl", SYSTEM[:2], 3)
     with source.open("a") as file:

@@ -153,6 +153,18 @@ def test_a_plan_shows_the_prompt_that_has_a_prefix(tmp_path: Path) -> None:
     assert found.text.startswith("Beta Beta")
 
 
+def test_a_plan_shows_token_ids_as_numbers(tmp_path: Path) -> None:
+    bodies = [{"prompt": [27, *range(300, 900), number]} for number in range(6)]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    report = run(write(tmp_path / "in.jsonl", lines), None, backend="http://127.0.0.1:9/v1", dry_run=True)
+    assert report.shared_prompts is not None
+    [found] = report.shared_prompts.prefixes
+    assert found.text.startswith("token ids 27, 300, 301, 302")
+
+
 def test_a_plan_says_which_lines_are_longer_than_the_context(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = [
         {"id": "fits", "prompt": "a" * 90, "max_tokens": 10},

@@ -176,6 +176,18 @@ def test_how_a_run_ended(values: dict[str, Any], said: tuple[str, str]) -> None:
     assert state_of(report_of({"total": 3, "output": "o", **values}, "it")) == said
 
 
+def test_small_figures_are_not_rounded_away() -> None:
+    def format_of(title: str, seconds: float) -> str:
+        series = {"seconds": [0.0, seconds], "cost": [0.0, 0.0003], "seconds_left": [seconds, 0.0]}
+        report = report_of({"total": 1, "output": "o", "series": series}, "r")
+        [spec] = [chart.spec for chart in charts_of([Run("r", report)]) if chart.title == title]
+        assert spec is not None
+        return str(re.search(r"'axis': {'format': '([^']+)'", str(spec))[1])  # type: ignore[index]
+
+    assert format_of("Cost", 10.0) == "$,.5~r"
+    assert [format_of("Forecast of the end", each) for each in (10.0, 600.0, 12_000.0)] == [",.0f", ",.1~f", ",.1~f"]
+
+
 def test_numbers_are_readable() -> None:
     told = [duration(seconds) for seconds in (0.0042, 9.5, 75.32, 724.6, 12_000, 400_000)]
     assert told == ["0.00 s", "9.50 s", "75.3 s", "12 min 5 s", "3 h 20 min", "111 h 6 min"]
@@ -202,6 +214,16 @@ def test_a_run_writes_its_page_and_the_report_has_what_it_shows(tmp_path: Path, 
     assert "40 of 40" in text
     assert read_report(told).series == report.series
     assert json.loads(told.read_bytes()) == json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems have no such names")
+def test_names_of_files_that_are_no_text_cost_no_report(tmp_path: Path, source: Path) -> None:
+    page, told, output = tmp_path / "page.html", tmp_path / "r.json", tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    named = source.rename(tmp_path / os.fsdecode(b"in\xff.jsonl"))
+    run(named, output, model=FakeEngine(), report=told, report_html=page)  # type: ignore[arg-type]
+    assert read_report(told).output == str(tmp_path / "caf\ufffd.jsonl")
+    assert json.loads(told.read_bytes())["inputs"] == [str(tmp_path / "in\ufffd.jsonl")]
+    assert "caf\ufffd.jsonl" in page.read_text()
 
 
 def test_the_json_of_a_report_is_for_people_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rich.console import Console
 from batchwright.cli.report_views import report_table
 from batchwright.engine import machine_rates as rates_module
 from batchwright.engine.engine import Engine
+from batchwright.jobs.job import Job
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.planning.bound import MachineRates
@@ -62,6 +64,19 @@ def test_a_report_tells_the_bound_and_where_the_time_went(tmp_path: Path, engine
     saved = json.loads((tmp_path / "report.json").read_text())
     assert saved["bound"]["seconds"] == saved["bound_seconds"] == pytest.approx(report.bound_seconds)
     assert f"{report.share_of_bound:.0%} of the bound of" in shown(report)
+    assert engine.core.meter is None
+
+
+def test_an_engine_is_not_measured_after_a_run_that_could_not_begin(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(job: Job) -> None:
+        assert engine.core.meter is not None
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Job, "begin", begin)
+    with pytest.raises(OSError, match="No space left"):
+        answered(tmp_path, engine, [{"prompt": "Number 1:"}])
     assert engine.core.meter is None
 
 

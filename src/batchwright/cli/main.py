@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from batchwright.cli import batches, jobs, keys, models, plan, quotas, report, run, serve, show, simulate, webhooks
+from batchwright.cli.visible_text import visible
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -93,7 +94,7 @@ def main() -> None:
         message = " ".join(str(error).split())
         if isinstance(error, InputError):
             message = with_flags_named(message, sys.argv[1:])
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {visible(message)}", file=sys.stderr)
         sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)
     finally:
         # Python collects garbage twice more before it ends, which takes half a second with a model's libraries. But

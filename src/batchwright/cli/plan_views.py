@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import failures_table, fields_in_common
+from batchwright.cli.visible_text import visible
 from batchwright.pricing.rates import money
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def show_plan(
     is_elsewhere: bool = False,
     model: str | None = None,
     budget: float | None = None,
+    via: str = "live",
 ) -> None:
     """Print what a dry run found.
 
-    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars.
+    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars. `via`:
+    see `run`.
     """
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
@@ -49,32 +52,37 @@ def show_plan(
         highlight=False,
     )
     if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
-        console.print(text, highlight=False)
+        console.print(Text(visible(text)))
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None:
         console.print(_time_planned(report.planned_time), highlight=False)
     if report.shared_prompts is not None and report.shared_prompts.prefixes:
-        console.print(_shared(report.shared_prompts, report.prompt_tokens))
+        console.print(_shared(report.shared_prompts, report.prompt_tokens, is_elsewhere=is_elsewhere))
     if report.planned_cost is not None:
         for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
-            console.print(text, highlight=False)
-        if budget is not None and (report.planned_cost.live.at_most or 0.0) > budget:
+            console.print(Text(visible(text)))
+        # Where a deadline decides, all lines may become requests.
+        price = report.planned_cost.batch if via == "batch" else report.planned_cost.live
+        if budget is not None and (price.at_most or 0.0) > budget:
             console.print(
                 f"The budget of {money(budget)} is less than all lines may cost at most: a run may end before the "
                 "last line, and goes on with a larger one.",
                 highlight=False,
             )
     elif is_elsewhere and report.failed < report.total:
-        console.print(_price_unknown(model), highlight=False, markup=False)
+        console.print(Text(_price_unknown(model)))
     for request in report.first_requests:
-        name = f"line {request.line:,} ({request.custom_id})"
+        name = visible(f"line {request.line:,} ({request.custom_id})")
         console.print(
-            Text(f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}", style="bold")
+            Text(
+                f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}",
+                style="bold",
+            )
         )
-        console.print(Text(_shortened(json.dumps(dict(request.body), ensure_ascii=False))))
+        console.print(Text(_shortened(visible(json.dumps(dict(request.body), ensure_ascii=False)))))
         if request.text is not None:
-            console.print(Text(_shortened(request.text.rstrip("\n")), style="dim"))
+            console.print(Text(_shortened(visible(request.text.rstrip("\n"))), style="dim"))
     if report.failures:
         console.print(failures_table(report))
 
@@ -131,8 +139,13 @@ def _rounded(seconds: float) -> str:
     return duration(seconds)
 
 
-def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
+def _shared(shared: SharedPrompts, prompt_tokens: int, *, is_elsewhere: bool) -> Tree:
     """The prefixes that prompts share, with what each saves."""
+    if is_elsewhere:
+        share = shared.provider_tokens / max(1, prompt_tokens)
+        root = Tree(f"{share:.0%} of the prompt tokens are in prefixes that may be found in the provider's cache:")
+        _grow(root, shared.prefixes, "may be found")
+        return root
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
@@ -140,15 +153,15 @@ def _shared(shared: SharedPrompts, prompt_tokens: int) -> Tree:
     if shared.cache_tokens is not None:
         text += f"; in the order of the input, the cache of {shared.cache_tokens:,} tokens would find {by_input:.0%}"
     root = Tree(f"{text}:")
-    _grow(root, shared.prefixes)
+    _grow(root, shared.prefixes, "saved")
     return root
 
 
-def _grow(tree: Tree, prefixes: Sequence[SharedPrefix]) -> None:
+def _grow(tree: Tree, prefixes: Sequence[SharedPrefix], gain: str) -> None:
     for each in prefixes:
-        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} saved  ")
-        text.append(_both_ends(each.text), style="dim")
-        _grow(tree.add(text), each.inside)
+        text = Text(f"{each.lines:,} lines, about {each.tokens:,} tokens, {each.saved_tokens:,} {gain}  ")
+        text.append(_both_ends(visible(each.text)), style="dim")
+        _grow(tree.add(text), each.inside, gain)
 
 
 def _both_ends(text: str) -> str:

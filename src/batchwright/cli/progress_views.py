@@ -13,6 +13,7 @@ from rich.text import Text
 from batchwright.cli.pacing_views import pacing_line
 from batchwright.cli.quantities import counted, duration
 from batchwright.cli.report_views import MESSAGE_SHOWN
+from batchwright.cli.visible_text import visible
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.inference.replicas.ray_opening import JOINED
 from batchwright.lines.line_executor import LATEST
@@ -82,7 +83,7 @@ class FirstFailure:
             return None
         self._told = True
         message = " ".join(failure.message.split())[:MESSAGE_SHOWN]
-        return f"line {failure.line:,} ({failure.custom_id}) failed: {failure.code}: {message}"
+        return visible(f"line {failure.line:,} ({failure.custom_id}) failed: {failure.code}: {message}")
 
 
 class LogProgress:
@@ -111,7 +112,9 @@ class LogProgress:
             return
         self._shown, self._last = shown, now
         self._told.add(waiting)
-        print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate)}", file=self._stream, flush=True)
+        print(
+            f"batchwright: {_PHASES[progress.phase]}{visible(_standing(progress, rate))}", file=self._stream, flush=True
+        )
 
 
 def _standing(progress: RunProgress, rate: float) -> str:
@@ -202,7 +205,7 @@ class TerminalProgress:
             completed=fraction if is_running else 0.0,
             share=f"{fraction:.0%}" if is_running else "",
         )
-        self._standing.plain = _standing(progress, rate).removeprefix(": ")
+        self._standing.plain = visible(_standing(progress, rate)).removeprefix(": ")
 
     @staticmethod
     def _fraction(progress: RunProgress) -> float:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_rows
 from batchwright.cli.quantities import counted, duration
+from batchwright.cli.visible_text import visible
 from batchwright.planning.bound import LEAST_SHARE_SHOWN, PART_NAMES
 from batchwright.pricing.rates import money
 
@@ -46,9 +47,9 @@ def report_table(report: RunReport) -> Table:
         *pacing_rows(report.pacing),
         *(_engine_rows(report) if report.steps else []),
     ]:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(visible(value)))
     if report.batches is not None:
-        table.add_row("batches", _batches_row(report.batches))
+        table.add_row("batches", Text(_batches_row(report.batches)))
     memory = _size(report.peak_memory_bytes)
     if report.peak_gpu_bytes is not None:
         memory += f", {_size(report.peak_gpu_bytes)} on the GPU"
@@ -110,7 +111,7 @@ def failures_table(report: RunReport) -> Table:
     for failure in report.failures:
         message = " ".join(failure.message.split())
         shown = message if len(message) <= MESSAGE_SHOWN else message[:MESSAGE_SHOWN] + "…"
-        table.add_row(f"{failure.count:,}", Text(failure.code), f"line {failure.line:,}", Text(shown))
+        table.add_row(f"{failure.count:,}", Text(visible(failure.code)), f"line {failure.line:,}", Text(visible(shown)))
         if len(failure.lines) > 1:
             table.add_row("", "", "", Text(_lines_of(failure), style="dim"))
     return table

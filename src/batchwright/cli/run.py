@@ -19,6 +19,7 @@ from batchwright.cli.plan_views import show_plan
 from batchwright.cli.progress_views import progress_view
 from batchwright.cli.quantities import counted
 from batchwright.cli.report_views import batches_left, failures_table, paid_so_far, report_table
+from batchwright.cli.visible_text import visible
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
@@ -99,8 +100,8 @@ _RPM = "The endpoint's limit of requests a minute, if you know it: else it is re
 _TPM = "Its limit of tokens a minute, of prompts and answers, likewise."
 _NO_DEDUPE = "Compute each of identical requests, instead of one for all of them."
 _NO_PLAN = (
-    "Take up lines in the order of the input. Else a model here takes up together those whose prompts begin alike, and "
-    "last those whose answers are sure to be short."
+    "Take up lines in the order of the input. Else those whose prompts begin alike are taken up together, with "
+    "--backend from 4 KiB on, and a model here takes up last those whose answers are sure to be short."
 )
 _BUDGET = (
     "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "
@@ -326,6 +327,7 @@ def run_command(
                 is_elsewhere=backend is not None,
                 model=model,
                 budget=None if budget is None else float(budget),
+                via=via,
             )
         else:
             _show(console, result)
@@ -390,10 +392,12 @@ def _not_here(failure: Failure) -> str:
 
 
 def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
+    from rich.text import Text
+
     if quiet:
         return
     if report.resumed == report.total and report.total:
-        console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
+        console.print(Text(f"{visible(report.output)} is complete: there was nothing left to do."))
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)

@@ -50,14 +50,16 @@ def show_command(
 def _print(console: Console, result: ReadableResult) -> None:
     from rich.text import Text
 
+    from batchwright.cli.visible_text import visible
+
     about = [] if result.tokens is None else [f"{result.tokens:,} tokens"]
     if result.finish_reason == "length":
         about.append("cut off by max_tokens")
-    console.print(Text.assemble((result.name, "bold"), (f"  {', '.join(about)}" if about else "", "dim")))
+    console.print(Text.assemble((visible(result.name), "bold"), (f"  {', '.join(about)}" if about else "", "dim")))
     if result.prompt is not None:
-        console.print(Text(result.prompt.strip(), style="cyan"))
+        console.print(Text(visible(result.prompt.strip()), style="cyan"))
     if result.error is not None:
-        console.print(Text(result.error, style="red"))
+        console.print(Text(visible(result.error), style="red"))
     else:
-        console.print(Text((result.answer or "").strip()))
+        console.print(Text(visible((result.answer or "").strip())))
     console.print()

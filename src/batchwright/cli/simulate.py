@@ -54,9 +54,10 @@ _REQUESTS = "Only the first so many of the trace; without a trace, how many are 
 _PROMPTS = "Without a trace: mean tokens of drawn prompts."
 _OUTPUTS = "Without a trace: mean tokens of drawn answers."
 _JOB = (
-    "A job beside them: any input of run, or results of an earlier run, whose lengths are those of its answers. Its "
-    "lines are there from the start, as a batch, in the order of `run`."
+    "A job beside them: any input of run but a stream, or results of an earlier run, whose lengths are those of its "
+    "answers. Its lines are there from the start, as a batch, in the order of `run`."
 )
+_FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 _MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
 _MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
@@ -74,6 +75,7 @@ def simulate_command(
     prompt_tokens: Annotated[float, _traffic(min=1, help=_PROMPTS, show_default=True)] = 1000.0,
     output_tokens: Annotated[float, _traffic(min=1, help=_OUTPUTS, show_default=True)] = 200.0,
     job: Annotated[str | None, _traffic(metavar="FILE", help=_JOB)] = None,
+    input_format: Annotated[str | None, _traffic(help=_FORMAT)] = None,
     max_tokens: Annotated[
         int, _traffic(min=1, metavar="N", help=_MAX_TOKENS, show_default=True)
     ] = SamplingParams().max_tokens,
@@ -115,7 +117,7 @@ def simulate_command(
         sizes = kept.facts.sizes(engine)
     except ValueError as error:
         raise InputError(str(error)) from error
-    lines = [] if job is None else _lines(job, model, sizes.max_model_len, max_tokens, expected_tokens)
+    lines = [] if job is None else _lines(job, input_format, model, sizes.max_model_len, max_tokens, expected_tokens)
     step_costs = kept.costs
     outcomes = []
     for number in numbers:
@@ -208,7 +210,9 @@ def _check_traffic(
         raise InputError(f"--requests {most}: needs --trace or --poisson, of which it takes so many")
 
 
-def _lines(job: str, model: str, longest: int, max_tokens: int, expected_tokens: int | None) -> list[SimulatedRequest]:
+def _lines(
+    job: str, input_format: str | None, model: str, longest: int, max_tokens: int, expected_tokens: int | None
+) -> list[SimulatedRequest]:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
 
@@ -218,6 +222,7 @@ def _lines(job: str, model: str, longest: int, max_tokens: int, expected_tokens:
         defaults=SamplingParams(max_tokens=max_tokens),
         longest=longest,
         expected_tokens=expected_tokens,
+        input_format=input_format,
     )
 
 

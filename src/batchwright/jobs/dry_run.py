@@ -17,6 +17,7 @@ from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedProm
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
 from batchwright.wire.fields import completions_of, expected_tokens
@@ -131,7 +132,8 @@ class _Planner:
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
-        self._survey = PromptSurvey()
+        # What is computed elsewhere finds in a cache what that of a provider keeps.
+        self._survey = PromptSurvey(LEAST_SHARED if capacity is None else 0)
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -190,19 +192,20 @@ class _Planner:
             shown = self._counter.as_the_model_gets(prompts[0])
             self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
-    def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes]:
+    def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
         """The prompts in these places, read again."""
         wanted: dict[int, list[int]] = {}
         for number, place in places:
             wanted.setdefault(number, []).append(place)
-        texts: dict[PromptPlace, bytes] = {}
+        texts: dict[PromptPlace, bytes | Sequence[int]] = {}
         for record in self._job.source.records():
             if len(texts) == len(places):
                 break
             if record.number in wanted and isinstance(line := self._job.parser.parse(record), Line):
                 prompts = self._check(line.endpoint, line.body)
                 for place in wanted[record.number]:
-                    texts[record.number, place] = self._counter.text_of(prompts[place])
+                    ids = _token_ids(prompts[place])
+                    texts[record.number, place] = self._counter.text_of(prompts[place]) if ids is None else ids
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
@@ -286,6 +289,11 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
     return len(message) == 2 and isinstance(message.get("content"), str) and "role" in message
 
 
+def _token_ids(prompt: Prompt) -> Sequence[int] | None:
+    """The token ids that a prompt consists of; None if it is text or a chat."""
+    return cast("Sequence[int]", prompt) if prompt and isinstance(prompt[0], int) else None
+
+
 class _TokenCounter:
     """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
 
@@ -299,8 +307,8 @@ class _TokenCounter:
         """The text of a prompt, or its token ids, as bytes. Raises `InvalidRequest` for a chat that is refused."""
         if isinstance(prompt, str):
             return prompt.encode(errors="replace")
-        if prompt and isinstance(prompt[0], int):
-            return array("q", cast("Sequence[int]", prompt)).tobytes()
+        if (ids := _token_ids(prompt)) is not None:
+            return array("q", ids).tobytes()
         if self._chats is not None:
             return self._chats.text_of(cast("Chat", prompt)).encode(errors="replace")
         return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(

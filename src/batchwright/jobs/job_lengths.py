@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.errors import BatchwrightError, InputError, InvalidRequest
-from batchwright.jobs.input_names import expanded
+from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.lines import BadLine, Line, LineParser
-from batchwright.jobs.remote.remote_file import located
-from batchwright.jobs.sources import InputFormat, Record, format_of
-from batchwright.jobs.spec import TABLES
+from batchwright.jobs.sources import InputFormat, Record
+from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.jobs.table_sources import open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import decode_line, token_count
@@ -39,28 +38,32 @@ def job_lengths(
     defaults: SamplingParams,
     longest: int,
     expected_tokens: int | None = None,
+    input_format: str | None = None,
 ) -> list[SimulatedRequest]:
-    """Return the lines of a job as requests to simulate, from a file in any form that `run` reads.
+    """Return the lines of a job as requests to simulate, from files in any form that `run` reads, but no stream.
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
     `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
     it the most that a line allows. `longest`: most tokens of a prompt and its answer. `tokenizer` is called when
-    prompts are to be counted. The prompt of a table's row is in its column `prompt`. Of lines that ask the same, only
-    the first is computed, as by `run`. Lines that cannot be computed are left out. Raises `InputError` if there is no
-    other, and what reading the file and loading the tokenizer raise.
+    prompts are to be counted. `input_format`: see `run`; None: that of the extension. The prompt of a table's row is in
+    its column `prompt`. Of lines that ask the same, only the first is computed, as by `run`. Lines that cannot be
+    computed are left out. Raises `InputError` if there is no other, and what reading the file and loading the tokenizer
+    raise.
     """
-    files = [located(each) for each in expanded([name])]
-    input_format = format_of(files[0], None)
-    is_table = input_format in TABLES
+    spec = JobSpec(inputs=expanded([name]), output=STREAM, model=None, input_format=input_format)
+    if spec.from_stream:
+        raise InputError(f"{name} is a stream, of which no job to simulate is read: save it to a file first")
+    resolved = spec.resolved_format()
+    is_table = resolved in TABLES
     templates = Templates.of("{prompt}", None, None) if is_table else None
-    parser = LineParser(input_format, templates, max_line_bytes=_MAX_LINE_BYTES)
+    parser = LineParser(resolved, templates, max_line_bytes=_MAX_LINE_BYTES)
     encode: Callable[[Any], list[int]] | None = None
     found: list[SimulatedRequest] = []
     asked: set[bytes] = set()
     """What lines have asked that have the same answer each time."""
-    records = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES).records()
+    records = open_source(spec.paths, resolved, max_line_bytes=_MAX_LINE_BYTES).records()
     for record in records:
-        fields = _fields_of(record, input_format)
+        fields = _fields_of(record, resolved)
         try:
             known = None if fields is None else _stated(fields, record.number)
         except ValueError as error:

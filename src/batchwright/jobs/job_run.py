@@ -279,7 +279,11 @@ class JobRun:
                 if self.terms is not None and inference.models:
                     self.terms.require_price(self.choice.model or inference.models[0])
                 self._bound = self._begun_bound(job, loaded)
-                await self._loop_through(job, inference, self._order(inference, await tokenizer))
+                try:
+                    await self._loop_through(job, inference, self._order(inference, await tokenizer))
+                finally:
+                    if self._bound is not None:
+                        self._bound.end()
                 is_complete = True
         finally:
             if self._engine is not None and self.given_engine is None:
@@ -326,8 +330,6 @@ class JobRun:
         finally:
             self._loop_seconds = self.clock.now() - started
             self._recorder.end({} if self._loop is None else self._loop.pacing)
-            if self._bound is not None:
-                self._bound.end()
             self._model_seconds = self._stats.model_seconds - model_before
 
     def _begin_reading_tokenizer(self, loaded: LoadedModels) -> asyncio.Future[Tokenizer | None]:
@@ -344,7 +346,7 @@ class JobRun:
     def _order(self, inference: Inference, tokenizer: Tokenizer | None) -> LineOrder[Any] | None:
         """The order in which lines are taken up; None: that of the input."""
         if self.choice.is_live_elsewhere:
-            return EndpointOrder()
+            return EndpointOrder() if self.planned else None
         stats = engine_stats_of(inference)
         if not self.planned or tokenizer is None or stats is None or not stats.max_num_seqs or not stats.block_size:
             return None
@@ -360,6 +362,13 @@ class JobRun:
         # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
         most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
         return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
+
+    def _lines_per_answer(self, job: Job) -> float:
+        """Lines for each answer that is paid: some get that of another line, fail unpaid, or are asked again."""
+        copies = 0 if self._repeats is None else len(self._repeats) - self._repeats.groups
+        answered = self._tally.succeeded - self._tally.deduplicated
+        paid = answered + self._tally.asked_again
+        return job.total / max(1, job.total - copies) * ((answered + self._tally.failed) / paid if paid else 1.0)
 
     def _spent(self) -> float | None:
         """Dollars that all runs of the job cost so far; None if prices are not known."""
@@ -474,7 +483,9 @@ class JobRun:
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
-        covered = None if self._meter is None or phase != "running" else lines_covered(self._meter, job.total)
+        covered = None
+        if self._meter is not None and phase == "running":
+            covered = lines_covered(self._meter, job.total, self._lines_per_answer(job))
         is_stopped = self._loop is not None and self._loop.is_stopped
         left = None if is_stopped or covered is not None else forecast
         self.progress(

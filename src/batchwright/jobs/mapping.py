@@ -260,6 +260,7 @@ def _shown(
 def _bar(rows: int) -> Iterator[Callable[[RunProgress], None] | None]:
     """A bar on standard error, or in a notebook; nothing where nobody would see it."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import MofNCompleteColumn, Progress
 
     console = Console(stderr=True)
@@ -271,6 +272,6 @@ def _bar(rows: int) -> Iterator[Callable[[RunProgress], None] | None]:
 
         def show(now: RunProgress) -> None:
             failed = f", {now.failed:,} failed" if now.failed else ""
-            bar.update(task, completed=now.done, description=f"{now.waiting or now.phase}{failed}")
+            bar.update(task, completed=now.done, description=escape(f"{now.waiting or now.phase}{failed}"))
 
         yield show

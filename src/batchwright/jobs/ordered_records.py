@@ -53,8 +53,8 @@ def ordered_records(
     of the file, so that the first of two with the same one has it. Raises `InputError` if the input is damaged, or
     changed meanwhile.
 
-    Lines of one plain file on this machine are read where they are. Rows, and lines of several files, of a sample, of
-    a compressed file or of one elsewhere are copied to a temporary file beside the output.
+    Lines of one plain file on this machine are read where they are. Rows, items of a JSON array, and lines of several
+    files, of a sample, of a compressed file or of one elsewhere are copied to a temporary file beside the output.
     """
     order, urgent = FileOrder(least_shared), bytearray()
     for record in _unfinished(job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -26,7 +26,8 @@ _SHOWN = 10
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
 """Number of a line, and the place of a prompt among those of the line."""
-PromptTexts = Mapping[PromptPlace, bytes]
+PromptTexts = Mapping[PromptPlace, bytes | Sequence[int]]
+"""Prompts by their places, as texts or token ids; each id has `_WORD` bytes of what was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class SharedPrompts:
     shared_in_input_order: int
     """About those that are found when lines are computed in the order of the input."""
     prefixes: list[SharedPrefix]
-    """The largest ones, by the tokens that they save; those within others are inside them."""
+    """The largest ones, by the tokens that they save; those within others are inside them. For an endpoint elsewhere,
+    of those that a provider's cache keeps."""
     cache_tokens: int | None = None
     """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
     provider_tokens: int = 0
@@ -65,7 +67,9 @@ class SharedPrompts:
 class PromptSurvey:
     """Collects the prompts of lines, in 8 bytes for each 64 of their texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 0) -> None:
+        """`least`: bytes of the shortest prefix that is shown."""
+        self._least = least // _BLOCK
         self._numbers, self._blocks_of = array("Q"), array("Q")
         self._bytes = 0
         self._blocks: list[_Ints] = []
@@ -108,13 +112,13 @@ class PromptSurvey:
             round(found * each_block),
             largest,
             kv_tokens,
-            round(_long_blocks(tree) * each_block),
+            round(int(_saved_blocks(tree, LEAST_SHARED // _BLOCK).sum()) * each_block),
         )
 
     def _largest(
         self, tree: PrefixTree, each_block: float, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
     ) -> Iterator[SharedPrefix]:
-        saved = tree.own_blocks * (tree.counts - 1)
+        saved = _saved_blocks(tree, self._least)
         chosen = [int(node) for node in np.argsort(-saved, kind="stable")[:_SHOWN] if saved[node] > 0]
         examples = self._examples(tree)
         places = {node: self._place_of(examples[node]) for node in chosen}
@@ -122,14 +126,14 @@ class PromptSurvey:
         made: dict[int, SharedPrefix] = {}
         for node in chosen:
             parent = int(tree.parents[node])
-            start = int(tree.depths[parent]) * _BLOCK if parent >= 0 else 0
-            text = texts.get(places[node], b"")[start : int(tree.depths[node]) * _BLOCK]
+            before = int(tree.depths[parent]) if parent >= 0 else 0
+            start = before * _BLOCK if before >= self._least else 0
             made[node] = SharedPrefix(
                 lines=int(tree.counts[node]),
                 tokens=round(float(tree.depths[node]) * each_block),
                 saved_tokens=round(float(saved[node]) * each_block),
                 example=places[node][0],
-                text=text.decode(errors="replace")[:_CHARACTERS],
+                text=_shown(texts.get(places[node], b""), start, int(tree.depths[node]) * _BLOCK)[:_CHARACTERS],
             )
         for node in chosen:
             around = int(tree.parents[node])
@@ -157,12 +161,18 @@ class PromptSurvey:
         return number, prompt - first
 
 
-def _long_blocks(tree: PrefixTree) -> int:
-    """Return the blocks that need not be computed again if only prefixes from `LEAST_SHARED` bytes on are kept."""
-    least = LEAST_SHARED // _BLOCK
+def _shown(prompt: bytes | Sequence[int], start: int, end: int) -> str:
+    """Return what a prompt says between two of its bytes."""
+    if isinstance(prompt, bytes):
+        return prompt[start:end].decode(errors="replace")
+    return f"token ids {', '.join(map(str, prompt[start // _WORD : end // _WORD]))}"
+
+
+def _saved_blocks(tree: PrefixTree, least: int) -> _Ints:
+    """Return the blocks of each node that need not be computed again, if prefixes from `least` blocks on are kept."""
     around = np.where(tree.parents >= 0, tree.depths[tree.parents], 0)
     own = tree.depths - np.where(around >= least, around, 0)
-    return int((own * np.maximum(tree.counts - 1, 0))[tree.depths >= least].sum())
+    return np.where(tree.depths >= least, own * np.maximum(tree.counts - 1, 0), 0)
 
 
 def _found(paths: Paths, most: int) -> Iterator[int]:

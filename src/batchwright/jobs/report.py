@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
 
 Percentiles = dict[str, float | None]
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _EMPTY: Percentiles = {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}
 
 
@@ -194,8 +196,11 @@ class RunReport:
         return {"done": self.done, **asdict(self)}
 
     def to_json(self) -> bytes:
-        """The report as JSON, a figure to a line; what is long and for programs is on lines of its own."""
-        values = self.to_dict()
+        """The report as JSON, a figure to a line; what is long and for programs is on lines of its own.
+
+        What has no UTF-8 form in it, such as the bytes of a file's name, becomes U+FFFD.
+        """
+        values = _without_surrogates(self.to_dict())
         long = {name: values.pop(name) for name in ("series", "lengths")}
         text = msgspec.json.format(msgspec.json.encode(values), indent=2).removesuffix(b"\n}")
         for name, value in long.items():
@@ -211,6 +216,15 @@ class RunReport:
                 file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return a JSON value with U+FFFD for each surrogate in its texts."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
+    return [*map(_without_surrogates, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _json(value: Any) -> bytes:

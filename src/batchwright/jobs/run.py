@@ -145,8 +145,8 @@ def run(
     - `dedupe`: computes identical requests once for all lines, if their answer is the same each time: text at
       temperature 0 or with a seed, and embeddings. False computes each.
     - `planned`: takes up lines in the order in which a model here computes the least and leaves the fewest places empty
-      at the end: those whose prompts begin alike one after the other, and answers that are sure to be short last. False
-      keeps the order of the input.
+      at the end: those whose prompts begin alike one after the other, and answers that are sure to be short last; for a
+      `backend`, lines with long prefixes in common one after the other. False keeps the order of the input.
     - `budget`: dollars that all runs of the job with a `backend` may cost, as a number or a text such as `"5.00"`.
     - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
       `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By

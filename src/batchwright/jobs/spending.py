@@ -213,12 +213,16 @@ def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) ->
     )
 
 
-def lines_covered(meter: JobMeter, lines: int) -> int | None:
-    """Return for how many of `lines` the budget is about enough, by the answers so far; None: for all, or unknown."""
+def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int | None:
+    """Return for how many of `lines` the budget is about enough, by the answers so far; None: for all, or unknown.
+
+    `lines_per_answer`: lines that end for each answer that is paid.
+    """
     totals = meter.totals
     if meter.limit is None or totals.answers < _ENOUGH_ANSWERS or not totals.spent:
         return None
-    covered = (meter.limit - totals.kept) * totals.answers // totals.spent
+    answers = max(0, meter.limit - totals.kept) * totals.answers / totals.spent
+    covered = int(answers * lines_per_answer)
     return covered if covered < lines else None
 
 

@@ -140,7 +140,7 @@ _LINES = (
         "Dollars that the answers of this run cost so far.",
         "no prices are known",
         lambda report: count(report.series, "cost"),
-        "$,.3~f",
+        "$,.5~r",
         of_endpoint=True,
     ),
 )
@@ -177,7 +177,8 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     ]
     x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
     y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
-    y["axis"] = {"format": line.format} | ({"tickMinStep": 1} if line.format == ",.0f" else {})
+    shown_as = ",.1~f" if by > 1.0 else line.format
+    y["axis"] = {"format": shown_as} | ({"tickMinStep": 1} if shown_as == ",.0f" else {})
     highest = max(value for _, curve in found for _, value in curve)
     y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or highest <= 0 else {})
     hover = {
@@ -187,7 +188,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     tooltip: list[Spec] = [{"field": "run", "title": "run"}] if len(runs) > 1 else []
     tooltip += [
         {"field": "at", "type": "quantitative", "title": unit, "format": ",.4~g"},
-        {"field": "value", "type": "quantitative", "title": line.title.lower(), "format": line.format},
+        {"field": "value", "type": "quantitative", "title": line.title.lower(), "format": shown_as},
     ]
     layers: list[Spec] = [
         {"mark": {"type": "line", "strokeWidth": 1.75, "interpolate": "linear"}},

@@ -45,10 +45,10 @@ def level(series: Series, column: str, scale: float = 1.0) -> Curve:
     return [*pieces.values()]
 
 
-def count(series: Series, column: str, scale: float = 1.0) -> Curve:
+def count(series: Series, column: str) -> Curve:
     """Return a count over time."""
     points = [*_points(series, (column,))]
-    return [(at, values[0] * scale) for at, values in _thinned(points, _width(series.get("seconds", ())))]
+    return [(at, values[0]) for at, values in _thinned(points, _width(series.get("seconds", ())))]
 
 
 def foreseen_end(series: Series) -> Curve:

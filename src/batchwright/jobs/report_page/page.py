@@ -64,7 +64,7 @@ def page_of(runs: Sequence[Run], title: str | None = None) -> str:
 def save_page(report: RunReport, path: Path) -> None:
     """Write the page of a run, whole or not at all. Raises OSError."""
     values = report_of(msgspec.json.decode(report.to_json()), "the report")
-    name = report.output.rstrip("/").rpartition("/")[2] if report.output != "-" else report.model
+    name = values.output.rstrip("/").rpartition("/")[2] if values.output != "-" else values.model
     page = page_of([Run(name, values)])
     try:
         with replacing(path) as file:

@@ -45,7 +45,6 @@ class Limits(msgspec.Struct):
 
     sent: int = 0
     refused: int = 0
-    concurrency: int = 0
 
 
 class Lengths(msgspec.Struct):

@@ -157,9 +157,9 @@ class JobState(_Part):
     completed: int
     failed: int
     progress: float
-    """Share of its lines that are finished."""
+    """Share of its tokens that are computed, or of its lines that are finished while its tokens are not known, 0..1."""
     eta_seconds: float | None
-    """Time until the job ends, at its recent rate; null if that is not known or the job has ended."""
+    """Time until the job ends, as foreseen; null if that is not known or the job has ended."""
     lines_per_second: float | None
     input_tokens: int
     output_tokens: int

@@ -70,7 +70,7 @@ export class Details {
       ["In all", exact(job.total)],
       ["Succeeded", exact(job.completed)],
       ["Failed", exact(job.failed)],
-      ["Finished", share(job.progress)],
+      ["Share of the work", share(job.progress)],
     ]);
     pairs(part(this.#dialog, "plan"), [
       ["Shared with earlier prompts", share(job.shared)],
