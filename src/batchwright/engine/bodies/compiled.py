@@ -255,9 +255,7 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
     def rounded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         # Memory that is taken anew for each piece costs more in page faults than all of the computing.
         exact, rounded = torch.empty((2, _AT_A_TIME, columns.shape[1]), dtype=torch.float64)
-        pieces = [
-            _rounded(piece, exact[: len(piece)], rounded[: len(piece)]) for piece in columns.split(_AT_A_TIME)
-        ]
+        pieces = [_rounded(piece, exact[: len(piece)], rounded[: len(piece)]) for piece in columns.split(_AT_A_TIME)]
         whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
         return whole, scales, lengths, errors
 
