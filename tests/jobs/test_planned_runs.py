@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.fakes import FakeEngine, by_id, codes, killed, read, text_of
+from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
+from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Inference
-from batchwright.jobs import loading
+from batchwright.jobs import dry_run, loading
 from batchwright.jobs.loading import LoadedModels
 from batchwright.jobs.run import run
 
@@ -119,6 +120,41 @@ def test_a_plan_leaves_to_an_endpoint_what_models_here_do_not_support(tmp_path: 
     unbounded = run(source, None, **options)
     assert unbounded.planned_answers is not None
     assert unbounded.planned_answers.at_most is None
+
+
+def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
+    bodies: dict[str, dict[str, Any]] = {"/v1/responses": {"prompt": {"id": "stored"}}}
+    bodies["/v1/rerank"] = {"query": "q", "documents": []}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source = write(tmp_path / "in.jsonl", lines)
+    report = run(source, None, backend="http://127.0.0.1:9/v1", model="paid", dry_run=True)
+    assert (report.failed, report.prompt_tokens) == (0, 0)
+    assert [each.text for each in report.first_requests] == [None, None]
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
+) -> None:
+    def judged(prompt: Any) -> list[int]:
+        if not prompt or 99999999 in ([] if isinstance(prompt, str) else prompt):
+            raise InvalidRequest("not a prompt of this model", param="prompt")
+        return encode(prompt)
+
+    monkeypatch.setattr(dry_run, "_COUNTED", counted)
+    engine = FakeEngine()
+    engine.core.tokenizer.encode = judged
+    prompts: list[Any] = ["text", [1, 99999999], "more", "", [1, 2]]
+    source = write(tmp_path / "in.jsonl", [{"prompt": each} for each in prompts])
+    report = run(source, None, model=engine, dry_run=True, defaults={"max_tokens": 1})  # type: ignore[arg-type]
+    assert (report.failed, [each.lines for each in report.failures]) == (2, [[2, 4]])
+    assert report.prompt_tokens == 4 + 4 + 2
+
+
+def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "_COUNTED", 0)
+    source = write(tmp_path / "in.jsonl", [{"prompt": ""}] * 2)
+    assert run(source, None, model=FakeEngine(), dry_run=True).failed == 0  # type: ignore[arg-type]
 
 
 def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ class _Planner:
         limit = 0 if line.endpoint in ENCODER_URLS else answer_limit(line.body, self._limit or 1)
         counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
         if limit and self._context is not None:
-            _check_length(line, max(counts), limit, self._context)
+            _check_length(line, max(counts, default=0), limit, self._context)
+        is_shown = len(self._first) < _SHOWN
+        shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts else None
         self._valid += 1
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
@@ -186,8 +188,7 @@ class _Planner:
             self._sample.add(line, sum(map(len, texts)))
         if self._add_cost is not None:
             self._add_cost(line.endpoint, line.body, sum(counts))
-        if len(self._first) < _SHOWN:
-            shown = self._counter.as_the_model_gets(prompts[0])
+        if is_shown:
             self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes]:
@@ -312,12 +313,14 @@ class _TokenCounter:
 
         Raises `InvalidRequest` for one that the tokenizer refuses.
         """
-        if prompt and isinstance(prompt[0], int):
-            return len(prompt)
+        is_of_ids = bool(prompt) and isinstance(prompt[0], int)
+        if is_of_ids and (self._tokenizer is None or not limit):
+            return len(prompt)  # those of lines without an answer are ids of another model
         if self._tokenizer is None:
             return -(-len(text) // _BYTES_OF_A_TOKEN)
         fits = self._context is None or len(text) + limit < self._context
-        if self._counted >= _COUNTED and fits:
+        # The tokenizer decides about an empty text, and checks ids.
+        if self._counted >= _COUNTED and fits and text and self._counted_bytes and not is_of_ids:
             return round(len(text) * self._counted_tokens / self._counted_bytes)
         try:
             count = len(self._tokenizer.encode(prompt))
@@ -325,6 +328,8 @@ class _TokenCounter:
             raise
         except Exception as error:  # a tokenizer is foreign code
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+        if is_of_ids or not text:
+            return count
         self._counted += 1
         self._counted_bytes += len(text)
         self._counted_tokens += count
