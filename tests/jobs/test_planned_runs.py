@@ -122,6 +122,16 @@ def test_a_plan_leaves_to_an_endpoint_what_models_here_do_not_support(tmp_path: 
     assert unbounded.planned_answers.at_most is None
 
 
+def test_a_plan_counts_one_answer_of_a_response_and_all_that_it_may_have(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    body = {"instructions": "Be brief.", "input": messages, "max_output_tokens": 200_000}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    source = write(tmp_path / "in.jsonl", [line])
+    report = run(source, None, backend="http://127.0.0.1:9/v1", model="paid", dry_run=True)
+    assert report.planned_answers is not None
+    assert report.planned_answers.at_most == 200_000
+
+
 def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
     bodies: dict[str, dict[str, Any]] = {"/v1/responses": {"prompt": {"id": "stored"}}}
     bodies["/v1/rerank"] = {"query": "q", "documents": []}

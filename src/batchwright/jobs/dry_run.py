@@ -16,7 +16,7 @@ from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
-from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
 from batchwright.wire.fields import completions_of, expected_tokens
@@ -167,7 +167,7 @@ class _Planner:
     def _add(self, line: Line, custom_id: str) -> None:
         prompts = self._check(line.endpoint, line.body)
         texts = [self._counter.text_of(prompt) for prompt in prompts]
-        limit = 0 if line.endpoint in ENCODER_URLS else answer_limit(line.body, self._limit or 1)
+        limit = 0 if line.endpoint in ENCODER_URLS else allowed_tokens(line.body, self._limit or 1)
         counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
         if limit and self._context is not None:
             _check_length(line, max(counts, default=0), limit, self._context)
@@ -207,8 +207,8 @@ class _Planner:
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
-        limit, completions = answer_limit(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
-        self._is_bounded &= self._limit is not None or answer_limit(line.body, 0) > 0
+        limit, completions = allowed_tokens(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
+        self._is_bounded &= self._limit is not None or allowed_tokens(line.body, 0) > 0
         self._answers += limit * completions * len(counts)
         expected = limit if line.body.get("ignore_eos") is True else expected_tokens(line.body)
         self._is_told &= expected is not None
