@@ -132,6 +132,42 @@ def test_a_plan_counts_one_answer_of_a_response_and_all_that_it_may_have(tmp_pat
     assert report.planned_answers.at_most == 200_000
 
 
+def test_texts_to_encode_do_not_count_as_shared(tmp_path: Path) -> None:
+    chats = few_shot(40, 4)
+    lines = [
+        {"custom_id": c["id"], "method": "POST", "url": "/v1/completions", "body": {"prompt": c["prompt"]}}
+        for c in chats
+    ]
+    text = {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x" * 50_000}}
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    found = [
+        run(write(tmp_path / "in.jsonl", each), None, **options).shared_prompts for each in (lines, [*lines, text])
+    ]
+    assert found[0] is not None
+    assert found[0].shared_tokens > 0
+    assert found[0] == found[1]
+
+
+def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    source = write(
+        tmp_path / "in.jsonl", [{"prompt": "a" * 90, "max_tokens": 10}, {"prompt": "a" * 91, "max_tokens": 10}]
+    )
+    report = run(source, None, model="smollm2-135m", replicas=2, max_model_len=100, dry_run=True)
+    assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [2])]
+
+
+def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    found = [
+        run(source, None, model="smollm2-135m", prefix_caching=on, dry_run=True).shared_prompts for on in (True, False)
+    ]
+    assert found[0] is not None
+    assert found[0].shared_tokens > 0
+    assert found[1] is None
+
+
 def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
     bodies: dict[str, dict[str, Any]] = {"/v1/responses": {"prompt": {"id": "stored"}}}
     bodies["/v1/rerank"] = {"query": "q", "documents": []}

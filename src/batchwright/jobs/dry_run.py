@@ -131,7 +131,8 @@ class _Planner:
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
-        self._survey = PromptSurvey()
+        self._survey, self._surveyed = PromptSurvey(), 0
+        """The prompts that are answered, and their tokens."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -161,7 +162,7 @@ class _Planner:
                 held if held is None or known is None else min(held, known),
                 self._expected if self._is_told else None,
             ),
-            self._survey.result(self._tokens, known, self._texts_of),
+            self._survey.result(self._surveyed, known, self._texts_of),
         )
 
     def _add(self, line: Line, custom_id: str) -> None:
@@ -182,6 +183,7 @@ class _Planner:
         self._tokens += sum(counts)
         if line.endpoint not in ENCODER_URLS:
             self._add_answers(line, counts)
+            self._surveyed += sum(counts)
             for text in texts:
                 self._survey.add(line.number, text)
         if self._sample is not None:
