@@ -53,9 +53,11 @@ class Slow(Inference):
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
+        self.defaults: list[Any] = []
 
     async def answer(self, call: Call) -> dict[str, Any]:
         self.bodies.append(call.body)
+        self.defaults.append(call.defaults)
         tokens = int(call.body["prompt"])
         if self.fails:
             raise EngineClosed("the device failed")
@@ -88,8 +90,9 @@ def test_what_has_ended_and_what_has_not_is_counted() -> None:
 
 def test_each_line_is_asked_for_one_answer() -> None:
     inference = Slow()
-    asyncio.run(probe_answers(inference, lines(1, n=4, prompt=["7", "8"]), SamplingParams(), seconds=0.05))
+    asyncio.run(probe_answers(inference, lines(1, n=4, prompt=["7", "8"]), SamplingParams(n=2), seconds=0.05))
     assert inference.bodies == [{"prompt": "7"}]
+    assert inference.defaults == [SamplingParams(n=1)], "defaults may ask for several too"
 
 
 def test_an_engine_that_fails_is_told() -> None:

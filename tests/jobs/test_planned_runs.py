@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.fakes import FakeEngine, by_id, codes, killed, read, text_of
+from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
+from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Inference
-from batchwright.jobs import loading
+from batchwright.jobs import dry_run, loading
 from batchwright.jobs.loading import LoadedModels
 from batchwright.jobs.run import run
 
@@ -119,6 +120,87 @@ def test_a_plan_leaves_to_an_endpoint_what_models_here_do_not_support(tmp_path: 
     unbounded = run(source, None, **options)
     assert unbounded.planned_answers is not None
     assert unbounded.planned_answers.at_most is None
+
+
+def test_a_plan_counts_one_answer_of_a_response_and_all_that_it_may_have(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    body = {"instructions": "Be brief.", "input": messages, "max_output_tokens": 200_000}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    source = write(tmp_path / "in.jsonl", [line])
+    report = run(source, None, backend="http://127.0.0.1:9/v1", model="paid", dry_run=True)
+    assert report.planned_answers is not None
+    assert report.planned_answers.at_most == 200_000
+
+
+def test_texts_to_encode_do_not_count_as_shared(tmp_path: Path) -> None:
+    chats = few_shot(40, 4)
+    lines = [
+        {"custom_id": c["id"], "method": "POST", "url": "/v1/completions", "body": {"prompt": c["prompt"]}}
+        for c in chats
+    ]
+    text = {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x" * 50_000}}
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    found = [
+        run(write(tmp_path / "in.jsonl", each), None, **options).shared_prompts for each in (lines, [*lines, text])
+    ]
+    assert found[0] is not None
+    assert found[0].shared_tokens > 0
+    assert found[0] == found[1]
+
+
+def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    source = write(
+        tmp_path / "in.jsonl", [{"prompt": "a" * 90, "max_tokens": 10}, {"prompt": "a" * 91, "max_tokens": 10}]
+    )
+    report = run(source, None, model="smollm2-135m", replicas=2, max_model_len=100, dry_run=True)
+    assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [2])]
+
+
+def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    found = [
+        run(source, None, model="smollm2-135m", prefix_caching=on, dry_run=True).shared_prompts for on in (True, False)
+    ]
+    assert found[0] is not None
+    assert found[0].shared_tokens > 0
+    assert found[1] is None
+
+
+def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
+    bodies: dict[str, dict[str, Any]] = {"/v1/responses": {"prompt": {"id": "stored"}}}
+    bodies["/v1/rerank"] = {"query": "q", "documents": []}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source = write(tmp_path / "in.jsonl", lines)
+    report = run(source, None, backend="http://127.0.0.1:9/v1", model="paid", dry_run=True)
+    assert (report.failed, report.prompt_tokens) == (0, 0)
+    assert [each.text for each in report.first_requests] == [None, None]
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
+) -> None:
+    def judged(prompt: Any) -> list[int]:
+        if not prompt or 99999999 in ([] if isinstance(prompt, str) else prompt):
+            raise InvalidRequest("not a prompt of this model", param="prompt")
+        return encode(prompt)
+
+    monkeypatch.setattr(dry_run, "_COUNTED", counted)
+    engine = FakeEngine()
+    engine.core.tokenizer.encode = judged
+    prompts: list[Any] = ["text", [1, 99999999], "more", "", [1, 2]]
+    source = write(tmp_path / "in.jsonl", [{"prompt": each} for each in prompts])
+    report = run(source, None, model=engine, dry_run=True, defaults={"max_tokens": 1})  # type: ignore[arg-type]
+    assert (report.failed, [each.lines for each in report.failures]) == (2, [[2, 4]])
+    assert report.prompt_tokens == 4 + 4 + 2
+
+
+def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "_COUNTED", 0)
+    source = write(tmp_path / "in.jsonl", [{"prompt": ""}] * 2)
+    assert run(source, None, model=FakeEngine(), dry_run=True).failed == 0  # type: ignore[arg-type]
 
 
 def test_a_plan_says_what_prompts_share_and_which_lines_are_bad(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_long_outage_leaves_nothing_behind_but_its_last_minute() -> None:
         (CHAT_URL, {"messages": [], "tools": None, "response_format": None, "max_tokens": 1}, 1),
         (CHAT_URL, {"messages": [], "response_format": {"type": "x" * 29}, "max_tokens": 1}, 10 + 1),
         (CHAT_URL, {"messages": [], "tools": ["\ud800"], "max_tokens": 1}, 1),
-        (RESPONSES_URL, {"input": "x", "text": {"format": {"type": "x" * 29}}, "max_output_tokens": 1}, 1 + 10 + 2),
+        (RESPONSES_URL, {"input": "x", "text": {"format": {"type": "x" * 29}}, "max_output_tokens": 1}, 1 + 10 + 1),
         (SCORE_URL, {"queries": "x" * 8, "items": ["y" * 4, "z" * 4]}, 2 + 2 * 2),
         (EMBEDDINGS_URL, {"input": ["x" * 8] * 3}, 6),
         (EMBEDDINGS_URL, {"input": "x" * 8, "max_tokens": 100}, 2),

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -148,9 +148,9 @@ async def probe_answers(
 
     Raises `EngineClosed` if what computes fails.
     """
-    clock = asyncio.get_running_loop().time
+    clock, single = asyncio.get_running_loop().time, replace(defaults, n=1)
     calls = [
-        Call(each.line.endpoint, _single(each.line.body), f"probe-{number}-", "batch", defaults=defaults)
+        Call(each.line.endpoint, _single(each.line.body), f"probe-{number}-", "batch", defaults=single)
         for number, each in enumerate(lines)
     ]
 

@@ -16,7 +16,7 @@ from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
-from batchwright.lines.forecast import LONGEST_COUNTED, answer_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
@@ -133,7 +133,8 @@ class _Planner:
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
         # What is computed elsewhere finds in a cache what that of a provider keeps.
-        self._survey = PromptSurvey(LEAST_SHARED if capacity is None else 0)
+        self._survey, self._surveyed = PromptSurvey(LEAST_SHARED if capacity is None else 0), 0
+        """The prompts that are answered, and their tokens."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -163,16 +164,18 @@ class _Planner:
                 held if held is None or known is None else min(held, known),
                 self._expected if self._is_told else None,
             ),
-            self._survey.result(self._tokens, known, self._texts_of),
+            self._survey.result(self._surveyed, known, self._texts_of),
         )
 
     def _add(self, line: Line, custom_id: str) -> None:
         prompts = self._check(line.endpoint, line.body)
         texts = [self._counter.text_of(prompt) for prompt in prompts]
-        limit = 0 if line.endpoint in ENCODER_URLS else answer_limit(line.body, self._limit or 1)
+        limit = 0 if line.endpoint in ENCODER_URLS else allowed_tokens(line.body, self._limit or 1)
         counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
         if limit and self._context is not None:
-            _check_length(line, max(counts), limit, self._context)
+            _check_length(line, max(counts, default=0), limit, self._context)
+        is_shown = len(self._first) < _SHOWN
+        shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts else None
         self._valid += 1
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
@@ -182,14 +185,14 @@ class _Planner:
         self._tokens += sum(counts)
         if line.endpoint not in ENCODER_URLS:
             self._add_answers(line, counts)
+            self._surveyed += sum(counts)
             for text in texts:
                 self._survey.add(line.number, text)
         if self._sample is not None:
             self._sample.add(line, sum(map(len, texts)))
         if self._add_cost is not None:
             self._add_cost(line.endpoint, line.body, sum(counts))
-        if len(self._first) < _SHOWN:
-            shown = self._counter.as_the_model_gets(prompts[0])
+        if is_shown:
             self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
@@ -209,8 +212,8 @@ class _Planner:
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
-        limit, completions = answer_limit(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
-        self._is_bounded &= self._limit is not None or answer_limit(line.body, 0) > 0
+        limit, completions = allowed_tokens(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
+        self._is_bounded &= self._limit is not None or allowed_tokens(line.body, 0) > 0
         self._answers += limit * completions * len(counts)
         expected = limit if line.body.get("ignore_eos") is True else expected_tokens(line.body)
         self._is_told &= expected is not None
@@ -320,12 +323,14 @@ class _TokenCounter:
 
         Raises `InvalidRequest` for one that the tokenizer refuses.
         """
-        if prompt and isinstance(prompt[0], int):
-            return len(prompt)
+        is_of_ids = bool(prompt) and isinstance(prompt[0], int)
+        if is_of_ids and (self._tokenizer is None or not limit):
+            return len(prompt)  # those of lines without an answer are ids of another model
         if self._tokenizer is None:
             return -(-len(text) // _BYTES_OF_A_TOKEN)
         fits = self._context is None or len(text) + limit < self._context
-        if self._counted >= _COUNTED and fits:
+        # The tokenizer decides about an empty text, and checks ids.
+        if self._counted >= _COUNTED and fits and text and self._counted_bytes and not is_of_ids:
             return round(len(text) * self._counted_tokens / self._counted_bytes)
         try:
             count = len(self._tokenizer.encode(prompt))
@@ -333,6 +338,8 @@ class _TokenCounter:
             raise
         except Exception as error:  # a tokenizer is foreign code
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+        if is_of_ids or not text:
+            return count
         self._counted += 1
         self._counted_bytes += len(text)
         self._counted_tokens += count

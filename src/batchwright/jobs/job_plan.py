@@ -138,7 +138,7 @@ class JobPlan:
                 planned_answers=self._with_expected(found.answers, time, job, found),
                 planned_time=time,
                 reordered_fields=job.field_reuse,
-                shared_prompts=found.shared,
+                shared_prompts=found.shared if self._finds_shared else None,
             )
 
     def _identity(self, line: Line) -> bytes | None:
@@ -150,12 +150,19 @@ class JobPlan:
         is_local = self.choice.backend is None and self.choice.processes is None and self.choice.ray is None
         return is_local and self.given_engine is None and self.given_inference is None
 
+    @property
+    def _finds_shared(self) -> bool:
+        """Whether what computes the job may reuse what prompts share: an endpoint, or a model with prefix caching."""
+        return self.choice.backend is not None or self.choice.config.prefix_caching
+
     def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan) -> PlannedTime | None:
         """The time of the job; None if nothing of the model was measured on this machine, or is now."""
         model = self.choice.model
         if model is None or tokenizer is None or not sample.is_usable:
             return None
         shared = found.shared.shared_tokens if self.planned else found.shared.shared_in_input_order
+        if not self._finds_shared:
+            shared = 0
         try:
             with _Probes(model, self.choice, self._loading) as probes:
                 kept = find_costs(model, self.choice.config)
@@ -208,7 +215,8 @@ class JobPlan:
         """The most tokens of a prompt and its answer, as far as that is known before the model is loaded."""
         if self.given_engine is not None:
             return self.given_engine.max_model_len
-        known = (getattr(tokenizer, "context", None), self.choice.config.max_model_len if self._is_here else None)
+        is_loaded = self.choice.backend is None and self.given_inference is None
+        known = (getattr(tokenizer, "context", None), self.choice.config.max_model_len if is_loaded else None)
         return min((each for each in known if each is not None), default=None)
 
     def _with_expected(

@@ -72,7 +72,7 @@ class RunReport:
     """With `reorder_fields`: the share of the fields' text that rows have in common with earlier ones from the first
     field on, in the order of the template (`before`) and in theirs (`after`)."""
     shared_prompts: SharedPrompts | None = None
-    """Of a dry run: what the prompts have in common."""
+    """Of a dry run: what the prompts have in common; None without prefix caching."""
     longest_answer: int = 0
     """Most tokens of the completions of a line of this run, from an endpoint."""
     unreached_limit: int | None = None

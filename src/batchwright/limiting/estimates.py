@@ -47,7 +47,8 @@ def sequences_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """Return the number of texts or pairs that an online request has encoded, or its prompts times their completions;
     at least 1.
     """
-    return len(_prompts(endpoint, body)) * completions_of_request(endpoint, body)
+    prompts = 1 if endpoint == RESPONSES_URL else len(_prompts(endpoint, body))
+    return prompts * completions_of_request(endpoint, body)
 
 
 def completions_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
@@ -80,7 +81,7 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
 
 
 def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
-    """Texts, lists of token ids, or one list of messages."""
+    """Texts, lists of token ids, or one list of messages; the two parts of the one prompt of a response."""
     if endpoint == CHAT_URL:
         return [body.get("messages")]
     if endpoint == RESPONSES_URL:

@@ -169,11 +169,16 @@ def default_limit(defaults: SamplingParams | Mapping[str, Any]) -> int | None:
 
 
 def answer_limit(body: Mapping[str, Any], default: int) -> int:
+    """Return the `allowed_tokens` of a line with this body, for counts by length: up to `LONGEST_COUNTED`."""
+    return min(allowed_tokens(body, default), LONGEST_COUNTED)
+
+
+def allowed_tokens(body: Mapping[str, Any], default: int) -> int:
     """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
     given = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     if not given and body.get("max_tokens") == 0:
         return 1  # of a prompt that is only scored, no answer is the longest one
-    return min(given if type(given) is int and given > 0 else default, LONGEST_COUNTED)
+    return given if type(given) is int and given > 0 else default
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,7 +321,7 @@ def require_response_now(body: Mapping[str, Any]) -> None:
 
 
 def texts_of_response(body: Mapping[str, Any]) -> list[str]:
-    """Return the texts of the prompt in a body for `/v1/responses`: its instructions and the texts of its input.
+    """Return the one prompt in a body for `/v1/responses`: its instructions and the texts of its input.
 
     Raises `InvalidRequest` if it has neither an input nor a stored prompt. All else is left to the endpoint.
     """
@@ -329,7 +329,8 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
         raise InvalidRequest("input is missing", param="input", code="missing_required_parameter")
     require_response_now(body)
     instructions = body.get("instructions")
-    return [*([instructions] if isinstance(instructions, str) else []), *_texts_in(body.get("input"))]
+    texts = [*([instructions] if isinstance(instructions, str) else []), *_texts_in(body.get("input"))]
+    return ["\n".join(texts)]
 
 
 def texts_of_sent(body: Mapping[str, Any]) -> list[str]:
