@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from batchwright import Engine
 from batchwright.engine.bodies.llama import unsuitable
 from batchwright.engine.bodies.load import plain_llama_config, read_config
+from batchwright.engine.bodies.weights import Weights
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import QuantizationName
 from batchwright.errors import UnsupportedModel
@@ -169,3 +171,13 @@ print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_tensor_that_only_the_index_knows(tmp_path: Path) -> None:
+    save_file({"here": torch.ones(2)}, tmp_path / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(("here", "gone"), "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = Weights(tmp_path, torch.float32, torch.device("cpu"))
+    assert weights.take("here").tolist() == [1, 1]
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors has no tensor 'gone'"):
+        weights.take("gone")

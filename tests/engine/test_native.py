@@ -240,6 +240,15 @@ def test_a_cache_folder_that_cannot_be_made(fresh_cache: Path, monkeypatch: pyte
 
 
 @needs_native
+def test_a_damaged_library_is_compiled_once_more(fresh_cache: Path, tmp_path: Path) -> None:
+    source = tmp_path / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }\n')
+    library_path("one", (source,)).write_bytes(b"")
+    library = load_library("one", (source,))
+    assert not isinstance(library, str)
+    assert library.one() == 1
+
+
 def test_two_processes_build_at_once(fresh_cache: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         paths = {future.result() for future in [pool.submit(build) for _ in range(2)]}

@@ -197,6 +197,7 @@ def test_without_compiled_layers_values_are_multiplied(tmp_path: Path, fields: d
         (AWQ | {"bits": 3}, "with 3 bits"),
         (AWQ | {"bits": 4.0}, "with 4.0 bits"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        (GPTQ | {"dynamic": {"-:.*lm.*": {}, "+:.*down.*": {"bits": 8}}}, "gives '+:.*down.*' 8 bits"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "format 'int-quantized'"),
         (compressed_fields(4, 32, symmetric=True) | {"transform_config": {"R1": {}}}, "transform_config"),
         (compressed_fields(4, 32, symmetric=True) | {"config_groups": {"group_0": None}}, "says nothing of weights"),
@@ -235,6 +236,16 @@ def test_a_zero_point_of_zero_takes_from_its_neighbour(first_format: bool) -> No
     assert torch.allclose(found.values(gptq(numbers, first_format=first_format).get), expected.view(16, 64))
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_zero_points_that_are_not_packed(symmetric: bool) -> None:
+    """As compressed-tensors wrote them once: as they are, and none where all are 0."""
+    numbers = Numbers(torch.rand(16, 64, generator=torch.Generator().manual_seed(3)), 4, 32, symmetric=symmetric)
+    tensors = compressed(numbers, symmetric=True)
+    if not symmetric:
+        tensors["weight_zero_point"] = (numbers.zeros - 8).to(torch.int8)
+    assert torch.allclose(PackedFormat("compressed-tensors", 4).values(tensors.get), numbers.values)
+
+
 def test_words_that_are_filled_up_are_cut() -> None:
     numbers = Numbers(torch.randn(8, 100, generator=torch.Generator().manual_seed(3)), 4, -1, symmetric=True)
     shape, values = torch.tensor(numbers.numbers.shape), numbers.values
@@ -251,6 +262,7 @@ def test_words_that_are_filled_up_are_cut() -> None:
     [
         ({"scales": torch.ones(3, 32)}, r"scales of the shape \[32, 3\]"),
         ({"scales": torch.ones(32)}, "no matrix"),
+        ({"qweight": torch.zeros(32, 32, dtype=torch.int64)}, "qweight holds torch.int64"),
         ({"qzeros": torch.zeros(1, 4, dtype=torch.int32)}, "zero points"),
         ({"g_idx": torch.full((256,), 9, dtype=torch.int32)}, "g_idx"),
         ({"g_idx": torch.full((256,), -1, dtype=torch.int32)}, "g_idx"),

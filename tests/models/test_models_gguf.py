@@ -226,6 +226,7 @@ def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_pat
         (lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32)), "", "rotary embedding is rescaled"),
         (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "", r"rescaled \(yarn\)"),
         (lambda _: None, "blk.1.ffn_up.weight", "lacks 1 of the model's tensors"),
+        (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(64, np.float32)), "", "1 biases, blk.0.attn_q.bias among"),
     ],
 )
 def test_what_the_conversion_would_lose_is_refused(

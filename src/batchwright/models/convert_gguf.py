@@ -28,6 +28,8 @@ from batchwright.models.gguf_numbers import ARCHITECTURES, WEIGHTS, Numbers, num
 
 _FLOAT32_FILE, _FLOAT16_FILE = 0, 1
 """Values of `general.file_type` for files that are not quantized."""
+_WITHOUT_BIASES = frozenset({"llama", "qwen3"})
+"""Architectures whose biases transformers passes over: its configs of them say that there are none."""
 
 _DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 """Values of `tokenizer.ggml.pre` for which every digit is split off before GPT-2's pattern is applied.
@@ -85,6 +87,12 @@ def _require_lossless(reader: Any) -> None:
     if parts is not None and int(parts) > 1:
         raise Unsupported(f"it is one of {parts} parts of a split file; merge them first (gguf-split --merge)")
     architecture = _scalar(reader, "general.architecture")
+    biases = [tensor.name for tensor in reader.tensors if tensor.name.endswith(".bias")]
+    if biases and architecture in _WITHOUT_BIASES:
+        raise Unsupported(
+            f"it has {len(biases)} biases, {biases[0]} among them, which the conversion would lose; use the same model"
+            " in transformers format (safetensors)"
+        )
     scaling = _scalar(reader, f"{architecture}.rope.scaling.type")
     factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
     if factors or (scaling not in (None, "none") and architecture != "gpt-oss"):

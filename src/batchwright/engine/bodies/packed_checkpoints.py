@@ -72,7 +72,11 @@ class PackedFormat:
             form = fields.get("checkpoint_format") or "gptq"
             if form not in ("gptq", "gptq_v2"):
                 return f"GPTQ in the checkpoint_format {form!r}; only gptq and gptq_v2 are read"
-            found = cls._checked("gptq", fields.get("bits"))
+            overrides, bits = fields.get("dynamic"), fields.get("bits")
+            for module, told in overrides.items() if isinstance(overrides, Mapping) else ():
+                if isinstance(told, Mapping) and told.get("bits", bits) != bits:
+                    return f"GPTQ whose dynamic gives {module!r} {told['bits']!r} bits; all modules must have as many"
+            found = cls._checked("gptq", bits)
             return found if isinstance(found, str) else replace(found, zeros_less_one=form == "gptq")
         if method == "compressed-tensors":
             return cls._compressed(fields)
@@ -136,7 +140,7 @@ class PackedFormat:
         return _groups(take).values if self.method == "batchwright" else self._parts(take).values
 
     def _parts(self, take: Take) -> _Parts:
-        numbers = self._numbers(_matrix(take, self.suffix))
+        numbers = self._numbers(_words(take, self.suffix))
         if self.method == "compressed-tensors":
             scales = _matrix(take, "weight_scale").float()
             if (shape := take("weight_shape")) is not None:
@@ -168,10 +172,13 @@ class PackedFormat:
         if self.symmetric:
             return torch.full(shape, float(_middle(self.bits)))
         if self.method == "compressed-tensors":
-            packed = _matrix(take, "weight_zero_point")
+            found = take("weight_zero_point")
+            if found is None or found.dtype == torch.int8:  # of versions before they were packed, which left out zeros
+                return (torch.zeros(shape) if found is None else found.float()) + _middle(self.bits)
+            packed = _words(take, "weight_zero_point")
             # They are packed along the outputs.
             return _unpacked(packed.t().contiguous(), self.bits).t()[: shape[0]].float()
-        packed = _matrix(take, "qzeros")
+        packed = _words(take, "qzeros")
         if self.method == "awq":
             return self._awq(packed).t().float()
         # One was taken from whole words, carries included.
@@ -207,6 +214,13 @@ def _matrix(take: Take, suffix: str) -> Tensor:
         raise ValueError(f"there is no tensor {suffix!r}")
     if found.dim() != 2:
         raise ValueError(f"{suffix} has the shape {list(found.shape)}, which is no matrix")
+    return found
+
+
+def _words(take: Take, suffix: str) -> Tensor:
+    found = _matrix(take, suffix)
+    if found.dtype != torch.int32:
+        raise ValueError(f"{suffix} holds {found.dtype}, not words of torch.int32")
     return found
 
 

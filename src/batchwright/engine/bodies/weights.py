@@ -87,7 +87,7 @@ class Weights:
 
         try:
             return read(take)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, SafetensorError) as error:
             raise UnsupportedModel(f"{self._folder} has a weight {name!r} that cannot be read: {error}") from error
 
     def take(
@@ -109,7 +109,12 @@ class Weights:
         path = self._files.get(name)
         if path is None:
             raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete")
-        whole = self._file(path).get_slice(name)
+        try:
+            whole = self._file(path).get_slice(name)
+        except SafetensorError as error:
+            raise UnsupportedModel(
+                f"{path} has no tensor {name!r}, though the index beside it says so: copy or fetch the model again"
+            ) from error
         self._require_shape(name, whole.get_shape(), shape)
         tensor: Tensor
         if rows is not None:

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from batchwright.cgroups import threads_for
+from batchwright.durable_files import sync
 from batchwright.engine.native.shipped import shipped_library
 from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
@@ -63,11 +64,14 @@ def _compiled_here(name: str, sources: tuple[Path, ...], progress: Progress) -> 
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
     compiler = find_compiler()
     target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
-    folder = cache_dir() / "native"
-    library = folder / f"{name}-{_key(compiler, target, sources)}.so"
+    library = _compiled_folder() / f"{name}-{_key(compiler, target, sources)}.so"
     if not library.exists():
         compile_library(compiler, (target,), sources, library, progress)
     return library
+
+
+def _compiled_folder() -> Path:
+    return cache_dir() / "native"
 
 
 def find_compiler() -> str:
@@ -85,8 +89,15 @@ def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
     if _turned_off():
         return "turned off by BATCHWRIGHT_NATIVE=0"
     try:
+        path = library_path(name, sources)
         # torch has loaded its OpenMP runtime by now; the library shares it, and with it its threads.
-        return ctypes.CDLL(str(library_path(name, sources)))
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            if path.parent != _compiled_folder():
+                raise
+            path.unlink(missing_ok=True)  # damaged, as by a full disk or a loss of power: compiled once more
+            return ctypes.CDLL(str(library_path(name, sources)))
     except (BuildError, OSError) as error:
         return str(error)
 
@@ -147,6 +158,7 @@ def compile_library(
                 progress(f"{_COMPILING} {done} of {len(commands)}")
         whole = Path(name) / library.name
         _run([*flags, "-shared", *objects, "-o", str(whole)])
+        sync(whole)
         whole.replace(library)
 
 
