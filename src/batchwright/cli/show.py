@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchwright.cli.visible_text import visible
 from batchwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ def show_command(
 
 def _print(console: Console, result: ReadableResult) -> None:
     from rich.text import Text
-
-    from batchwright.cli.visible_text import visible
 
     about = [] if result.tokens is None else [f"{result.tokens:,} tokens"]
     if result.finish_reason == "length":

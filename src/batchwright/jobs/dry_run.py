@@ -323,7 +323,7 @@ class _TokenCounter:
 
         Raises `InvalidRequest` for one that the tokenizer refuses.
         """
-        is_of_ids = bool(prompt) and isinstance(prompt[0], int)
+        is_of_ids = _token_ids(prompt) is not None
         if is_of_ids and (self._tokenizer is None or not limit):
             return len(prompt)  # those of lines without an answer are ids of another model
         if self._tokenizer is None:

@@ -19,8 +19,8 @@ constexpr bool kHasProducts = false;
 template <class E>
 constexpr int64_t kMostRows = kWidth == 16 ? 12 : std::is_same_v<E, bf16> ? 6 : 4;
 
-// Of more rows than this, which are near, the program fetches what comes: measured. In registers of 256 bits they go through
-// a panel in two strides, of which the processor fetches little by itself.
+// With more rows than this in a single tile, panels are prefetched by the program: measured. Registers of 256 bits read half
+// of each line of a panel at a time, which the processor prefetches badly by itself.
 constexpr int kUnfetchedRows = kWidth == 16 ? kRowsOfStream : 2;
 
 // A unit holds two parts, which are multiplied one after the other: of bfloat16 a value each, of bytes every other one.
