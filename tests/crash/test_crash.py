@@ -14,7 +14,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.crash.campaign import Campaign, Figures, start_campaign_service, start_service, under_load
+from tests.crash.campaign import (
+    RARE,
+    Campaign,
+    Figures,
+    crash_points,
+    start_campaign_service,
+    start_service,
+    under_load,
+    writes_of_the_store,
+)
 from tests.crash.load import eventually
 from tests.crash.outside import Outside
 from tests.postgres import PostgresServer
@@ -29,6 +38,11 @@ LEASE = 2.0
 def postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
+
+
+def test_the_places_to_kill_at_are_those_of_the_source() -> None:
+    assert writes_of_the_store() >= RARE | {"commit", "claim", "finish", "share_rates"}
+    assert {"store.commit.before_commit", "store.after_commit", "blobs.before_rename"} <= set(crash_points())
 
 
 def test_killed_on_sqlite(tmp_path: Path) -> None:
