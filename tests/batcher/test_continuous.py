@@ -298,13 +298,13 @@ def test_a_plain_generator_is_run_in_a_thread() -> None:
         assert [batcher.submit(name).result().output for name in ("a", "b")] == ["a0a1a2", "b0b1b2"]
 
 
-def test_over_an_engine_it_gives_what_the_engine_gives(smollm2_path: Path) -> None:
+def test_over_an_engine_it_gives_what_the_engine_gives(shallow_path: Path) -> None:
     from batchwright import AsyncEngine, Engine, SamplingParams
 
     params = SamplingParams(max_tokens=6, temperature=0.0)
     prompts = ["Once upon a time", "The capital of France is", "1, 2, 3,"]
     options: dict[str, Any] = {"dtype": "float32", "kv_memory": "50MB", "max_model_len": 128}
-    own = Engine(smollm2_path, **options)
+    own = Engine(shallow_path, **options)
     expected = [(each.output, each.token_ids) for each in own.generate(prompts, params)]
 
     async def main() -> None:
@@ -340,19 +340,19 @@ def test_over_an_engine_it_gives_what_the_engine_gives(smollm2_path: Path) -> No
     asyncio.run(main())
 
 
-def test_an_engine_belongs_to_the_batcher_that_it_is_given_to(smollm2_path: Path) -> None:
+def test_an_engine_belongs_to_the_batcher_that_it_is_given_to(shallow_path: Path) -> None:
     from batchwright import Engine
     from batchwright.errors import EngineClosed
 
-    engine = Engine(smollm2_path, kv_memory="50MB", max_model_len=64)
+    engine = Engine(shallow_path, kv_memory="50MB", max_model_len=64)
     with ContinuousBatcher(engine) as batcher:
         assert batcher.submit(InferenceRequest("1, 2, 3,", max_tokens=2)).result().tokens_generated == 2
     with pytest.raises(EngineClosed):
         engine.generate("x")
 
 
-def test_a_name_is_enough(smollm2_path: Path) -> None:
-    with ContinuousBatcher(smollm2_path, 4, 64) as batcher:
+def test_a_name_is_enough(shallow_path: Path) -> None:
+    with ContinuousBatcher(shallow_path, 4, 64) as batcher:
         assert batcher.submit(InferenceRequest("1, 2, 3,", max_tokens=2)).result().tokens_generated == 2
         with pytest.raises(ContextLengthExceeded):
             batcher.submit(InferenceRequest("x", max_tokens=64)).result()

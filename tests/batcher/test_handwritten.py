@@ -333,18 +333,18 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_memory": "50MB", "max_model_l
 
 
 @pytest.fixture
-def engine(smollm2_path: Path) -> Engine:
-    return Engine(smollm2_path, **OPTIONS)
+def engine(shallow_path: Path) -> Engine:
+    return Engine(shallow_path, **OPTIONS)
 
 
 @pytest.mark.needs_model
-def test_an_engine_is_a_model_that_honours_the_parameters_of_each_request(engine: Engine, smollm2_path: Path) -> None:
+def test_an_engine_is_a_model_that_honours_the_parameters_of_each_request(engine: Engine, shallow_path: Path) -> None:
     prompts = ["Once upon a time", "The capital of France is", "1, 2, 3,"]
     given = [
         batchwright.InferenceRequest(prompt, request_id=f"id of {prompt}", max_tokens=most, temperature=0.0)
         for prompt, most in zip(prompts, (3, 6, 9), strict=True)
     ]
-    with Engine(smollm2_path, **OPTIONS) as own:
+    with Engine(shallow_path, **OPTIONS) as own:
         expected = [own.generate([request])[0] for request in given]
 
     async def main() -> None:
@@ -368,7 +368,7 @@ def test_an_engine_is_a_model_that_honours_the_parameters_of_each_request(engine
             assert [each.request_id for each in responses] == [each.request_id for each in given]
         processors: list[Any] = [
             AsyncBatchProcessor(shared),
-            ParallelBatchProcessor([shared, AsyncEngine(smollm2_path, **OPTIONS)], 1),
+            ParallelBatchProcessor([shared, AsyncEngine(shallow_path, **OPTIONS)], 1),
             StreamingBatchProcessor(shared),
         ]
         for processor in processors:

@@ -243,7 +243,7 @@ def test_another_event_loop_is_refused() -> None:
     processor.batcher.shutdown()
 
 
-def test_over_an_engine(smollm2_path: Path) -> None:
+def test_over_an_engine(shallow_path: Path) -> None:
     from batchwright import AsyncEngine, SamplingParams
 
     params = SamplingParams(max_tokens=5, temperature=0.0)
@@ -251,7 +251,7 @@ def test_over_an_engine(smollm2_path: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kv_memory": "50MB", "max_model_len": 128}
 
     async def main() -> None:
-        async with await asyncio.to_thread(AsyncEngine, smollm2_path, **options) as engine:
+        async with await asyncio.to_thread(AsyncEngine, shallow_path, **options) as engine:
             expected = {prompt: (await engine.generate(prompt, params)).output for prompt in prompts}
             async with StreamingBatchProcessor(engine, 2) as processor:
                 failures: dict[str, BatchwrightError] = {}

@@ -204,9 +204,9 @@ def test_ratios_pair_the_rounds() -> None:
     ]
 
 
-def test_the_command_from_end_to_end(smollm2_path: Path, tmp_path: Path) -> None:
+def test_the_command_from_end_to_end(shallow_path: Path, tmp_path: Path) -> None:
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
-    command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(smollm2_path), "--peer", "none"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(shallow_path), "--peer", "none"]
     command += ["-w", "uniform-2:4/3", "--rounds", "2", "--kv-gib", "1", "--profile", "--quantization", "int8"]
     command += ["--json", str(figures), "--save", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

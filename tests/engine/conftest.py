@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from batchwright import Engine, SamplingParams
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.native import NativeKernels, load_kernels
 
-from .support import NEW_TOKENS, confirmed_greedy, nothing_left, slices, threads
+from .support import NEW_TOKENS, confirmed_greedy, engines_over, nothing_left, slices, threads
 
 # Triton reads this when it is first imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -62,16 +61,7 @@ def expected(
 @pytest.fixture(scope="module")
 def make_engine(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
     """Engines over the real model in float32, closed when the module is done."""
-    engines: list[Engine] = []
-
-    def make(**options: Any) -> Engine:
-        engine = Engine(smollm2_path, **({"dtype": "float32", "kv_memory": "400MB"} | options))
-        engines.append(engine)
-        return engine
-
-    yield make
-    for engine in engines:
-        engine.close()
+    yield from engines_over(smollm2_path)
 
 
 @pytest.fixture
@@ -81,8 +71,8 @@ def native() -> NativeKernels | str:
 
 
 @pytest.fixture(scope="module")
-def shared_engine(smollm2_path: Path) -> Iterator[Engine]:
-    with Engine(smollm2_path, dtype="float32", kv_memory="100MB", max_model_len=512) as engine:
+def shared_engine(shallow_path: Path) -> Iterator[Engine]:
+    with Engine(shallow_path, dtype="float32", kv_memory="100MB", max_model_len=512) as engine:
         yield engine
 
 

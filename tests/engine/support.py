@@ -100,6 +100,20 @@ def tiny_model(folder: Path, model_type: str, **config: Any) -> Any:
     return model
 
 
+def engines_over(model: Path) -> Iterator[Callable[..., Engine]]:
+    """Yield what makes engines over `model`, in float32 unless it is told otherwise, and close them all afterwards."""
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engine = Engine(model, **({"dtype": "float32", "kv_memory": "400MB"} | options))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
 def nothing_left(engine: Engine) -> bool:
     core = engine.core
     return not (

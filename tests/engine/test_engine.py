@@ -237,9 +237,9 @@ def test_leaving_a_stream_early_cancels(engine: Engine) -> None:
 # Life and memory
 
 
-def test_close(smollm2_path: Path) -> None:
+def test_close(shallow_path: Path) -> None:
     got: list[InferenceResponse] = []
-    engine = Engine(smollm2_path, dtype="float32", kv_memory="20MB")
+    engine = Engine(shallow_path, dtype="float32", kv_memory="20MB")
     engine.submit(InferenceRequest(STORY, max_tokens=50, callback=got.append))
     engine.step()
     events = engine.stream(LIST, GREEDY)
@@ -265,9 +265,9 @@ def test_close(smollm2_path: Path) -> None:
             call()
 
 
-def test_hundreds_of_requests_leave_nothing_behind(smollm2_path: Path) -> None:
+def test_hundreds_of_requests_leave_nothing_behind(shallow_path: Path) -> None:
     kv_memory = 3_000_000
-    with Engine(smollm2_path, kv_memory=kv_memory, max_num_seqs=32) as engine:
+    with Engine(shallow_path, kv_memory=kv_memory, max_num_seqs=32) as engine:
         caches = engine.core.body.caches
         assert sum(c.keys.nbytes + c.values.nbytes for c in caches) <= kv_memory
         params = SamplingParams(max_tokens=2, temperature=1.0, ignore_eos=True)
@@ -280,8 +280,8 @@ def test_hundreds_of_requests_leave_nothing_behind(smollm2_path: Path) -> None:
         assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks
 
 
-def test_stats(smollm2_path: Path) -> None:
-    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", max_batch_tokens=64) as engine:
+def test_stats(shallow_path: Path) -> None:
+    with Engine(shallow_path, dtype="float32", kv_memory="40MB", max_batch_tokens=64) as engine:
         prompts = [[7 + index % 2, *range(100, 160)] for index in range(6)]
         responses = engine.generate(prompts, replace(GREEDY, ignore_eos=True))
         stats = engine.stats
@@ -316,10 +316,10 @@ class Ticking:
         return float(self.reads)
 
 
-def test_time_per_token_is_each_completions_own(smollm2_path: Path) -> None:
+def test_time_per_token_is_each_completions_own(shallow_path: Path) -> None:
     """Two completions of one request: the short one's pace is not counted to the end of the long one."""
     clock = Ticking()
-    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", clock=clock) as engine:
+    with Engine(shallow_path, dtype="float32", kv_memory="40MB", clock=clock) as engine:
         params = replace(GREEDY, n=2, max_tokens=20, stop_token_ids=tuple(range(0, 49152, 7)), temperature=1.0, seed=1)
         response = only(engine.generate(STORY, params))
         lengths = sorted(len(choice.token_ids) for choice in response.choices)
@@ -349,7 +349,7 @@ def _require_rows_rounded_alone(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("body", ["fused", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str, body: str) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(shallow_path: Path, dtype: str, body: str) -> None:
     prompts = [STORY, LIST, "def add(a, b):", "The sea", STORY]
     params = [
         SamplingParams(max_tokens=14, temperature=1.0, seed=11, ignore_eos=True),
@@ -358,7 +358,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, d
         SamplingParams(max_tokens=14, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
         SamplingParams(max_tokens=14, temperature=1.0, seed=15, ignore_eos=True),
     ]
-    with Engine(smollm2_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
+    with Engine(shallow_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
         if "compiled products" not in engine.stats.implementation:
             _require_rows_rounded_alone(getattr(torch, dtype))
         alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
@@ -371,10 +371,10 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, d
 
 
 def test_a_bar_is_shown_on_request(
-    smollm2_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shallow_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Engine(smollm2_path, dtype="float32", kv_memory="20MB") as engine:
+    with Engine(shallow_path, dtype="float32", kv_memory="20MB") as engine:
         quiet = engine.generate(["a", "b"], GREEDY)
         assert capsys.readouterr().err == ""
         shown = engine.generate(["a", "b"], GREEDY, progress=True)

@@ -34,10 +34,10 @@ _MANY = SamplingParams(max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def real(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
+def real(request: pytest.FixtureRequest, shallow_path: Path) -> Iterator[Engine]:
     """The real model, in bfloat16 unless a test says how it is quantized, for no more than 4 sequences at once."""
     options: dict[str, Any] = {"quantization": getattr(request, "param", None), "kv_memory": "60MB", "max_num_seqs": 4}
-    with threads(2), Engine(smollm2_path, drafting=False, dtype="bfloat16", **options) as engine:
+    with threads(2), Engine(shallow_path, drafting=False, dtype="bfloat16", **options) as engine:
         yield engine
 
 

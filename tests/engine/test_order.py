@@ -16,10 +16,10 @@ from .support import GREEDY, LIST, STORY, nothing_left, only, run
 
 
 @pytest.fixture
-def narrow(smollm2_path: Path) -> Iterator[Engine]:
+def narrow(shallow_path: Path) -> Iterator[Engine]:
     """One sequence at a time, by a clock that only the test moves."""
     with Engine(
-        smollm2_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
+        shallow_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
     ) as engine:
         yield engine
         assert nothing_left(engine)

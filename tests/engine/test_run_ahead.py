@@ -31,7 +31,7 @@ _TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def engines(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
+def engines(shallow_path: Path) -> Iterator[Callable[..., Engine]]:
     """Two engines of one kind: one runs ahead, as on a GPU, and one does not."""
     made: dict[tuple[object, ...], Engine] = {}
 
@@ -40,7 +40,7 @@ def engines(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
         if key not in made:
             # Attention through torch: no compiled kernel chooses tokens by itself.
             made[key] = Engine(
-                smollm2_path, **({"dtype": "float32", "attention": "sdpa", "kv_memory": "60MB"} | options)
+                shallow_path, **({"dtype": "float32", "attention": "sdpa", "kv_memory": "60MB"} | options)
             )
             made[key].core.launcher.runs_ahead = ahead
         return made[key]
@@ -130,7 +130,7 @@ def test_with_all_kinds_of_sampling_together(engines: Callable[..., Engine], lau
 
 def test_preempted_sequences(engines: Callable[..., Engine], launched: list[int]) -> None:
     params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 30, "n": 2}
-    few = {"kv_memory": 30 * 2 * 3 * 64 * 4 * 16 * 12}
+    few = {"kv_memory": 6 * 2 * 3 * 64 * 4 * 16 * 12}
     plain = answers(engines(ahead=False), requests(**params))
     ahead = engines(ahead=True, **few)
     assert answers(ahead, requests(**params)) == plain
@@ -180,9 +180,9 @@ def test_an_interrupt_while_tokens_are_awaited(
     assert launched
 
 
-def test_a_deadline_that_passes_meanwhile(smollm2_path: Path, launched: list[int]) -> None:
+def test_a_deadline_that_passes_meanwhile(shallow_path: Path, launched: list[int]) -> None:
     clock = ManualClock()
-    with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB", clock=clock) as engine:
+    with Engine(shallow_path, dtype="float32", attention="sdpa", kv_memory="60MB", clock=clock) as engine:
         engine.core.launcher.runs_ahead = True
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=10)
         plain = engine.generate("The sea was", params)[0].token_ids
@@ -230,13 +230,13 @@ def test_masks_for_a_step_some_of_whose_sequences_have_ended(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_device_that_never_answers_fails_the_requests(
-    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+    shallow_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     def wait(self: PendingTokens) -> tuple[list[int | None], set[int]]:
         raise RuntimeError("the device is lost")
 
     monkeypatch.setattr(PendingTokens, "wait", wait)
-    with Engine(smollm2_path, dtype="float32", attention="sdpa", kv_memory="60MB") as engine:
+    with Engine(shallow_path, dtype="float32", attention="sdpa", kv_memory="60MB") as engine:
         engine.core.launcher.runs_ahead = True
         for text in _TEXTS[:count]:
             engine.submit(InferenceRequest.of(text, SamplingParams(max_tokens=5)))

@@ -98,8 +98,8 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def real(smollm2_path: Path) -> Iterator[Engine]:
-    with Engine(smollm2_path, dtype="bfloat16", kv_memory="60MB", max_model_len=1024) as made:
+def real(shallow_path: Path) -> Iterator[Engine]:
+    with Engine(shallow_path, dtype="bfloat16", kv_memory="60MB", max_model_len=1024) as made:
         yield made
         assert nothing_left(made)
 

@@ -89,8 +89,8 @@ class Alone:
 
 
 @pytest.fixture(scope="module")
-def alone(smollm2_path: Path, some_prompts: list[list[int]]) -> Alone:
-    with Engine(smollm2_path, kv_memory="100MB", **OPTIONS | {"max_num_seqs": 64}) as engine:
+def alone(shallow_path: Path, some_prompts: list[list[int]]) -> Alone:
+    with Engine(shallow_path, kv_memory="100MB", **OPTIONS | {"max_num_seqs": 64}) as engine:
         prompts: list[Prompt] = [*some_prompts, *ASKED]
         answers = engine.generate(prompts, GREEDY)
         body = engine.core.body
@@ -103,11 +103,11 @@ def alone(smollm2_path: Path, some_prompts: list[list[int]]) -> Alone:
 
 @needs_cores
 def test_the_same_tokens_and_logits_from_half_of_the_model_each(
-    smollm2_path: Path, some_prompts: list[list[int]], alone: Alone
+    shallow_path: Path, some_prompts: list[list[int]], alone: Alone
 ) -> None:
     threads = torch.get_num_threads()
     options = OPTIONS | {"max_num_seqs": len(some_prompts) - 4}
-    with Engine(smollm2_path, kv_memory="100MB", tensor_parallel=2, **options) as engine:
+    with Engine(shallow_path, kv_memory="100MB", tensor_parallel=2, **options) as engine:
         answers = with_preemption(engine, some_prompts)
         assert [answer.error for answer in answers] == [None] * len(answers)
         assert [answer.token_ids for answer in answers] == alone.tokens
@@ -125,7 +125,7 @@ def test_the_same_tokens_and_logits_from_half_of_the_model_each(
         torch.testing.assert_close(found, alone.logits, rtol=1e-4, atol=1e-4)
 
         with pytest.raises(ValueError, match=r"tensor_parallel=2: torch.distributed is in use"):
-            Engine(smollm2_path, tensor_parallel=2, **OPTIONS)
+            Engine(shallow_path, tensor_parallel=2, **OPTIONS)
 
         os.kill(body.pids[0], signal.SIGKILL)
         lost = engine.generate(some_prompts[:2], GREEDY)
@@ -137,7 +137,7 @@ def test_the_same_tokens_and_logits_from_half_of_the_model_each(
 
 @needs_cores
 def test_a_run_goes_on_when_a_rank_is_killed(
-    smollm2_path: Path, alone: Alone, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shallow_path: Path, alone: Alone, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     killed: list[int] = []
 
@@ -154,7 +154,7 @@ def test_a_run_goes_on_when_a_rank_is_killed(
         report = batchwright.run(
             source,
             tmp_path / "out.jsonl",
-            model=str(smollm2_path),
+            model=str(shallow_path),
             defaults=GREEDY,
             progress=kill_a_rank,
             engine=EngineConfig(**OPTIONS | {"max_num_seqs": 4}, kv_memory="64MB", tensor_parallel=2),

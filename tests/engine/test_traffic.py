@@ -1,4 +1,4 @@
-"""Online requests and batch lines on one engine, over the real model."""
+"""Online requests and batch lines on one engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.request import Traffic
 
-from .support import GREEDY, LIST, STORY, nothing_left, run
+from .support import GREEDY, LIST, STORY, engines_over, nothing_left, run
 
 
 class _Ticking:
@@ -28,11 +28,16 @@ class _Ticking:
         return self._reads / 1e3
 
 
+@pytest.fixture(scope="module")
+def make_engine(shallow_path: Path) -> Iterator[Callable[..., Engine]]:
+    yield from engines_over(shallow_path)
+
+
 @pytest.fixture
-def narrow(smollm2_path: Path) -> Iterator[Engine]:
+def narrow(shallow_path: Path) -> Iterator[Engine]:
     """One sequence at a time, by a clock that only the test moves."""
     with Engine(
-        smollm2_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
+        shallow_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
     ) as engine:
         yield engine
         assert nothing_left(engine)
@@ -112,10 +117,10 @@ def test_figures_are_kept_by_class(narrow: Engine) -> None:
     assert waiting.traffic["batch"].generated_tokens < stats.traffic["batch"].generated_tokens
 
 
-def test_without_promotion_a_priority_waits_for_as_long_as_it_takes(smollm2_path: Path) -> None:
+def test_without_promotion_a_priority_waits_for_as_long_as_it_takes(shallow_path: Path) -> None:
     clock = ManualClock()
     with Engine(
-        smollm2_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, promote_after=None, clock=clock
+        shallow_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, promote_after=None, clock=clock
     ) as engine:
         engine.submit(InferenceRequest(STORY, request_id="low", priority=9, max_tokens=2))
         clock.advance(1e6)
@@ -123,9 +128,9 @@ def test_without_promotion_a_priority_waits_for_as_long_as_it_takes(smollm2_path
         assert [response.request_id for response in run(engine)] == ["high", "low"]
 
 
-def test_the_figures_of_an_async_engine_can_be_kept(smollm2_path: Path) -> None:
+def test_the_figures_of_an_async_engine_can_be_kept(shallow_path: Path) -> None:
     async def main() -> None:
-        async with AsyncEngine(smollm2_path, dtype="float32", kv_memory="20MB", ttft_ms=1000, tpot_ms=80) as engine:
+        async with AsyncEngine(shallow_path, dtype="float32", kv_memory="20MB", ttft_ms=1000, tpot_ms=80) as engine:
             before = engine.stats
             await engine.generate(InferenceRequest.of(STORY, GREEDY, traffic="batch"))
             after = engine.stats
@@ -148,9 +153,9 @@ def test_the_figures_of_an_async_engine_can_be_kept(smollm2_path: Path) -> None:
         ("promote_after", 0.0),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(smollm2_path: Path, setting: str, value: float) -> None:
+def test_settings_out_of_range_are_refused_by_name(shallow_path: Path, setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=setting):
-        Engine(smollm2_path, kv_memory="20MB", **{setting: value})  # type: ignore[arg-type]
+        Engine(shallow_path, kv_memory="20MB", **{setting: value})  # type: ignore[arg-type]
 
 
 def test_waiting_for_the_step_that_was_being_computed_is_part_of_the_time_to_the_first_token(narrow: Engine) -> None:
@@ -162,8 +167,8 @@ def test_waiting_for_the_step_that_was_being_computed_is_part_of_the_time_to_the
     assert done["late"].error is not None
 
 
-def test_prompt_tokens_count_when_they_are_computed(smollm2_path: Path) -> None:
-    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", max_batch_tokens=32) as engine:
+def test_prompt_tokens_count_when_they_are_computed(shallow_path: Path) -> None:
+    with Engine(shallow_path, dtype="float32", kv_memory="40MB", max_batch_tokens=32) as engine:
         for index in range(4):
             engine.submit(InferenceRequest.of([index + 5, *range(100, 159)], GREEDY, traffic="batch"))
         assert engine.stats.traffic["batch"].prefill_tokens == 0

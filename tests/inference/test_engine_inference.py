@@ -32,8 +32,8 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_memory": "100MB", "max_model_
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2_path: Path) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(smollm2_path, **OPTIONS)
+def engine(shallow_path: Path) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(shallow_path, **OPTIONS)
     yield engine
     asyncio.run(engine.close())
 
@@ -124,8 +124,8 @@ def test_a_chat_without_a_limit_ends_with_the_context(inference: EngineInference
 
 
 @in_real_time
-async def test_a_chat_without_a_limit_ends_with_the_cache_where_that_is_smaller(smollm2_path: Path) -> None:
-    inference = EngineInference(AsyncEngine(smollm2_path, **(OPTIONS | {"kv_memory": "4MB", "max_model_len": None})))
+async def test_a_chat_without_a_limit_ends_with_the_cache_where_that_is_smaller(shallow_path: Path) -> None:
+    inference = EngineInference(AsyncEngine(shallow_path, **(OPTIONS | {"kv_memory": "1MB", "max_model_len": None})))
     try:
         body = await inference.answer(chat(max_tokens=None, ignore_eos=True))
     finally:
@@ -251,9 +251,9 @@ def test_what_the_engine_is_told(
 
 
 @in_real_time
-async def test_closing_answers_what_is_being_computed(smollm2_path: Path) -> None:
-    inference = EngineInference(AsyncEngine(smollm2_path, **OPTIONS))
-    assert inference.models == (str(smollm2_path),)
+async def test_closing_answers_what_is_being_computed(shallow_path: Path) -> None:
+    inference = EngineInference(AsyncEngine(shallow_path, **OPTIONS))
+    assert inference.models == (str(shallow_path),)
     endless = chat(max_tokens=48, ignore_eos=True)
     chunks = streamed(inference, endless)
     await anext(chunks)

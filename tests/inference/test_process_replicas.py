@@ -40,10 +40,10 @@ def cores() -> list[Place]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_path: Path) -> dict[str, str]:
+def expected(shallow_path: Path) -> dict[str, str]:
     """The text that one engine gives for each prompt."""
     params = batchwright.SamplingParams(max_tokens=TOKENS, temperature=0)
-    with batchwright.Engine(smollm2_path, EngineConfig(**OPTIONS)) as engine:
+    with batchwright.Engine(shallow_path, EngineConfig(**OPTIONS)) as engine:
         answers = engine.generate(PROMPTS, params)
     return {prompt: answer.output for prompt, answer in zip(PROMPTS, answers, strict=True)}
 
@@ -54,10 +54,10 @@ def a_call(prompt: str, **body: Any) -> Call:
 
 
 def test_the_text_is_that_of_one_engine_and_stays_so_when_all_are_killed(
-    smollm2_path: Path, expected: dict[str, str]
+    shallow_path: Path, expected: dict[str, str]
 ) -> None:
     async def main() -> None:
-        spec = ReplicaSpec(model=str(smollm2_path), embedding_model=None, config={**OPTIONS, "device": "cpu"}, count=2)
+        spec = ReplicaSpec(model=str(shallow_path), embedding_model=None, config={**OPTIONS, "device": "cpu"}, count=2)
         replicas = [ProcessReplica(spec, place) for place in cores()]
         async with asyncio.timeout(LIMIT):
             inference = await ReplicatedInference.opened(replicas)
@@ -134,7 +134,7 @@ def test_a_replica_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_loses_nothing_when_a_replica_is_killed(
-    smollm2_path: Path, expected: dict[str, str], tmp_path: Path
+    shallow_path: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     killed: list[int] = []
 
@@ -149,7 +149,7 @@ def test_a_run_loses_nothing_when_a_replica_is_killed(
     report = batchwright.run(
         source,
         tmp_path / "out.jsonl",
-        model=str(smollm2_path),
+        model=str(shallow_path),
         replicas=min(2, len(os.sched_getaffinity(0))),
         defaults=batchwright.SamplingParams(max_tokens=TOKENS, temperature=0),
         progress=kill_one,
@@ -165,9 +165,9 @@ def test_a_run_loses_nothing_when_a_replica_is_killed(
 
 
 def test_the_service_streams_from_replicas_and_goes_on_after_one_is_killed(
-    smollm2_path: Path, expected: dict[str, str], tmp_path: Path
+    shallow_path: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    flags = ["--model", str(smollm2_path), "--embedding-model", "", "--dtype", "float32", "--kv-memory", "64MiB"]
+    flags = ["--model", str(shallow_path), "--embedding-model", "", "--dtype", "float32", "--kv-memory", "64MiB"]
     body = {"prompt": PROMPTS[2], "max_tokens": TOKENS, "temperature": 0, "stream": True}
     with serving(tmp_path, *flags, "--replicas", "1") as (process, url, _):
         for _ in range(2):

@@ -71,10 +71,10 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def test_a_stopped_driver_a_killed_actor_and_a_killed_node_cost_nothing(
-    cluster: RayCluster, smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: RayCluster, shallow_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", 48), tmp_path / "out.jsonl"
-    flags = ["--ray", cluster.address, "--resources", '{"num_cpus": 1}', "--model", str(smollm2_path), *FLAGS]
+    flags = ["--ray", cluster.address, "--resources", '{"num_cpus": 1}', "--model", str(shallow_path), *FLAGS]
     command = [sys.executable, "-m", "batchwright", "run", str(source), "-o", str(output), "--quiet", *flags]
     stopped = subprocess.Popen(command)
     while not (output.exists() and output.read_bytes().count(b"\n") > 2):
@@ -84,7 +84,7 @@ def test_a_stopped_driver_a_killed_actor_and_a_killed_node_cost_nothing(
     assert stopped.wait() == 128 + signal.SIGTERM
 
     defaults, engine = batchwright.SamplingParams(temperature=0), EngineConfig(**OPTIONS)
-    batchwright.run(source, tmp_path / "whole.jsonl", model=str(smollm2_path), defaults=defaults, engine=engine)
+    batchwright.run(source, tmp_path / "whole.jsonl", model=str(shallow_path), defaults=defaults, engine=engine)
     kills: Iterator[Callable[[], object]] = iter([lambda: cluster.kill_actor(0), lambda: cluster.kill_node(0)])
     seen: list[RunProgress] = []
 
@@ -98,7 +98,7 @@ def test_a_stopped_driver_a_killed_actor_and_a_killed_node_cost_nothing(
     report = batchwright.run(
         source,
         output,
-        model=str(smollm2_path),
+        model=str(shallow_path),
         ray=cluster.address,
         replicas=2,
         defaults=defaults,
@@ -266,14 +266,14 @@ def test_an_actor_whose_engine_died_says_why_and_ends_its_process(monkeypatch: p
 
 
 @pytest.mark.skipif(not KILLS, reason="set BATCHWRIGHT_RAY_KILLS to a number of kills")
-def test_a_campaign_of_kills(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_campaign_of_kills(shallow_path: Path, tmp_path: Path) -> None:
     chance = random.Random(KILLS)
     source = write_lines(tmp_path / "in.jsonl", CAMPAIGN_LINES)
     output, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
 
     def start(target: Path, *more: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "batchwright", "run", str(source), "-o", str(target), "--quiet", *more]
-        return subprocess.Popen([*command, "--model", str(smollm2_path), *FLAGS])
+        return subprocess.Popen([*command, "--model", str(shallow_path), *FLAGS])
 
     def lines() -> int:
         return output.read_bytes().count(b"\n") if output.exists() else 0

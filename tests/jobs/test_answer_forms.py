@@ -48,8 +48,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2_path: Path) -> Iterator[Engine]:
-    with Engine(smollm2_path, max_num_seqs=8, kv_memory="60MB") as made:
+def engine(shallow_path: Path) -> Iterator[Engine]:
+    with Engine(shallow_path, max_num_seqs=8, kv_memory="60MB") as made:
         yield made
 
 

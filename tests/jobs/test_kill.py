@@ -81,10 +81,10 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(source: Path, smollm2_path: Path) -> Whole:
+def whole(source: Path, shallow_path: Path) -> Whole:
     output = source.with_name("whole.jsonl")
     before = time.perf_counter()
-    finish(start(source, output, smollm2_path))
+    finish(start(source, output, shallow_path))
     return Whole(texts(output), output.stat().st_size, time.perf_counter() - before)
 
 
@@ -121,7 +121,7 @@ def whole_lines(output: Path, written: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(JOBS))
-def test_killed_and_resumed(seed: int, source: Path, whole: Whole, smollm2_path: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed(seed: int, source: Path, whole: Whole, shallow_path: Path, tmp_path: Path) -> None:
     assert len(whole.texts) == LINES
     output = tmp_path / "out.jsonl"
     ordered = seed == JOBS - 1
@@ -139,7 +139,7 @@ def test_killed_and_resumed(seed: int, source: Path, whole: Whole, smollm2_path:
 
     kills = 0
     for _ in range(MOST_ATTEMPTS):
-        process = start(source, output, smollm2_path, *more)
+        process = start(source, output, shallow_path, *more)
         if kills % 2:
             killed = killed_after(process, chance.random() * whole.seconds)
         else:
@@ -159,5 +159,5 @@ def test_killed_and_resumed(seed: int, source: Path, whole: Whole, smollm2_path:
         if kills == KILLS:
             break
     assert kills == KILLS, "too many runs were quicker than the signal"
-    finish(start(source, output, smollm2_path, *more))
+    finish(start(source, output, shallow_path, *more))
     check_complete()

@@ -36,8 +36,8 @@ FORMATS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def options(smollm2_path: Path) -> dict[str, Any]:
-    return {"model": str(smollm2_path), "defaults": GREEDY, "dtype": "float32"}
+def options(shallow_path: Path) -> dict[str, Any]:
+    return {"model": str(shallow_path), "defaults": GREEDY, "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def generate(options: dict[str, Any]) -> Generate:
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2_path: Path) -> Iterator[Engine]:
+def engine(shallow_path: Path) -> Iterator[Engine]:
     """The engine of `batchwright.map`."""
-    with Engine(smollm2_path, dtype="float32") as engine:
+    with Engine(shallow_path, dtype="float32") as engine:
         yield engine
 
 
