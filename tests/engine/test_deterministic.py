@@ -92,16 +92,16 @@ def blocks(folder: Path, count: int, precision: str) -> int:
 
 @needs_native
 @precisions
-def test_the_real_model(smollm2_path: Path, prompts: list[list[int]], precision: str) -> None:
+def test_the_real_model(shallow_path: Path, prompts: list[list[int]], precision: str) -> None:
     dozen = requests_of([prompts[index] for index in (0, 1, 4, 6, 7, 11, 13, 17, 20, 34, 35, 22)])
     company = renamed(requests_of(prompts[2:20:3]), "company")
     options = PRECISIONS[precision] | {"max_model_len": 256}
-    with promising(smollm2_path, **options, kv_memory="100MB", prefix_caching=False) as engine:
+    with promising(shallow_path, **options, kv_memory="100MB", prefix_caching=False) as engine:
         expected = alone(engine, dozen)
         assert len(set(expected)) == len(dozen)
         assert bits(engine.generate(company + dozen))[len(company) :] == expected
-    small = blocks(smollm2_path, 14, precision)
-    with promising(smollm2_path, **options, kv_memory=small, max_batch_tokens=48) as engine:
+    small = blocks(shallow_path, 14, precision)
+    with promising(shallow_path, **options, kv_memory=small, max_batch_tokens=48) as engine:
         assert bits(engine.generate(dozen)) == expected
         assert engine.stats.preemptions > 0
         for index in (5, 9):
