@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +27,13 @@ from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 from batchwright.cli.plan_views import show_plan
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.loop import Tally
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.jobs.spend_journal import SpendJournal, SpendTotals, journal_path
-from batchwright.jobs.spending import lines_covered
+from batchwright.jobs.spending import lines_covered, lines_per_answer
+from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import DOLLAR
 from batchwright.request import SamplingParams
 
@@ -239,6 +242,14 @@ def test_what_was_lost_may_be_more_than_the_budget() -> None:
     assert lines_covered(meter, 60, 1.0) == 0
     meter.limit = 5 * DOLLAR
     assert [lines_covered(meter, 60, each) for each in (1.0, 1.25, 2.0)] == [40, 50, None]
+
+
+def test_lines_that_cost_nothing_or_several_answers_change_what_a_budget_is_enough_for() -> None:
+    assert lines_per_answer(Tally(), None, 60) == 1.0
+    of_a_kind = Repeats(array("Q", range(40)), array("Q", [number % 10 for number in range(40)]))
+    assert lines_per_answer(Tally(), of_a_kind, 60) == 2.0, "30 of 60 lines get the answer to another"
+    assert lines_per_answer(Tally(succeeded=12, deduplicated=2, failed=5), None, 60) == 1.5
+    assert lines_per_answer(Tally(succeeded=10, asked_again=10), None, 60) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -48,6 +48,7 @@ from batchwright.jobs.spending import (
     SpendingTerms,
     exhausted,
     lines_covered,
+    lines_per_answer,
     require_answer_bounds,
 )
 from batchwright.lines.batch_line import request_prefix
@@ -363,13 +364,6 @@ class JobRun:
         most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
         return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
 
-    def _lines_per_answer(self, job: Job) -> float:
-        """Lines for each answer that is paid: some get that of another line, fail unpaid, or are asked again."""
-        copies = 0 if self._repeats is None else len(self._repeats) - self._repeats.groups
-        answered = self._tally.succeeded - self._tally.deduplicated
-        paid = answered + self._tally.asked_again
-        return job.total / max(1, job.total - copies) * ((answered + self._tally.failed) / paid if paid else 1.0)
-
     def _spent(self) -> float | None:
         """Dollars that all runs of the job cost so far; None if prices are not known."""
         return None if self._meter is None else in_dollars(self._meter.totals.spent)
@@ -485,7 +479,7 @@ class JobRun:
             generated = self._engine.stats.generated_tokens - self._generated_before
         covered = None
         if self._meter is not None and phase == "running":
-            covered = lines_covered(self._meter, job.total, self._lines_per_answer(job))
+            covered = lines_covered(self._meter, job.total, lines_per_answer(self._tally, self._repeats, job.total))
         is_stopped = self._loop is not None and self._loop.is_stopped
         left = None if is_stopped or covered is not None else forecast
         self.progress(

@@ -14,9 +14,11 @@ from batchwright.errors import BudgetExhausted, InputError, InvalidRequest, show
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import Line
+from batchwright.jobs.loop import Tally
 from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.limiting.estimates import sequences_of_request
 from batchwright.lines.forecast import answer_limit
+from batchwright.planning.identical import Repeats
 from batchwright.pricing.bounds import NO_ANSWER_BOUND, most_cost, most_output
 from batchwright.pricing.price_sources import PriceBook, price_table
 from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
@@ -224,6 +226,17 @@ def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int |
     answers = max(0, meter.limit - totals.kept) * totals.answers / totals.spent
     covered = int(answers * lines_per_answer)
     return covered if covered < lines else None
+
+
+def lines_per_answer(tally: Tally, repeats: Repeats | None, lines: int) -> float:
+    """Return how many of `lines` end for each answer that is paid: copies and failures cost nothing, repetitions do.
+
+    `repeats`: the lines that are asked once with others; None: each is asked.
+    """
+    copies = 0 if repeats is None else len(repeats) - repeats.groups
+    answered = tally.succeeded - tally.deduplicated
+    paid = answered + tally.asked_again
+    return lines / max(1, lines - copies) * ((answered + tally.failed) / paid if paid else 1.0)
 
 
 class CostPlanner:
