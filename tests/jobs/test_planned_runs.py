@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Inference
 from batchwright.jobs import dry_run, loading
-from batchwright.jobs.loading import LoadedModels
+from batchwright.jobs.loading import LoadedModels, NoModel
 from batchwright.jobs.run import run
 
 
@@ -166,6 +167,29 @@ def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: p
     assert found[0] is not None
     assert found[0].shared_tokens > 0
     assert found[1] is None
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_whether_a_given_engine_finds_prefixes_is_its_own_setting(tmp_path: Path, on: bool) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    engine: Any = FakeEngine(config=EngineConfig(prefix_caching=on))
+    assert (run(source, None, model=engine, dry_run=True).shared_prompts is not None) == on
+
+
+class Given(NoModel):
+    """An inference of the caller's own, which plans do not ask."""
+
+    models = ("own",)  # type: ignore[assignment]
+
+
+def test_an_inference_of_the_callers_own_is_no_endpoint_with_a_cache_of_long_prefixes(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    shared = run(source, None, inference=Given(), dry_run=True).shared_prompts
+    assert shared is not None
+    assert [each.lines for each in shared.prefixes] == [10] * 4
+    elsewhere = run(source, None, backend="http://127.0.0.1:9/v1", dry_run=True).shared_prompts
+    assert elsewhere is not None
+    assert not elsewhere.prefixes
 
 
 def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:

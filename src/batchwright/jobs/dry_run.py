@@ -20,6 +20,7 @@ from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
 from batchwright.wire.chats import Chat
+from batchwright.wire.dialects import Dialect
 from batchwright.wire.fields import completions_of, expected_tokens
 from batchwright.wire.requests import ENCODER_URLS
 
@@ -95,6 +96,7 @@ def plan(
     limit: int | None,
     context: int | None = None,
     capacity: Capacity | None = None,
+    endpoint: Dialect | None = None,
     sample: LineSample | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
@@ -103,9 +105,11 @@ def plan(
     `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
     with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the same, the
     first. `sample` gets the same lines. `limit`: the most tokens of an answer to a line that does not say; None: any
-    number. `context`: the most tokens of a prompt and its answer; None where that is not known here.
+    number. `context`: the most tokens of a prompt and its answer; None where that is not known here. `capacity`: that
+    of the engine that computes; None where there is none here. `endpoint`: the dialect of the endpoint elsewhere that
+    computes, in whose cache only long prefixes are found; None: there is none.
     """
-    return _Planner(job, tokenizer, check, add_cost, identify, limit, context, capacity, sample).plan()
+    return _Planner(job, tokenizer, check, add_cost, identify, limit, context, capacity, endpoint, sample).plan()
 
 
 class _Planner:
@@ -121,6 +125,7 @@ class _Planner:
         limit: int | None,
         context: int | None,
         capacity: Capacity | None,
+        endpoint: Dialect | None,
         sample: LineSample | None,
     ) -> None:
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
@@ -133,7 +138,7 @@ class _Planner:
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
         # What is computed elsewhere finds in a cache what that of a provider keeps.
-        self._survey, self._surveyed = PromptSurvey(LEAST_SHARED if capacity is None else 0), 0
+        self._survey, self._surveyed = PromptSurvey(0 if endpoint is None else LEAST_SHARED), 0
         """The prompts that are answered, and their tokens."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""

@@ -121,6 +121,7 @@ class JobPlan:
                 limit=default_limit(self.spec.defaults),
                 context=self._context(tokenizer),
                 capacity=self._capacity(),
+                endpoint=None if self.choice.backend is None else self.choice.dialect,
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
             time = self._time(sample, tokenizer, found)
@@ -153,7 +154,8 @@ class JobPlan:
     @property
     def _finds_shared(self) -> bool:
         """Whether what computes the job may reuse what prompts share: an endpoint, or a model with prefix caching."""
-        return self.choice.backend is not None or self.choice.config.prefix_caching
+        config = self.choice.config if self.given_engine is None else self.given_engine.config
+        return self.choice.backend is not None or config.prefix_caching
 
     def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan) -> PlannedTime | None:
         """The time of the job; None if nothing of the model was measured on this machine, or is now."""
