@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import threading
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
+from batchwright.cli.plan_views import show_plan
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Inference
@@ -219,6 +222,34 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
     report = run(source, None, model=engine, dry_run=True, defaults={"max_tokens": 1})  # type: ignore[arg-type]
     assert (report.failed, [each.lines for each in report.failures]) == (2, [[2, 4]])
     assert report.prompt_tokens == 4 + 4 + 2
+
+
+@pytest.mark.parametrize("most_counted", [1, 3, 4096])
+def test_token_counts_that_are_estimates_are_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
+) -> None:
+    monkeypatch.setattr(dry_run, "_COUNTED", most_counted)
+    source = write(tmp_path / "in.jsonl", [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(3)])
+    report, stream = run(source, None, model=FakeEngine(slots=2), dry_run=True), io.StringIO()  # type: ignore[arg-type]
+    is_estimate = most_counted == 1
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (24, is_estimate)
+    assert [each.is_estimate for each in report.first_requests] == [False, is_estimate, is_estimate]
+    show_plan(Console(file=stream, width=300), report)
+    shown, about = stream.getvalue(), "about " if is_estimate else ""
+    assert f"would fail; {about}24 prompt tokens. " in shown
+    assert f"take at most {about}26 tokens of the KV cache" in shown
+    for number in (1, 2, 3):
+        assert f"/v1/completions, {about * (number > 1)}8 prompt tokens\n" in shown.partition(f"line {number} (")[2]
+    assert json.loads(report.to_json())["prompt_tokens_estimated"] == is_estimate
+
+
+@pytest.mark.parametrize(("prompt", "is_estimate"), [("text", True), ([1, 2, 3], False)])
+def test_token_ids_for_an_endpoint_are_counted(tmp_path: Path, prompt: Any, is_estimate: bool) -> None:
+    source = write(tmp_path / "in.jsonl", [{"prompt": prompt, "max_tokens": 5}])
+    report, stream = run(source, None, backend="http://127.0.0.1:9/v1", dry_run=True), io.StringIO()
+    assert report.prompt_tokens_estimated == is_estimate
+    show_plan(Console(file=stream, width=300), report, is_elsewhere=True)
+    assert ("about" in stream.getvalue().partition("{")[0]) == is_estimate
 
 
 def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

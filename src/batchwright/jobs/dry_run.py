@@ -6,7 +6,7 @@ import heapq
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from batchwright.errors import BatchwrightError, ContextLengthExceeded, InvalidRequest
 from batchwright.jobs.failures import Failures
@@ -42,9 +42,11 @@ class PlannedRequest:
     endpoint: str
     body: Mapping[str, Any]
     prompt_tokens: int
-    """Tokens of all its prompts; an estimate if the model is elsewhere."""
+    """Tokens of all its prompts."""
     text: str | None
     """The first prompt as the model gets it, chat template included; None if the model is elsewhere."""
+    is_estimate: bool = False
+    """Whether some of `prompt_tokens` were not counted, but estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class AnswersPlanned:
     computed elsewhere."""
     expected: int | None = None
     """About the tokens of all answers, as lines say or as answers to such lines were; None if nothing is known."""
+    kv_is_estimate: bool = False
+    """Whether `kv_tokens` is made of estimates of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Plan:
     prompt_tokens: int
     """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
     saved_prompt_tokens: int
+    is_estimate: bool
+    """Whether some of these tokens were not counted, but estimated."""
     first: list[PlannedRequest]
     answers: AnswersPlanned
     shared: SharedPrompts
@@ -137,6 +143,7 @@ class _Planner:
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
+        self._is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
         self._survey, self._surveyed = PromptSurvey(0 if endpoint is None else LEAST_SHARED), 0
         """The prompts that are answered, and their tokens."""
@@ -163,11 +170,13 @@ class _Planner:
             self._identical,
             self._tokens,
             self._saved,
+            self._is_estimate,
             self._first,
             AnswersPlanned(
                 self._answers if self._is_bounded else None,
                 held if held is None or known is None else min(held, known),
                 self._expected if self._is_told else None,
+                self._is_estimate and held is not None and (known is None or held < known),
             ),
             self._survey.result(self._surveyed, known, self._texts_of),
         )
@@ -176,12 +185,14 @@ class _Planner:
         prompts = self._check(line.endpoint, line.body)
         texts = [self._counter.text_of(prompt) for prompt in prompts]
         limit = 0 if line.endpoint in ENCODER_URLS else allowed_tokens(line.body, self._limit or 1)
-        counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
+        counted = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
+        counts, is_estimate = [tokens for tokens, _ in counted], any(estimate for _, estimate in counted)
         if limit and self._context is not None:
             _check_length(line, max(counts, default=0), limit, self._context)
         is_shown = len(self._first) < _SHOWN
         shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts else None
         self._valid += 1
+        self._is_estimate |= is_estimate
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
             self._identical += 1
@@ -198,7 +209,9 @@ class _Planner:
         if self._add_cost is not None:
             self._add_cost(line.endpoint, line.body, sum(counts))
         if is_shown:
-            self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
+            self._first.append(
+                PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown, is_estimate)
+            )
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
         """The prompts in these places, read again."""
@@ -302,6 +315,13 @@ def _token_ids(prompt: Prompt) -> Sequence[int] | None:
     return cast("Sequence[int]", prompt) if prompt and isinstance(prompt[0], int) else None
 
 
+class _Count(NamedTuple):
+    """Tokens of a prompt."""
+
+    tokens: int
+    is_estimate: bool = False
+
+
 class _TokenCounter:
     """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
 
@@ -323,20 +343,20 @@ class _TokenCounter:
             errors="replace"
         )
 
-    def count(self, prompt: Prompt, text: bytes, limit: int) -> int:
+    def count(self, prompt: Prompt, text: bytes, limit: int) -> _Count:
         """The tokens of a prompt, which are no estimate if with an answer of `limit` it may exceed the context.
 
         Raises `InvalidRequest` for one that the tokenizer refuses.
         """
         is_of_ids = _token_ids(prompt) is not None
         if is_of_ids and (self._tokenizer is None or not limit):
-            return len(prompt)  # those of lines without an answer are ids of another model
+            return _Count(len(prompt))  # those of lines without an answer are ids of another model
         if self._tokenizer is None:
-            return -(-len(text) // _BYTES_OF_A_TOKEN)
+            return _Count(-(-len(text) // _BYTES_OF_A_TOKEN), is_estimate=bool(text))
         fits = self._context is None or len(text) + limit < self._context
         # The tokenizer decides about an empty text, and checks ids.
         if self._counted >= _COUNTED and fits and text and self._counted_bytes and not is_of_ids:
-            return round(len(text) * self._counted_tokens / self._counted_bytes)
+            return _Count(round(len(text) * self._counted_tokens / self._counted_bytes), is_estimate=True)
         try:
             count = len(self._tokenizer.encode(prompt))
         except BatchwrightError:
@@ -344,11 +364,11 @@ class _TokenCounter:
         except Exception as error:  # a tokenizer is foreign code
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
         if is_of_ids or not text:
-            return count
+            return _Count(count)
         self._counted += 1
         self._counted_bytes += len(text)
         self._counted_tokens += count
-        return count
+        return _Count(count)
 
     def as_the_model_gets(self, prompt: Prompt) -> str | None:
         """The text of a prompt, chat template included; None if the model is elsewhere."""

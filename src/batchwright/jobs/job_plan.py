@@ -132,6 +132,7 @@ class JobPlan:
                 failed=job.total - found.valid,
                 failures=list(found.failures),
                 prompt_tokens=found.prompt_tokens,
+                prompt_tokens_estimated=found.is_estimate,
                 deduplicated=found.identical,
                 saved_prompt_tokens=found.saved_prompt_tokens,
                 first_requests=found.first,
