@@ -7,6 +7,7 @@ import io
 import json
 import random
 import threading
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, tex
 
 from batchwright.cli.plan_views import show_plan
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.inference.inference import Inference
-from batchwright.jobs import dry_run, loading
+from batchwright.jobs import loading, token_counts
 from batchwright.jobs.loading import LoadedModels, NoModel
 from batchwright.jobs.run import run
 
@@ -214,7 +215,7 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
             raise InvalidRequest("not a prompt of this model", param="prompt")
         return encode(prompt)
 
-    monkeypatch.setattr(dry_run, "_COUNTED", counted)
+    monkeypatch.setattr(token_counts, "_COUNTED", counted)
     engine = FakeEngine()
     engine.core.tokenizer.encode = judged
     prompts: list[Any] = ["text", [1, 99999999], "more", "", [1, 2]]
@@ -228,7 +229,7 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
 def test_token_counts_that_are_estimates_are_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
 ) -> None:
-    monkeypatch.setattr(dry_run, "_COUNTED", most_counted)
+    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
     source = write(tmp_path / "in.jsonl", [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(3)])
     report, stream = run(source, None, model=FakeEngine(slots=2), dry_run=True), io.StringIO()  # type: ignore[arg-type]
     is_estimate = most_counted == 1
@@ -252,8 +253,64 @@ def test_token_ids_for_an_endpoint_are_counted(tmp_path: Path, prompt: Any, is_e
     assert ("about" in stream.getvalue().partition("{")[0]) == is_estimate
 
 
+class Words:
+    """Tokenizer of an encoder of texts of five words, each of which is a token."""
+
+    max_length = 5
+
+    def require_room(self, most: int | None) -> None:
+        """Every length will do."""
+
+    def encode_many(self, prompts: Sequence[Any], most: int | None) -> list[list[int] | InvalidRequest]:
+        found = [([0] * len(each.split() if isinstance(each, str) else each))[:most] for each in prompts]
+        return [each if len(each) <= self.max_length else ContextLengthExceeded("it is too long") for each in found]
+
+
+def embedded(number: int, given: Any, **more: Any) -> dict[str, Any]:
+    body = {"input": given, **more}
+    return {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": body}
+
+
+@pytest.mark.parametrize("most_counted", [1, 4096])
+def test_texts_to_embed_are_counted_by_the_tokenizer_of_their_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
+) -> None:
+    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    inputs: list[Any] = ["two words", ["one", "and one more here too"], "of six words, one too many", [7, 8, 9]]
+    lines = [embedded(number, each) for number, each in enumerate(inputs)]
+    lines += [embedded(4, "cut to five words, as asked", truncate_prompt_tokens=-1)]
+    lines += [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "nine char"}}]
+    source = write(tmp_path / "in.jsonl", lines)
+    report = run(source, None, model="smollm2-135m", embedding_model="minilm", dry_run=True)
+    assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [3])]
+    assert report.failures[0].message == "input[0]: it is too long"
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (2 + 1 + 5 + 3 + 5 + 9, False)
+    assert [each.text for each in report.first_requests] == [None] * 3
+
+
+def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_counts, "_COUNTED", 1)
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    monkeypatch.setattr(Words, "max_length", 100)
+    source = write(tmp_path / "in.jsonl", [embedded(number, f"ab{number} cd ef") for number in range(3)])
+    report = run(source, None, embedding_model="minilm", dry_run=True)
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (9, True)
+
+
+def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    line = {"custom_id": "a", "method": "POST", "url": "/classify", "body": {"input": "abcdefgh"}}
+    source = write(tmp_path / "in.jsonl", [line])
+    report = run(source, None, model="smollm2-135m", classifiers=["./sentiment"], dry_run=True)
+    assert (report.failed, report.prompt_tokens, report.prompt_tokens_estimated) == (0, 2, True)
+
+
 def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "_COUNTED", 0)
+    monkeypatch.setattr(token_counts, "_COUNTED", 0)
     source = write(tmp_path / "in.jsonl", [{"prompt": ""}] * 2)
     assert run(source, None, model=FakeEngine(), dry_run=True).failed == 0  # type: ignore[arg-type]
 

@@ -262,6 +262,22 @@ def test_the_real_model_answers_under_the_names_it_is_served_by(tmp_path: Path) 
     assert probed.are_repeatable
 
 
+def test_a_plan_counts_texts_to_embed_as_the_run_does(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    bodies = [{"input": ["A river.", "Zürich lies on the Limmat"]}, {"input": "word " * 600}, {"input": [101, 102]}]
+    bodies += [{"input": "word " * 600, "truncate_prompt_tokens": -1}]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    planned = run(path, None, embedding_model="minilm", dry_run=True)
+    made = run(path, tmp_path / "out.jsonl", embedding_model="minilm")
+    assert (planned.prompt_tokens, planned.prompt_tokens_estimated) == (made.prompt_tokens, False)
+    assert planned.failures == made.failures
+    assert planned.failed == 1
+
+
 def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     lines = [

@@ -36,6 +36,7 @@ from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.wire.identity import identity_of
 
 if TYPE_CHECKING:
+    from batchwright.encoder.texts import TextTokenizer
     from batchwright.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class JobPlan:
                 context=self._context(tokenizer),
                 capacity=self._capacity(),
                 endpoint=None if self.choice.backend is None else self.choice.dialect,
+                text_tokenizer=self._text_tokenizer,
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
             time = self._time(sample, tokenizer, found)
@@ -250,6 +252,11 @@ class JobPlan:
         if self.given_engine is not None:
             return self.given_engine.core.tokenizer
         return None if self.given_inference is not None else self.choice.tokenizer()
+
+    def _text_tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the embedding model; None if there is none on this machine."""
+        is_given = self.given_engine is not None or self.given_inference is not None
+        return None if is_given else self.choice.text_tokenizer()
 
 
 def _cached_share(found: Plan) -> float:
