@@ -454,6 +454,75 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     assert "Price live, shared prefixes cached: about $" in stream.getvalue()
 
 
+def test_what_a_provider_puts_into_its_cache_may_cost_more(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [{"prompt": "word " * 1000 + f"{number:05} " * 100, "max_tokens": 10} for number in range(10)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    planned = run(source, None, price=PRICE + ",cache_write=250", **options).planned_cost
+    assert planned is not None
+    assert planned.cached is not None
+    share = 9 * 4992 / (10 * 5600)
+    change = 0.25 * (1.0 - share) - 0.75 * share
+    assert planned.cached.prompts == pytest.approx(planned.live.prompts * (1.0 + change), rel=0.01)
+    source.write_text(json.dumps(lines[0]) + "\n")
+    alone = run(source, None, price=PRICE + ",cache_write=250", **options).planned_cost
+    assert alone is not None
+    assert alone.cached is None, "it is no cheaper"
+
+
+def test_a_cache_saves_nothing_of_texts_to_embed(tmp_path: Path) -> None:
+    source, prices = tmp_path / "in.jsonl", tmp_path / "prices.toml"
+    prices.write_text(f"[chats]\n{PRICE.replace(',', chr(10))}\n[vectors]\ninput=2\ncached=1\noutput=0\n")
+    bodies = [{"prompt": "word " * 1000 + f"{number:05} " * 100, "max_tokens": 10} for number in range(10)]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body | {"model": "chats"}}
+        for number, body in enumerate(bodies)
+    ]
+    text = {"model": "vectors", "input": "x " * 20_000}
+    lines.append({"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": text})
+    saved = []
+    for some in (lines[:-1], lines):
+        source.write_text("".join(json.dumps(line) + "\n" for line in some))
+        planned = run(source, None, backend="http://127.0.0.1:9/v1", prices=prices, dry_run=True).planned_cost
+        assert planned is not None
+        assert planned.cached is not None
+        saved.append(planned.live.prompts - planned.cached.prompts)
+    assert saved[0] == pytest.approx(saved[1])
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    ("mark_of_system", "mark_of_question", "mark_of_body", "is_found"),
+    [({}, {}, {}, False), (MARK, {}, {}, True), (MARK, MARK, {}, True), ({}, MARK, {}, False), ({}, {}, MARK, False)],
+)
+def test_anthropic_caches_only_what_lines_mark(
+    tmp_path: Path,
+    mark_of_system: dict[str, Any],
+    mark_of_question: dict[str, Any],
+    mark_of_body: dict[str, Any],
+    is_found: bool,
+) -> None:
+    source, lines = tmp_path / "in.jsonl", []
+    for number in range(10):
+        system = {"type": "text", "text": "word " * 2000, **mark_of_system}
+        question = {"type": "text", "text": f"Question {number}", **mark_of_question}
+        messages = [{"role": "system", "content": [system]}, {"role": "user", "content": [question]}]
+        lines.append({"messages": messages, "max_tokens": 10, **mark_of_body})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "backend_dialect": "anthropic"}
+    report = run(source, None, price=PRICE, dry_run=True, **options)
+    assert report.shared_prompts is not None
+    assert report.planned_cost is not None
+    assert bool(report.shared_prompts.prefixes) == bool(report.shared_prompts.provider_tokens) == is_found
+    assert (report.planned_cost.cached is not None) == is_found
+    if report.planned_cost.cached is not None:
+        change = report.planned_cost.cached.prompts / report.planned_cost.live.prompts
+        assert change == pytest.approx(1.0 - 0.9 * 0.75, rel=0.03), "nine of ten lines find the system message"
+
+
 def test_only_prefixes_that_a_provider_keeps_are_shown_of_it(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     prompts = ["short " * 200 + ("long " * 1000) * (number % 2) + f"{number:02}" for number in range(20)]

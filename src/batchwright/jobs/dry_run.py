@@ -13,7 +13,7 @@ from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
-from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
+from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts, of_wholes
 from batchwright.jobs.token_counts import PromptCounter, TextCounter, TokenCount, bytes_of, token_ids, uncounted
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
@@ -77,6 +77,8 @@ class Plan:
     first: list[PlannedRequest]
     answers: AnswersPlanned
     shared: SharedPrompts
+    cacheable_tokens: int
+    """About those of `prompt_tokens` that the cache of a provider keeps; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def plan(
     job: Job,
     tokenizer: Any | None,
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-    add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
+    add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None = None,
     identify: Callable[[Line], bytes | None] | None = None,
     *,
     limit: int | None,
@@ -107,13 +109,16 @@ def plan(
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
     `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
-    with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the same, the
-    first. `sample` gets the same lines. `limit`: the most tokens of an answer to a line that does not say; None: any
-    number. `context`: the most tokens of a prompt and its answer; None where that is not known here. `capacity`: that
-    of the engine that computes; None where there is none here. `endpoint`: the dialect of the endpoint elsewhere that
-    computes, in whose cache only long prefixes are found; None: there is none. `text_tokenizer` returns the tokenizer
-    of the embedding model, and is called once there are texts to embed; None if there is none here, so that the tokens
-    of these are estimates, as those of texts to classify are.
+    with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them that a
+    provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
+
+    - `limit`: the most tokens of an answer to a line that does not say; None: any number.
+    - `context`: the most tokens of a prompt and its answer; None where that is not known here.
+    - `capacity`: that of the engine that computes; None where there is none here.
+    - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes only;
+      None: there is none.
+    - `text_tokenizer` returns the tokenizer of the embedding model, and is called once there are texts to embed; None
+      if there is none here, so that the tokens of these are estimates, as those of texts to classify are.
     """
     return _Planner(
         job, tokenizer, check, add_cost, identify, limit, context, capacity, endpoint, text_tokenizer, sample
@@ -128,7 +133,7 @@ class _Planner:
         job: Job,
         tokenizer: Any | None,
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-        add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
+        add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None,
         identify: Callable[[Line], bytes | None] | None,
         limit: int | None,
         context: int | None,
@@ -148,8 +153,9 @@ class _Planner:
         self._is_bounded = self._is_told = True
         self._is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
-        self._survey, self._surveyed = PromptSurvey(0 if endpoint is None else LEAST_SHARED), 0
-        """The prompts that are answered, and their tokens."""
+        self._endpoint, self._survey = endpoint, PromptSurvey(0 if endpoint is None else LEAST_SHARED)
+        self._surveyed = self._cacheable = 0
+        """Tokens of the prompts that are answered, as far as a cache keeps them, and those in a provider's."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -182,6 +188,7 @@ class _Planner:
                 self._is_estimate and held is not None and (known is None or held < known),
             ),
             self._survey.result(self._surveyed, known, self._texts_of),
+            self._cacheable,
         )
 
     def _add(self, line: Line, custom_id: str) -> None:
@@ -200,15 +207,14 @@ class _Planner:
             self._saved += sum(counts)
             return
         self._tokens += sum(counts)
+        cacheable = 0
         if not encodes:
             self._add_answers(line, counts)
-            self._surveyed += sum(counts)
-            for text in texts:
-                self._survey.add(line.number, text)
+            cacheable = self._surveyed_of(line, prompts, texts, counts)
         if self._sample is not None:
             self._sample.add(line, sum(map(len, texts)))
         if self._add_cost is not None:
-            self._add_cost(line.endpoint, line.body, sum(counts))
+            self._add_cost(line.endpoint, line.body, sum(counts), cacheable)
         if is_shown:
             self._first.append(
                 PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown, is_estimate)
@@ -232,6 +238,20 @@ class _Planner:
     def _text_counter(self) -> TextCounter | None:
         tokenizer = self._text_tokenizer()
         return None if tokenizer is None else TextCounter(tokenizer)
+
+    def _surveyed_of(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes], counts: Sequence[int]) -> int:
+        """Add what a cache keeps of the prompts of a line to the survey; return its tokens in a provider's cache."""
+        cacheable = 0
+        for prompt, text, count in zip(prompts, texts, counts, strict=True):
+            if self._endpoint is not None:
+                if (kept := self._endpoint.cached_beginnings(line.body, prompt)) is not None:
+                    text = of_wholes([bytes_of(each) for each in kept])
+                    count = uncounted(kept[-1], text).tokens if kept else 0
+                cacheable += count if len(text) >= LEAST_SHARED else 0
+            self._survey.add(line.number, text)
+            self._surveyed += count
+        self._cacheable += cacheable
+        return cacheable
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
         """The prompts in these places, read again."""

@@ -260,5 +260,5 @@ class JobPlan:
 
 
 def _cached_share(found: Plan) -> float:
-    """Return the share of the prompt tokens that a provider's cache may have."""
-    return found.shared.provider_tokens / found.prompt_tokens if found.prompt_tokens else 0.0
+    """Return the share of what a provider's cache keeps of the prompts that earlier ones have put into it."""
+    return min(1.0, found.shared.provider_tokens / found.cacheable_tokens) if found.cacheable_tokens else 0.0
