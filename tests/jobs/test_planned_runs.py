@@ -303,10 +303,14 @@ def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many
 
 def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
-    line = {"custom_id": "a", "method": "POST", "url": "/classify", "body": {"input": "abcdefgh"}}
-    source = write(tmp_path / "in.jsonl", [line])
+    bodies: dict[str, dict[str, Any]] = {"/classify": {"input": "abcdefgh"}, "/v1/completions": {"prompt": "abc"}}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source = write(tmp_path / "in.jsonl", lines)
     report = run(source, None, model="smollm2-135m", classifiers=["./sentiment"], dry_run=True)
-    assert (report.failed, report.prompt_tokens, report.prompt_tokens_estimated) == (0, 2, True)
+    assert (report.failed, report.prompt_tokens, report.prompt_tokens_estimated) == (0, 2 + 3, True)
+    assert [each.is_estimate for each in report.first_requests] == [True, False]
+    assert report.planned_answers is not None
+    assert not report.planned_answers.kv_is_estimate, "texts to classify take none of it"
 
 
 def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class Plan:
     """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
     saved_prompt_tokens: int
     is_estimate: bool
-    """Whether some of these tokens were not counted, but estimated."""
+    """Whether some of `prompt_tokens` were not counted, but estimated."""
     first: list[PlannedRequest]
     answers: AnswersPlanned
     shared: SharedPrompts
@@ -151,7 +151,7 @@ class _Planner:
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
-        self._is_estimate = False
+        self._is_estimate = self._kv_is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
         self._endpoint, self._survey = endpoint, PromptSurvey(0 if endpoint is None else LEAST_SHARED)
         self._surveyed = self._cacheable = 0
@@ -185,7 +185,7 @@ class _Planner:
                 self._answers if self._is_bounded else None,
                 held if held is None or known is None else min(held, known),
                 self._expected if self._is_told else None,
-                self._is_estimate and held is not None and (known is None or held < known),
+                self._kv_is_estimate and held is not None and (known is None or held < known),
             ),
             self._survey.result(self._surveyed, known, self._texts_of),
             self._cacheable,
@@ -200,15 +200,16 @@ class _Planner:
         is_shown = len(self._first) < _SHOWN
         shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts and not encodes else None
         self._valid += 1
-        self._is_estimate |= is_estimate
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
             self._identical += 1
             self._saved += sum(counts)
             return
         self._tokens += sum(counts)
+        self._is_estimate |= is_estimate
         cacheable = 0
         if not encodes:
+            self._kv_is_estimate |= is_estimate
             self._add_answers(line, counts)
             cacheable = self._surveyed_of(line, prompts, texts, counts)
         if self._sample is not None:
