@@ -17,6 +17,7 @@ import msgspec
 
 from batchwright.clock import MonotonicClock
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
 from batchwright.jobs.line_orders import EngineOrder
 from batchwright.jobs.report import RunReport
@@ -66,6 +67,7 @@ class FakeEngine:
     keep_requests: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     max_model_len: int = 2**20
+    config: EngineConfig = field(default_factory=EngineConfig)
     core: Any = field(
         default_factory=lambda: SimpleNamespace(
             tokenizer=SimpleNamespace(encode=encode, decode=decode, chat_template=None),

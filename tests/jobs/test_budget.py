@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +27,13 @@ from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 from batchwright.cli.plan_views import show_plan
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.loop import Tally
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.jobs.spend_journal import SpendJournal, SpendTotals, journal_path
-from batchwright.jobs.spending import lines_covered
+from batchwright.jobs.spending import lines_covered, lines_per_answer
+from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import DOLLAR
 from batchwright.request import SamplingParams
 
@@ -241,6 +244,14 @@ def test_what_was_lost_may_be_more_than_the_budget() -> None:
     assert [lines_covered(meter, 60, each) for each in (1.0, 1.25, 2.0)] == [40, 50, None]
 
 
+def test_lines_that_cost_nothing_or_several_answers_change_what_a_budget_is_enough_for() -> None:
+    assert lines_per_answer(Tally(), None, 60) == 1.0
+    of_a_kind = Repeats(array("Q", range(40)), array("Q", [number % 10 for number in range(40)]))
+    assert lines_per_answer(Tally(), of_a_kind, 60) == 2.0, "30 of 60 lines get the answer to another"
+    assert lines_per_answer(Tally(succeeded=12, deduplicated=2, failed=5), None, 60) == 1.5
+    assert lines_per_answer(Tally(succeeded=10, asked_again=10), None, 60) == 0.5
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_ledger_never_exceeds_the_budget(seed: int, tmp_path: Path) -> None:
     # Long prompts and answers that fill their limits: nearly all of what is reserved is paid.
@@ -441,6 +452,75 @@ def test_a_dry_run_tells_what_the_cache_of_the_provider_may_save(tmp_path: Path)
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(source, None, price=PRICE, **options), is_elsewhere=True)
     assert "Price live, shared prefixes cached: about $" in stream.getvalue()
+
+
+def test_what_a_provider_puts_into_its_cache_may_cost_more(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [{"prompt": "word " * 1000 + f"{number:05} " * 100, "max_tokens": 10} for number in range(10)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "dry_run": True}
+    planned = run(source, None, price=PRICE + ",cache_write=250", **options).planned_cost
+    assert planned is not None
+    assert planned.cached is not None
+    share = 9 * 4992 / (10 * 5600)
+    change = 0.25 * (1.0 - share) - 0.75 * share
+    assert planned.cached.prompts == pytest.approx(planned.live.prompts * (1.0 + change), rel=0.01)
+    source.write_text(json.dumps(lines[0]) + "\n")
+    alone = run(source, None, price=PRICE + ",cache_write=250", **options).planned_cost
+    assert alone is not None
+    assert alone.cached is None, "it is no cheaper"
+
+
+def test_a_cache_saves_nothing_of_texts_to_embed(tmp_path: Path) -> None:
+    source, prices = tmp_path / "in.jsonl", tmp_path / "prices.toml"
+    prices.write_text(f"[chats]\n{PRICE.replace(',', chr(10))}\n[vectors]\ninput=2\ncached=1\noutput=0\n")
+    bodies = [{"prompt": "word " * 1000 + f"{number:05} " * 100, "max_tokens": 10} for number in range(10)]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body | {"model": "chats"}}
+        for number, body in enumerate(bodies)
+    ]
+    text = {"model": "vectors", "input": "x " * 20_000}
+    lines.append({"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": text})
+    saved = []
+    for some in (lines[:-1], lines):
+        source.write_text("".join(json.dumps(line) + "\n" for line in some))
+        planned = run(source, None, backend="http://127.0.0.1:9/v1", prices=prices, dry_run=True).planned_cost
+        assert planned is not None
+        assert planned.cached is not None
+        saved.append(planned.live.prompts - planned.cached.prompts)
+    assert saved[0] == pytest.approx(saved[1])
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    ("mark_of_system", "mark_of_question", "mark_of_body", "is_found"),
+    [({}, {}, {}, False), (MARK, {}, {}, True), (MARK, MARK, {}, True), ({}, MARK, {}, False), ({}, {}, MARK, False)],
+)
+def test_anthropic_caches_only_what_lines_mark(
+    tmp_path: Path,
+    mark_of_system: dict[str, Any],
+    mark_of_question: dict[str, Any],
+    mark_of_body: dict[str, Any],
+    is_found: bool,
+) -> None:
+    source, lines = tmp_path / "in.jsonl", []
+    for number in range(10):
+        system = {"type": "text", "text": "word " * 2000, **mark_of_system}
+        question = {"type": "text", "text": f"Question {number}", **mark_of_question}
+        messages = [{"role": "system", "content": [system]}, {"role": "user", "content": [question]}]
+        lines.append({"messages": messages, "max_tokens": 10, **mark_of_body})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options: dict[str, Any] = {"backend": "http://127.0.0.1:9/v1", "model": "paid", "backend_dialect": "anthropic"}
+    report = run(source, None, price=PRICE, dry_run=True, **options)
+    assert report.shared_prompts is not None
+    assert report.planned_cost is not None
+    assert bool(report.shared_prompts.prefixes) == bool(report.shared_prompts.provider_tokens) == is_found
+    assert (report.planned_cost.cached is not None) == is_found
+    if report.planned_cost.cached is not None:
+        change = report.planned_cost.cached.prompts / report.planned_cost.live.prompts
+        assert change == pytest.approx(1.0 - 0.9 * 0.75, rel=0.03), "nine of ten lines find the system message"
 
 
 def test_only_prefixes_that_a_provider_keeps_are_shown_of_it(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from batchwright.jobs.earlier_answers import RunAnswers, earlier_answers, keep_answers, likely_lengths
+from batchwright.jobs.earlier_answers import JobLikeness, RunAnswers, earlier_answers, keep_answers, likely_lengths
 from batchwright.jobs.spec import JobSpec
 from batchwright.lines.forecast import AnswerTally
 from batchwright.models import DEFAULT_MODEL
@@ -22,8 +22,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(name: str = "in.jsonl", template: str | None = None) -> JobSpec:
-    return JobSpec(inputs=(name,), output="out.jsonl", model=DEFAULT_MODEL, prompt_template=template)
+def job(content: str = "some lines", template: str | None = None, name: str = "in.jsonl", **more: Any) -> JobLikeness:
+    spec = JobSpec(inputs=(name,), output="out.jsonl", model=DEFAULT_MODEL, prompt_template=template, **more)
+    return JobLikeness.of(spec, [content])
 
 
 def answers(ended: Mapping[int, int], cut: Mapping[int, int] = {}) -> AnswerTally:
@@ -63,22 +64,32 @@ def test_templates_tell_more_than_other_jobs() -> None:
     assert found.lengths.mean == pytest.approx(2.0, rel=0.1)
 
 
-def test_jobs_of_streams_and_with_other_forms_are_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_answers(DEFAULT_MODEL, job("-"), answers({10: 40}))
-    keep_answers(DEFAULT_MODEL, job("in.jsonl"), answers({20: 40}))
-    runs = earlier_answers(DEFAULT_MODEL)
+def source_of(asked: JobLikeness) -> str | None:
+    found = likely_lengths(earlier_answers(DEFAULT_MODEL), asked, {100: 5})
+    return None if found is None else found.source
 
-    def source(spec: JobSpec) -> str | None:
-        found = likely_lengths(runs, spec, {100: 5})
-        return None if found is None else found.source
 
-    assert source(job("-")) == "earlier runs"
-    assert source(replace(job("in.jsonl"), defaults=SamplingParams(choices=("yes", "no")))) == "earlier runs"
-    assert source(replace(job("in.jsonl"), defaults=SamplingParams(schema=dict[str, int]))) == "earlier runs"
-    assert source(job("in.jsonl")) == "same job"
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert source(job("in.jsonl")) == "earlier runs"
+def test_a_job_is_known_by_what_it_asks_whatever_the_name_of_its_input() -> None:
+    keep_answers(DEFAULT_MODEL, job("some lines", name="in.jsonl"), answers({20: 40}))
+    assert source_of(job("some lines", name="in.jsonl")) == "same job"
+    assert source_of(job("some lines", name="-")) == "same job"
+    assert source_of(job("other lines", name="in.jsonl")) == "earlier runs"
+    assert source_of(job(limit=10)) == "earlier runs"
+    assert source_of(job(sample=10)) == "earlier runs"
+
+
+def test_parameters_on_which_lengths_depend_make_another_job() -> None:
+    keep_answers(DEFAULT_MODEL, job(template="Sum up {text}", name="a.csv"), answers({20: 40}))
+
+    def source(**params: Any) -> str | None:
+        return source_of(job(template="Sum up {text}", name="a.csv", defaults=SamplingParams(**params)))
+
+    assert source() == "same job"
+    assert source(max_tokens=5, seed=7, n=2) == "same job"
+    assert source(temperature=0.0) == "same templates"
+    assert source(min_tokens=9) == "same templates"
+    assert source(choices=("yes", "no")) == "earlier runs"
+    assert source(schema=dict[str, int]) == "earlier runs"
 
 
 def test_answers_that_were_cut_are_longer_than_they_look() -> None:
@@ -112,8 +123,7 @@ def test_nothing_is_known_without_runs_or_limits(cache: Path) -> None:
 
 
 def test_histograms_stay_small() -> None:
-    spec = job()
-    kept = RunAnswers.of(spec, answers(dict.fromkeys(range(1, 20000), 1)))
+    kept = RunAnswers.of(job(), answers(dict.fromkeys(range(1, 20000), 1)))
     assert len(kept) == 19_999
     assert len(kept.ended) < 1100
     assert kept.lengths({2**17: 1}).mean == pytest.approx(10_000, rel=0.02)

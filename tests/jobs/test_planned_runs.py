@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import threading
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
-from batchwright.errors import InvalidRequest
+from batchwright.cli.plan_views import show_plan
+from batchwright.engine_config import EngineConfig
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.inference.inference import Inference
-from batchwright.jobs import dry_run, loading
-from batchwright.jobs.loading import LoadedModels
+from batchwright.jobs import loading, token_counts
+from batchwright.jobs.loading import LoadedModels, NoModel
 from batchwright.jobs.run import run
 
 
@@ -168,6 +173,29 @@ def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: p
     assert found[1] is None
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_whether_a_given_engine_finds_prefixes_is_its_own_setting(tmp_path: Path, on: bool) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    engine: Any = FakeEngine(config=EngineConfig(prefix_caching=on))
+    assert (run(source, None, model=engine, dry_run=True).shared_prompts is not None) == on
+
+
+class Given(NoModel):
+    """An inference of the caller's own, which plans do not ask."""
+
+    models = ("own",)  # type: ignore[assignment]
+
+
+def test_an_inference_of_the_callers_own_is_no_endpoint_with_a_cache_of_long_prefixes(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", few_shot(40, 4))
+    shared = run(source, None, inference=Given(), dry_run=True).shared_prompts
+    assert shared is not None
+    assert [each.lines for each in shared.prefixes] == [10] * 4
+    elsewhere = run(source, None, backend="http://127.0.0.1:9/v1", dry_run=True).shared_prompts
+    assert elsewhere is not None
+    assert not elsewhere.prefixes
+
+
 def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
     bodies: dict[str, dict[str, Any]] = {"/v1/responses": {"prompt": {"id": "stored"}}}
     bodies["/v1/rerank"] = {"query": "q", "documents": []}
@@ -187,7 +215,7 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
             raise InvalidRequest("not a prompt of this model", param="prompt")
         return encode(prompt)
 
-    monkeypatch.setattr(dry_run, "_COUNTED", counted)
+    monkeypatch.setattr(token_counts, "_COUNTED", counted)
     engine = FakeEngine()
     engine.core.tokenizer.encode = judged
     prompts: list[Any] = ["text", [1, 99999999], "more", "", [1, 2]]
@@ -197,8 +225,96 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
     assert report.prompt_tokens == 4 + 4 + 2
 
 
+@pytest.mark.parametrize("most_counted", [1, 3, 4096])
+def test_token_counts_that_are_estimates_are_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
+) -> None:
+    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
+    source = write(tmp_path / "in.jsonl", [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(3)])
+    report, stream = run(source, None, model=FakeEngine(slots=2), dry_run=True), io.StringIO()  # type: ignore[arg-type]
+    is_estimate = most_counted == 1
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (24, is_estimate)
+    assert [each.is_estimate for each in report.first_requests] == [False, is_estimate, is_estimate]
+    show_plan(Console(file=stream, width=300), report)
+    shown, about = stream.getvalue(), "about " if is_estimate else ""
+    assert f"would fail; {about}24 prompt tokens. " in shown
+    assert f"take at most {about}26 tokens of the KV cache" in shown
+    for number in (1, 2, 3):
+        assert f"/v1/completions, {about * (number > 1)}8 prompt tokens\n" in shown.partition(f"line {number} (")[2]
+    assert json.loads(report.to_json())["prompt_tokens_estimated"] == is_estimate
+
+
+@pytest.mark.parametrize(("prompt", "is_estimate"), [("text", True), ([1, 2, 3], False)])
+def test_token_ids_for_an_endpoint_are_counted(tmp_path: Path, prompt: Any, is_estimate: bool) -> None:
+    source = write(tmp_path / "in.jsonl", [{"prompt": prompt, "max_tokens": 5}])
+    report, stream = run(source, None, backend="http://127.0.0.1:9/v1", dry_run=True), io.StringIO()
+    assert report.prompt_tokens_estimated == is_estimate
+    show_plan(Console(file=stream, width=300), report, is_elsewhere=True)
+    assert ("about" in stream.getvalue().partition("{")[0]) == is_estimate
+
+
+class Words:
+    """Tokenizer of an encoder of texts of five words, each of which is a token."""
+
+    max_length = 5
+
+    def require_room(self, most: int | None) -> None:
+        """Every length will do."""
+
+    def encode_many(self, prompts: Sequence[Any], most: int | None) -> list[list[int] | InvalidRequest]:
+        found = [([0] * len(each.split() if isinstance(each, str) else each))[:most] for each in prompts]
+        return [each if len(each) <= self.max_length else ContextLengthExceeded("it is too long") for each in found]
+
+
+def embedded(number: int, given: Any, **more: Any) -> dict[str, Any]:
+    body = {"input": given, **more}
+    return {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": body}
+
+
+@pytest.mark.parametrize("most_counted", [1, 4096])
+def test_texts_to_embed_are_counted_by_the_tokenizer_of_their_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
+) -> None:
+    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    inputs: list[Any] = ["two words", ["one", "and one more here too"], "of six words, one too many", [7, 8, 9]]
+    lines = [embedded(number, each) for number, each in enumerate(inputs)]
+    lines += [embedded(4, "cut to five words, as asked", truncate_prompt_tokens=-1)]
+    lines += [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "nine char"}}]
+    source = write(tmp_path / "in.jsonl", lines)
+    report = run(source, None, model="smollm2-135m", embedding_model="minilm", dry_run=True)
+    assert [(each.code, each.lines) for each in report.failures] == [("context_length_exceeded", [3])]
+    assert report.failures[0].message == "input[0]: it is too long"
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (2 + 1 + 5 + 3 + 5 + 9, False)
+    assert [each.text for each in report.first_requests] == [None] * 3
+
+
+def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_counts, "_COUNTED", 1)
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    monkeypatch.setattr(Words, "max_length", 100)
+    source = write(tmp_path / "in.jsonl", [embedded(number, f"ab{number} cd ef") for number in range(3)])
+    report = run(source, None, embedding_model="minilm", dry_run=True)
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (9, True)
+
+
+def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    bodies: dict[str, dict[str, Any]] = {"/classify": {"input": "abcdefgh"}, "/v1/completions": {"prompt": "abc"}}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source = write(tmp_path / "in.jsonl", lines)
+    report = run(source, None, model="smollm2-135m", classifiers=["./sentiment"], dry_run=True)
+    assert (report.failed, report.prompt_tokens, report.prompt_tokens_estimated) == (0, 2 + 3, True)
+    assert [each.is_estimate for each in report.first_requests] == [True, False]
+    assert report.planned_answers is not None
+    assert not report.planned_answers.kv_is_estimate, "texts to classify take none of it"
+
+
 def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "_COUNTED", 0)
+    monkeypatch.setattr(token_counts, "_COUNTED", 0)
     source = write(tmp_path / "in.jsonl", [{"prompt": ""}] * 2)
     assert run(source, None, model=FakeEngine(), dry_run=True).failed == 0  # type: ignore[arg-type]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
 from batchwright.jobs import job_plan
 from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines
-from batchwright.jobs.earlier_answers import keep_answers
+from batchwright.jobs.earlier_answers import JobLikeness, keep_answers
 from batchwright.jobs.lines import Line
 from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.planned_time import SampledLine
@@ -60,6 +60,12 @@ def source(tmp_path: Path, count: int = 300, **more: object) -> Path:
     return path
 
 
+def likeness(path: Path, content: str | None = None) -> JobLikeness:
+    """What is known of a job by, with the content of `path` or other `content`."""
+    spec = JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL)
+    return JobLikeness.of(spec, [content or hashlib.sha256(path.read_bytes()).hexdigest()])
+
+
 def told(path: Path) -> tuple[float, float, float, str]:
     time = run(path, None, dry_run=True).planned_time
     assert time is not None
@@ -99,9 +105,12 @@ def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
     assert known_from == "limits"
     assert least < 0.4 * at_most
     assert most < 1.3 * at_most
-    keep_answers(DEFAULT_MODEL, JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL), answers({10: 30}))
+    keep_answers(DEFAULT_MODEL, likeness(path), answers({10: 30}))
     seconds, least, most, known_from = told(path)
     assert known_from == "same job"
+    path.write_text(path.read_text().replace("Tell me", "Write"))
+    assert told(path)[3] == "earlier runs", "the file has other lines now"
+    path = source(tmp_path)
     assert 0.1 * at_most < seconds < 0.5 * at_most
     assert 0.6 * seconds < least < seconds < most < 1.5 * seconds
     report = run(path, None, dry_run=True)
@@ -202,11 +211,10 @@ def test_some_lines_are_answered_where_nothing_is_known_of_such(
 ) -> None:
     measured()
     path = source(tmp_path, temperature=0.0)
-    job = JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL)
     at_most = told(path)[0]
     monkeypatch.setattr(job_plan._Probes, "answers", as_probed(10, 0.0))
     # What other jobs of the model say is less than what its own lines do, and runs of such a job say more.
-    keep_answers(DEFAULT_MODEL, replace(job, inputs=("other.jsonl",)), answers({30: 30}))
+    keep_answers(DEFAULT_MODEL, likeness(path, "other lines"), answers({30: 30}))
     time = run(path, None, dry_run=True, probe=True).planned_time
     assert time is not None
     assert (time.lengths_from, time.runs) == ("probe", 32)
@@ -214,7 +222,7 @@ def test_some_lines_are_answered_where_nothing_is_known_of_such(
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(path, None, dry_run=True, probe=True))
     assert "with answers like those to 32 lines of it" in stream.getvalue()
-    keep_answers(DEFAULT_MODEL, job, answers({10: 30}))
+    keep_answers(DEFAULT_MODEL, likeness(path), answers({10: 30}))
     assert told(path)[3] == "same job"
     again = run(path, None, dry_run=True, probe=True).planned_time
     assert again is not None
@@ -260,6 +268,22 @@ def test_the_real_model_answers_under_the_names_it_is_served_by(tmp_path: Path) 
         probed = probes.answers(lines, SamplingParams(temperature=0.0))
     assert len(probed.answers) == 6
     assert probed.are_repeatable
+
+
+def test_a_plan_counts_texts_to_embed_as_the_run_does(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    bodies = [{"input": ["A river.", "Zürich lies on the Limmat"]}, {"input": "word " * 600}, {"input": [101, 102]}]
+    bodies += [{"input": "word " * 600, "truncate_prompt_tokens": -1}]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    planned = run(path, None, embedding_model="minilm", dry_run=True)
+    made = run(path, tmp_path / "out.jsonl", embedding_model="minilm")
+    assert (planned.prompt_tokens, planned.prompt_tokens_estimated) == (made.prompt_tokens, False)
+    assert planned.failures == made.failures
+    assert planned.failed == 1
 
 
 def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:

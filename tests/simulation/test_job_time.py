@@ -10,7 +10,7 @@ from batchwright.engine_config import EngineConfig
 from batchwright.scheduling.sizes import EngineSizes
 from batchwright.scheduling.step_costs import StepCosts
 from batchwright.simulation.fleet import Fleet, simulate
-from batchwright.simulation.job_time import job_seconds
+from batchwright.simulation.job_time import job_seconds, lines_to_step
 from batchwright.simulation.requests import SimulatedRequest
 
 LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
@@ -58,7 +58,9 @@ def test_a_sample_tells_the_time_of_all_lines(prefixes: int) -> None:
     job = lines(1200, prefixes)
     whole, prompts = simulate(fleet(), [], job, planned=True).seconds, computed(job, prefixes)
     assert job_seconds(fleet(), job[:300], 1200, prompts) == pytest.approx(whole, rel=0.06)
-    assert job_seconds(fleet(), job, 1200, prompts, most_stepped=5000) == pytest.approx(whole, rel=0.06)
+    stepped = lines_to_step(fleet(), job, 1200, 5000)
+    assert 200 < stepped < 300
+    assert job_seconds(fleet(), job, 1200, prompts, stepped=stepped) == pytest.approx(whole, rel=0.06)
 
 
 def test_prefixes_that_a_sample_hardly_has_are_counted_once_all_the_same() -> None:
@@ -71,8 +73,9 @@ def test_prefixes_that_a_sample_hardly_has_are_counted_once_all_the_same() -> No
 def test_the_work_alone_tells_the_time_of_answers_too_long_to_be_simulated() -> None:
     job = [SimulatedRequest(prompt_tokens=20, output_tokens=800, max_tokens=900) for _ in range(64)]
     whole = simulate(fleet(), [], job).seconds
-    assert job_seconds(fleet(), job, 64, 64 * 20, most_stepped=1000) == pytest.approx(whole, rel=0.1)
-    assert job_seconds(fleet(), job[:1], 1, 20, most_stepped=100) == pytest.approx(
+    assert (lines_to_step(fleet(), job, 64), lines_to_step(fleet(), job, 64, 1000)) == (64, 0)
+    assert job_seconds(fleet(), job, 64, 64 * 20, stepped=0) == pytest.approx(whole, rel=0.1)
+    assert job_seconds(fleet(), job[:1], 1, 20, stepped=0) == pytest.approx(
         simulate(fleet(), [], job[:1]).seconds, rel=0.1
     )
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
-from batchwright.wire.anthropic_requests import DROPPED, TAKEN, messages_body
+from batchwright.wire.anthropic_requests import DROPPED, TAKEN, cached_beginnings, messages_body
 from batchwright.wire.requests import CHAT_URL, filled
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -437,3 +437,22 @@ _JSON = st.recursive(
 def test_nothing_but_a_refusal_is_raised(body: dict[str, Any]) -> None:
     with suppress(InvalidRequest):
         messages_body({"max_tokens": 1, "messages": HELLO} | body)
+
+
+def test_what_is_marked_is_cached_with_all_before_it() -> None:
+    def part(name: str, **more: Any) -> dict[str, Any]:
+        return {"type": "text", "text": name, **more}
+
+    mark = {"cache_control": {"type": "ephemeral"}}
+    plain: list[dict[str, Any]] = [{"content": "Be brief."}, {"role": "user", "content": [part("a"), part("b")]}]
+    assert cached_beginnings({}, plain) == []
+    assert cached_beginnings({"cache_control": None}, plain) == []
+    assert cached_beginnings(mark, plain) == [plain]
+    system = [part("Be brief.", **mark)]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [part("r", **mark)]}
+    marked: list[dict[str, Any]] = [{"content": system}, {"role": "user", "content": [part("a"), result, part("b")]}]
+    assert cached_beginnings({}, marked) == [
+        [{"content": system}],
+        [{"content": system}, {"role": "user", "content": [part("a"), result]}],
+    ]
+    assert cached_beginnings(mark, marked)[2] == marked

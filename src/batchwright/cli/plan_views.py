@@ -43,12 +43,12 @@ def show_plan(
     `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars. `via`:
     see `run`.
     """
-    about = "" if any(request.text is not None for request in report.first_requests) else "about "
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
+    prompts = _prompt_tokens(report.prompt_tokens, report.prompt_tokens_estimated)
     console.print(
         f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
-        f"{about}{counted(report.prompt_tokens, 'prompt token')}{' in the others' if report.failed else ''}. {nothing}",
+        f"{prompts}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )
     if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
@@ -76,7 +76,7 @@ def show_plan(
         name = visible(f"line {request.line:,} ({request.custom_id})")
         console.print(
             Text(
-                f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}",
+                f"\n{name}: {request.endpoint}, {_prompt_tokens(request.prompt_tokens, request.is_estimate)}",
                 style="bold",
             )
         )
@@ -85,6 +85,10 @@ def show_plan(
             console.print(Text(_shortened(visible(request.text.rstrip("\n"))), style="dim"))
     if report.failures:
         console.print(failures_table(report))
+
+
+def _prompt_tokens(tokens: int, is_estimate: bool) -> str:
+    return f"{'about ' if is_estimate else ''}{counted(tokens, 'prompt token')}"
 
 
 def _shortened(text: str) -> str:
@@ -104,7 +108,8 @@ def _work_planned(answers: AnswersPlanned) -> str:
         parts.append(f"at most {answers.at_most:,}" if parts else f"at most {_generated(answers.at_most)}")
     text = ", ".join(parts)
     if text and answers.kv_tokens:
-        text += f"; prompts and answers take at most {answers.kv_tokens:,} tokens of the KV cache at a time"
+        about = "about " if answers.kv_is_estimate else ""
+        text += f"; prompts and answers take at most {about}{answers.kv_tokens:,} tokens of the KV cache at a time"
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 

@@ -81,8 +81,8 @@ class BertBody:
     def __init__(self, config: Any, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.dim: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self._offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
-        self.max_positions: int = config.max_position_embeddings - self._offset
+        self._offset = _offset(config)
+        self.max_positions = self.positions_of(config)
         """Tokens of the longest sequence that the model can compute."""
         self._device = device
         tensors = _Tensors(weights, "" if weights.has(_WORDS) else _PREFIXES[config.model_type], config)
@@ -96,6 +96,11 @@ class BertBody:
         self._layers = [tensors.layer(index) for index in range(config.num_hidden_layers)]
         heads = config.num_attention_heads
         self._attention = choose_attention(heads, self.dim // heads, dtype, device)
+
+    @staticmethod
+    def positions_of(config: Any) -> int:
+        """Return the `max_positions` of a body for `config`."""
+        return int(config.max_position_embeddings) - _offset(config)
 
     @property
     def description(self) -> str:
@@ -148,6 +153,10 @@ class _Tensors:
 
     def take(self, name: str) -> Tensor:
         return self.weights.take(self.prefix + name)
+
+
+def _offset(config: Any) -> int:
+    return 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
 
 
 def unsuitable(config: Any, weights: Weights) -> str | None:

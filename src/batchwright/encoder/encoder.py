@@ -185,6 +185,16 @@ def checked_length(given: int | None, made_for: int | None, positions: int) -> i
     return given
 
 
+def load_text_tokenizer(model: str) -> TextTokenizer:
+    """Load only the tokenizer of an encoder, which knows the longest text that it takes. Raises as `Encoder`."""
+    folder = resolve(model, as_values=True)
+    config, settings = read_config(folder), read_settings(folder)
+    is_wrapped = unsuitable(config, Weights(folder, torch.float32, torch.device("cpu"))) is not None
+    positions = (WrappedBody if is_wrapped else BertBody).positions_of(config)
+    most = checked_length(None, settings.max_length, positions)
+    return TextTokenizer(folder, config.vocab_size, most, truncate=False, lower_case=settings.lower_case)
+
+
 EncoderBody: TypeAlias = BertBody | WrappedBody
 """Model that computes the last hidden states of tokens. Safe for use from several threads."""
 

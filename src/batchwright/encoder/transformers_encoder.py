@@ -37,8 +37,13 @@ class WrappedBody:
         self._device, self._dtype = device, dtype
         self.dim: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 2**20
+        self.max_positions = self.positions_of(config)
         self._windowed = next((name for name in _WINDOWS if getattr(config, name, None)), None)
+
+    @staticmethod
+    def positions_of(config: Any) -> int:
+        """Return the `max_positions` of a body for `config`."""
+        return getattr(config, "max_position_embeddings", None) or 2**20
 
     @property
     def description(self) -> str:

@@ -86,6 +86,11 @@ class Engine:
         return self._core
 
     @property
+    def config(self) -> EngineConfig:
+        """How it computes, options included."""
+        return self._config
+
+    @property
     def stats(self) -> EngineStats:
         """Figures since the engine was made; available after `close`, too."""
         return self._stats

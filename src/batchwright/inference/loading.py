@@ -27,6 +27,7 @@ from batchwright.wire.dialects import OPENAI, Dialect
 if TYPE_CHECKING:
     from batchwright.encoder.classifier import Classifier
     from batchwright.encoder.encoder import Encoder
+    from batchwright.encoder.texts import TextTokenizer
     from batchwright.engine.engine import Engine
     from batchwright.engine.tokenizer import Tokenizer
     from batchwright.inference.endpoint import EndpointInference
@@ -141,6 +142,22 @@ def load_tokenizer(model: str) -> Tokenizer:
         raise MissingExtra(
             f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
         ) from error
+
+
+def load_text_tokenizer(model: str) -> TextTokenizer:
+    """Load only the tokenizer of an embedding model. Takes seconds, since it imports torch; raises as `load_models`."""
+    resolve(model, as_values=True)
+    try:
+        from batchwright.encoder.encoder import load_text_tokenizer as load
+        from batchwright.inference.encoder_inference import REMEDY
+
+        tokenizer = load(model)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
+        ) from error
+    tokenizer.remedy = REMEDY
+    return tokenizer
 
 
 def _text_sizes(folder: Path) -> tuple[int, int | None]:

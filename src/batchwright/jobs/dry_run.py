@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import BatchwrightError, ContextLengthExceeded, InvalidRequest
 from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
-from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
+from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts, of_wholes
+from batchwright.jobs.token_counts import PromptCounter, TextCounter, TokenCount, bytes_of, token_ids, uncounted
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
-from batchwright.wire.chats import Chat
+from batchwright.wire.dialects import Dialect
 from batchwright.wire.fields import completions_of, expected_tokens
-from batchwright.wire.requests import ENCODER_URLS
+from batchwright.wire.requests import EMBEDDINGS_URL, ENCODER_URLS, most_tokens_of
+
+if TYPE_CHECKING:
+    from batchwright.encoder.texts import TextTokenizer
 
 _SHOWN = 3
-_COUNTED = 4096
-"""Lines whose tokens are counted; those of others are estimated from their bytes."""
-_ROLES_KNOWN = 256
-"""Sequences of roles that are remembered."""
-_BYTES_OF_A_TOKEN = 4
-"""Bytes of English text that are about one token, for models whose tokenizer is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,11 @@ class PlannedRequest:
     endpoint: str
     body: Mapping[str, Any]
     prompt_tokens: int
-    """Tokens of all its prompts; an estimate if the model is elsewhere."""
+    """Tokens of all its prompts."""
     text: str | None
-    """The first prompt as the model gets it, chat template included; None if the model is elsewhere."""
+    """The first prompt as the model gets it, chat template included; None if the model is elsewhere, or an encoder."""
+    is_estimate: bool = False
+    """Whether some of `prompt_tokens` were not counted, but estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class AnswersPlanned:
     computed elsewhere."""
     expected: int | None = None
     """About the tokens of all answers, as lines say or as answers to such lines were; None if nothing is known."""
+    kv_is_estimate: bool = False
+    """Whether `kv_tokens` is made of estimates of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,13 @@ class Plan:
     prompt_tokens: int
     """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
     saved_prompt_tokens: int
+    is_estimate: bool
+    """Whether some of `prompt_tokens` were not counted, but estimated."""
     first: list[PlannedRequest]
     answers: AnswersPlanned
     shared: SharedPrompts
+    cacheable_tokens: int
+    """About those of `prompt_tokens` that the cache of a provider keeps; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +95,34 @@ def plan(
     job: Job,
     tokenizer: Any | None,
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-    add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
+    add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None = None,
     identify: Callable[[Line], bytes | None] | None = None,
     *,
     limit: int | None,
     context: int | None = None,
     capacity: Capacity | None = None,
+    endpoint: Dialect | None = None,
+    text_tokenizer: Callable[[], TextTokenizer | None] = lambda: None,
     sample: LineSample | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
     `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
-    with the endpoint, the body and the prompt tokens of each valid line that is asked: of those that ask the same, the
-    first. `sample` gets the same lines. `limit`: the most tokens of an answer to a line that does not say; None: any
-    number. `context`: the most tokens of a prompt and its answer; None where that is not known here.
+    with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them that a
+    provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
+
+    - `limit`: the most tokens of an answer to a line that does not say; None: any number.
+    - `context`: the most tokens of a prompt and its answer; None where that is not known here.
+    - `capacity`: that of the engine that computes; None where there is none here.
+    - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes only;
+      None: there is none.
+    - `text_tokenizer` returns the tokenizer of the embedding model, and is called once there are texts to embed; None
+      if there is none here, so that the tokens of these are estimates, as those of texts to classify are.
     """
-    return _Planner(job, tokenizer, check, add_cost, identify, limit, context, capacity, sample).plan()
+    return _Planner(
+        job, tokenizer, check, add_cost, identify, limit, context, capacity, endpoint, text_tokenizer, sample
+    ).plan()
 
 
 class _Planner:
@@ -116,25 +133,29 @@ class _Planner:
         job: Job,
         tokenizer: Any | None,
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-        add_cost: Callable[[str, Mapping[str, Any], int], None] | None,
+        add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None,
         identify: Callable[[Line], bytes | None] | None,
         limit: int | None,
         context: int | None,
         capacity: Capacity | None,
+        endpoint: Dialect | None,
+        text_tokenizer: Callable[[], TextTokenizer | None],
         sample: LineSample | None,
     ) -> None:
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
         self._limit, self._context, self._capacity, self._sample = limit, context, capacity, sample
-        self._counter = _TokenCounter(tokenizer, context)
+        self._counter, self._text_tokenizer = PromptCounter(tokenizer, context), text_tokenizer
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
         self._asked = IdTable(job.total)
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_told = True
+        self._is_estimate = self._kv_is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
-        self._survey, self._surveyed = PromptSurvey(LEAST_SHARED if capacity is None else 0), 0
-        """The prompts that are answered, and their tokens."""
+        self._endpoint, self._survey = endpoint, PromptSurvey(0 if endpoint is None else LEAST_SHARED)
+        self._surveyed = self._cacheable = 0
+        """Tokens of the prompts that are answered, as far as a cache keeps them, and those in a provider's."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -158,24 +179,26 @@ class _Planner:
             self._identical,
             self._tokens,
             self._saved,
+            self._is_estimate,
             self._first,
             AnswersPlanned(
                 self._answers if self._is_bounded else None,
                 held if held is None or known is None else min(held, known),
                 self._expected if self._is_told else None,
+                self._kv_is_estimate and held is not None and (known is None or held < known),
             ),
             self._survey.result(self._surveyed, known, self._texts_of),
+            self._cacheable,
         )
 
     def _add(self, line: Line, custom_id: str) -> None:
         prompts = self._check(line.endpoint, line.body)
-        texts = [self._counter.text_of(prompt) for prompt in prompts]
-        limit = 0 if line.endpoint in ENCODER_URLS else allowed_tokens(line.body, self._limit or 1)
-        counts = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
-        if limit and self._context is not None:
-            _check_length(line, max(counts, default=0), limit, self._context)
+        encodes = line.endpoint in ENCODER_URLS
+        texts = [bytes_of(each) if encodes else self._counter.text_of(each) for each in prompts]
+        counted = self._encoded(line, prompts, texts) if encodes else self._generated(line, prompts, texts)
+        counts, is_estimate = [tokens for tokens, _ in counted], any(estimate for _, estimate in counted)
         is_shown = len(self._first) < _SHOWN
-        shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts else None
+        shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts and not encodes else None
         self._valid += 1
         identity = None if self._identify is None else self._identify(line)
         if identity is not None and self._asked.claim_digest(identity, line.number) is not None:
@@ -183,17 +206,53 @@ class _Planner:
             self._saved += sum(counts)
             return
         self._tokens += sum(counts)
-        if line.endpoint not in ENCODER_URLS:
+        self._is_estimate |= is_estimate
+        cacheable = 0
+        if not encodes:
+            self._kv_is_estimate |= is_estimate
             self._add_answers(line, counts)
-            self._surveyed += sum(counts)
-            for text in texts:
-                self._survey.add(line.number, text)
+            cacheable = self._surveyed_of(line, prompts, texts, counts)
         if self._sample is not None:
             self._sample.add(line, sum(map(len, texts)))
         if self._add_cost is not None:
-            self._add_cost(line.endpoint, line.body, sum(counts))
+            self._add_cost(line.endpoint, line.body, sum(counts), cacheable)
         if is_shown:
-            self._first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown))
+            self._first.append(
+                PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown, is_estimate)
+            )
+
+    def _generated(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> list[TokenCount]:
+        """The tokens of the prompts of a line that is answered. Raises `ContextLengthExceeded` as the engine will."""
+        limit = allowed_tokens(line.body, self._limit or 1)
+        counted = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
+        if self._context is not None:
+            _check_length(line, max((tokens for tokens, _ in counted), default=0), limit, self._context)
+        return counted
+
+    def _encoded(self, line: Line, inputs: Sequence[Prompt], texts: Sequence[bytes]) -> list[TokenCount]:
+        """The tokens of the texts of a line for an encoder, which raises what the encoder will of those it embeds."""
+        if line.endpoint != EMBEDDINGS_URL or (counter := self._text_counter) is None:
+            return [uncounted(*pair) for pair in zip(inputs, texts, strict=True)]
+        return counter.count(inputs, texts, most_tokens_of(line.body))
+
+    @cached_property
+    def _text_counter(self) -> TextCounter | None:
+        tokenizer = self._text_tokenizer()
+        return None if tokenizer is None else TextCounter(tokenizer)
+
+    def _surveyed_of(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes], counts: Sequence[int]) -> int:
+        """Add what a cache keeps of the prompts of a line to the survey; return its tokens in a provider's cache."""
+        cacheable = 0
+        for prompt, text, count in zip(prompts, texts, counts, strict=True):
+            if self._endpoint is not None:
+                if (kept := self._endpoint.cached_beginnings(line.body, prompt)) is not None:
+                    text = of_wholes([bytes_of(each) for each in kept])
+                    count = uncounted(kept[-1], text).tokens if kept else 0
+                cacheable += count if len(text) >= LEAST_SHARED else 0
+            self._survey.add(line.number, text)
+            self._surveyed += count
+        self._cacheable += cacheable
+        return cacheable
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
         """The prompts in these places, read again."""
@@ -207,7 +266,7 @@ class _Planner:
             if record.number in wanted and isinstance(line := self._job.parser.parse(record), Line):
                 prompts = self._check(line.endpoint, line.body)
                 for place in wanted[record.number]:
-                    ids = _token_ids(prompts[place])
+                    ids = token_ids(prompts[place])
                     texts[record.number, place] = self._counter.text_of(prompts[place]) if ids is None else ids
         return texts
 
@@ -245,109 +304,3 @@ def _check_length(line: Line, prompt_tokens: int, limit: int, context: int) -> N
             f"{prompt_tokens} prompt tokens and max_tokens={limit} exceed the context of {context} tokens: shorten the "
             "prompt or lower max_tokens"
         )
-
-
-class _ChatTexts:
-    """Texts of chats. Those that differ in nothing but what is said are rendered once, around marks in its place.
-
-    What a template leaves out of a text, such as spaces at its ends or thoughts of earlier answers, or refuses because
-    of what it says, is not seen then.
-    """
-
-    def __init__(self, render: Callable[[Chat], str]) -> None:
-        self._render = render
-        self._around: dict[tuple[str, ...], list[str] | None] = {}
-        """For each sequence of roles, what stands before, between and after the texts; None where that is not told."""
-
-    def text_of(self, chat: Chat) -> str:
-        """The text of a chat, up to where the answer begins. Raises `InvalidRequest` if the template refuses it."""
-        if chat.tools or chat.options or chat.effort is not None or not all(map(_is_plain, chat)):
-            return self._render(chat)
-        roles = tuple(message["role"] for message in chat)
-        if roles not in self._around:
-            if len(self._around) >= _ROLES_KNOWN:
-                return self._render(chat)
-            self._around[roles] = self._parts(roles)
-        if (parts := self._around[roles]) is None:
-            return self._render(chat)
-        said = (message["content"] for message in chat)
-        return parts[0] + "".join(text + after for text, after in zip(said, parts[1:], strict=True))
-
-    def _parts(self, roles: Sequence[str]) -> list[str] | None:
-        marks = [f"<said {place}>" for place in range(len(roles))]
-        try:
-            rest = self._render(Chat({"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)))
-        except InvalidRequest:
-            return None
-        parts = []
-        for mark in marks:
-            before, found, rest = rest.partition(mark)
-            if not found or mark in rest:
-                return None
-            parts.append(before)
-        return [*parts, rest]
-
-
-def _is_plain(message: Mapping[str, Any]) -> bool:
-    return len(message) == 2 and isinstance(message.get("content"), str) and "role" in message
-
-
-def _token_ids(prompt: Prompt) -> Sequence[int] | None:
-    """The token ids that a prompt consists of; None if it is text or a chat."""
-    return cast("Sequence[int]", prompt) if prompt and isinstance(prompt[0], int) else None
-
-
-class _TokenCounter:
-    """Counts the tokens of prompts with a tokenizer, or estimates them where there is none, or too many prompts."""
-
-    def __init__(self, tokenizer: Any | None, context: int | None) -> None:
-        self._tokenizer, self._context = tokenizer, context
-        self._counted = self._counted_bytes = self._counted_tokens = 0
-        template = getattr(tokenizer, "chat_template", None)
-        self._chats = None if template is None else _ChatTexts(template.render)
-
-    def text_of(self, prompt: Prompt) -> bytes:
-        """The text of a prompt, or its token ids, as bytes. Raises `InvalidRequest` for a chat that is refused."""
-        if isinstance(prompt, str):
-            return prompt.encode(errors="replace")
-        if (ids := _token_ids(prompt)) is not None:
-            return array("q", ids).tobytes()
-        if self._chats is not None:
-            return self._chats.text_of(cast("Chat", prompt)).encode(errors="replace")
-        return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(
-            errors="replace"
-        )
-
-    def count(self, prompt: Prompt, text: bytes, limit: int) -> int:
-        """The tokens of a prompt, which are no estimate if with an answer of `limit` it may exceed the context.
-
-        Raises `InvalidRequest` for one that the tokenizer refuses.
-        """
-        is_of_ids = _token_ids(prompt) is not None
-        if is_of_ids and (self._tokenizer is None or not limit):
-            return len(prompt)  # those of lines without an answer are ids of another model
-        if self._tokenizer is None:
-            return -(-len(text) // _BYTES_OF_A_TOKEN)
-        fits = self._context is None or len(text) + limit < self._context
-        # The tokenizer decides about an empty text, and checks ids.
-        if self._counted >= _COUNTED and fits and text and self._counted_bytes and not is_of_ids:
-            return round(len(text) * self._counted_tokens / self._counted_bytes)
-        try:
-            count = len(self._tokenizer.encode(prompt))
-        except BatchwrightError:
-            raise
-        except Exception as error:  # a tokenizer is foreign code
-            raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
-        if is_of_ids or not text:
-            return count
-        self._counted += 1
-        self._counted_bytes += len(text)
-        self._counted_tokens += count
-        return count
-
-    def as_the_model_gets(self, prompt: Prompt) -> str | None:
-        """The text of a prompt, chat template included; None if the model is elsewhere."""
-        if self._tokenizer is None:
-            return None
-        text: str = self._tokenizer.decode(self._tokenizer.encode(prompt))
-        return text

@@ -37,6 +37,12 @@ _LEAST_ANSWERS = 16
 """Answers of a run from which on it says something about other runs."""
 _EXACT = 128
 """Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
+_NOT_ABOUT_LENGTHS = frozenset({
+    "classifiers", "embedding_model", "id_column", "logprobs", "max_line_bytes", "max_tokens", "model", "n", "ordered",
+    "output", "prompt_logprobs", "prompt_logprobs_start", "seed", "served_model_names",
+})  # fmt: skip
+"""Parameters of a job that, like options of its engine, leave the lengths of answers about what they are, or are
+allowed for otherwise: limits as those of lines, the model as what runs are kept by."""
 _WEIGHT = 100.0
 """Answers as which those of each run count."""
 _RunSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
@@ -45,23 +51,42 @@ _FIRST_ERRORS: Mapping[_RunSource, float] = {"same job": 0.1, "same templates": 
 """Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobLikeness:
+    """What jobs have in common whose answers are alike."""
+
+    job: str
+    """Hash of what is asked: the lines of the input, and all parameters on which the lengths of answers depend."""
+    template: str
+    """Hash of how it is asked: the templates, and the form that answers are to have; empty without templates."""
+
+    @classmethod
+    def of(cls, spec: JobSpec, contents: Sequence[str]) -> JobLikeness:
+        """The likeness of a job with an input of these `Job.contents`."""
+        left_out = _NOT_ABOUT_LENGTHS | spec.engine_parameters.keys()
+        asked = {name: value for name, value in spec.parameters().items() if name not in left_out}
+        job = _hash([*contents, spec.limit, *sorted(asked.items())])
+        templates = [spec.prompt_template, spec.system_template, spec.messages_template, spec.system]
+        params = spec.defaults if isinstance(spec.defaults, SamplingParams) else SamplingParams()
+        how = [*templates, spec.chat, params.stop, *(getattr(params, name) for name in FORM_FIELDS)]
+        return cls(job, _hash(how) if any(each is not None for each in templates) else "")
+
+
 class RunAnswers(msgspec.Struct, frozen=True):
     """Answers of one run."""
 
     job: str
-    """Hash of what was asked: the files of the input, and all of `template`; empty for a stream."""
+    """As in its `JobLikeness`, like `template`."""
     template: str
-    """Hash of how it was asked: the templates, and the form that answers were to have; empty without templates."""
     ended: dict[int, int]
     """Numbers of answers that ended by themselves, by their tokens."""
     cut: dict[int, int]
     """Numbers of answers that ended by their limit, in the same way."""
 
     @classmethod
-    def of(cls, spec: JobSpec, answers: AnswerTally) -> RunAnswers:
-        """The answers that a run of `spec` has counted."""
-        job, template = _hashes(spec)
-        return cls(job, template, _histogram(answers.ended), _histogram(answers.cut))
+    def of(cls, like: JobLikeness, answers: AnswerTally) -> RunAnswers:
+        """The answers that a run of a job has counted."""
+        return cls(like.job, like.template, _histogram(answers.ended), _histogram(answers.cut))
 
     def lengths(self, limits: Mapping[int, int]) -> AnswerLengths:
         """The lengths that answers with these limits, each of so many lines, would have if they were like its own."""
@@ -106,15 +131,14 @@ class LikelyLengths:
         return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile))))
 
 
-def likely_lengths(runs: Sequence[RunAnswers], spec: JobSpec, limits: Mapping[int, int]) -> LikelyLengths | None:
+def likely_lengths(runs: Sequence[RunAnswers], asked: JobLikeness, limits: Mapping[int, int]) -> LikelyLengths | None:
     """Return what `runs` of a model say about a job whose lines have these `limits`; None if they say nothing.
 
     Runs of the same job count alone where there are some, else those with the same templates, else all.
     """
-    job, template = _hashes(spec)
     likes: tuple[tuple[_RunSource, list[RunAnswers]], ...] = (
-        ("same job", [each for each in runs if job and each.job == job]),
-        ("same templates", [each for each in runs if template and each.template == template]),
+        ("same job", [each for each in runs if each.job == asked.job]),
+        ("same templates", [each for each in runs if asked.template and each.template == asked.template]),
         ("earlier runs", list(runs)),
     )
     for source, like in likes:
@@ -156,14 +180,14 @@ def earlier_answers(model: str) -> Sequence[RunAnswers]:
     return kept.runs if kept.schema == _SCHEMA else ()
 
 
-def keep_answers(model: str, spec: JobSpec, answers: AnswerTally) -> None:
-    """Add the answers of a run of `spec` to what is kept of `model`.
+def keep_answers(model: str, like: JobLikeness, answers: AnswerTally) -> None:
+    """Add the answers of a run of a job to what is kept of `model`.
 
     Nothing is kept of a few. Nothing is raised: the work is done, and a cache that cannot be written costs no more than
     what is known of the next job.
     """
     try:
-        run = RunAnswers.of(spec, answers)
+        run = RunAnswers.of(like, answers)
         if len(run) < _LEAST_ANSWERS:
             return
         path = _path(model)
@@ -176,16 +200,6 @@ def keep_answers(model: str, spec: JobSpec, answers: AnswerTally) -> None:
 
 def _path(model: str) -> Path:
     return cache_dir() / _FOLDER / f"{hashlib.sha256(fingerprint(model).encode()).hexdigest()[:32]}.json"
-
-
-def _hashes(spec: JobSpec) -> tuple[str, str]:
-    """Hashes of what a job asks, empty for a stream, and of how it asks, empty without templates."""
-    templates = [spec.prompt_template, spec.system_template, spec.messages_template, spec.system]
-    params = spec.defaults if isinstance(spec.defaults, SamplingParams) else SamplingParams()
-    how = [*templates, spec.chat, params.stop, *(getattr(params, name) for name in FORM_FIELDS)]
-    files = [str(path.absolute() if isinstance(path, Path) else path) for path in spec.paths]
-    job = "" if spec.from_stream else _hash([*how, *files])
-    return job, _hash(how) if any(each is not None for each in templates) else ""
 
 
 def _hash(values: Sequence[object]) -> str:

@@ -196,6 +196,11 @@ class Job:
         return self._state.key
 
     @property
+    def contents(self) -> tuple[str, ...]:
+        """Fingerprints of the content of the files of the input."""
+        return tuple(file.sha256 for file in self._state.identity.files)
+
+    @property
     def spend_journal(self) -> Path | None:
         """Path of the journal of what the job spends; None if the job cannot be resumed."""
         return None if self.spec.to_stream else journal_path(self._output)

@@ -17,7 +17,7 @@ from batchwright.inference.loading import load_engine, measure_costs
 from batchwright.jobs.answer_probe import SECONDS, ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import AnswersPlanned, Capacity, Plan, plan
-from batchwright.jobs.earlier_answers import earlier_answers, likely_lengths
+from batchwright.jobs.earlier_answers import JobLikeness, earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
@@ -36,6 +36,7 @@ from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.wire.identity import identity_of
 
 if TYPE_CHECKING:
+    from batchwright.encoder.texts import TextTokenizer
     from batchwright.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -121,9 +122,11 @@ class JobPlan:
                 limit=default_limit(self.spec.defaults),
                 context=self._context(tokenizer),
                 capacity=self._capacity(),
+                endpoint=None if self.choice.backend is None else self.choice.dialect,
+                text_tokenizer=self._text_tokenizer,
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
-            time = self._time(sample, tokenizer, found)
+            time = self._time(sample, tokenizer, found, JobLikeness.of(self.spec, job.contents))
             return RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -131,6 +134,7 @@ class JobPlan:
                 failed=job.total - found.valid,
                 failures=list(found.failures),
                 prompt_tokens=found.prompt_tokens,
+                prompt_tokens_estimated=found.is_estimate,
                 deduplicated=found.identical,
                 saved_prompt_tokens=found.saved_prompt_tokens,
                 first_requests=found.first,
@@ -153,9 +157,10 @@ class JobPlan:
     @property
     def _finds_shared(self) -> bool:
         """Whether what computes the job may reuse what prompts share: an endpoint, or a model with prefix caching."""
-        return self.choice.backend is not None or self.choice.config.prefix_caching
+        config = self.choice.config if self.given_engine is None else self.given_engine.config
+        return self.choice.backend is not None or config.prefix_caching
 
-    def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan) -> PlannedTime | None:
+    def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan, asked: JobLikeness) -> PlannedTime | None:
         """The time of the job; None if nothing of the model was measured on this machine, or is now."""
         model = self.choice.model
         if model is None or tokenizer is None or not sample.is_usable:
@@ -170,7 +175,7 @@ class JobPlan:
                     kept = probes.costs()
                 if kept is None or (job := sample.job(kept, self.choice.config, self.spec, tokenizer.encode)) is None:
                     return None
-                likely = likely_lengths(earlier_answers(model), self.spec, job.limits)
+                likely = likely_lengths(earlier_answers(model), asked, job.limits)
                 probed = None
                 if self.probes and job.open_lines and (likely is None or likely.is_of_others):
                     probed = self._probed(probes, job)
@@ -248,7 +253,12 @@ class JobPlan:
             return self.given_engine.core.tokenizer
         return None if self.given_inference is not None else self.choice.tokenizer()
 
+    def _text_tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the embedding model; None if there is none on this machine."""
+        is_given = self.given_engine is not None or self.given_inference is not None
+        return None if is_given else self.choice.text_tokenizer()
+
 
 def _cached_share(found: Plan) -> float:
-    """Return the share of the prompt tokens that a provider's cache may have."""
-    return found.shared.provider_tokens / found.prompt_tokens if found.prompt_tokens else 0.0
+    """Return the share of what a provider's cache keeps of the prompts that earlier ones have put into it."""
+    return min(1.0, found.shared.provider_tokens / found.cacheable_tokens) if found.cacheable_tokens else 0.0

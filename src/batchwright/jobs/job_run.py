@@ -22,7 +22,7 @@ from batchwright.inference.batches.provider_batches import BatchJob, memory_for_
 from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.common_failure import CommonFailure
-from batchwright.jobs.earlier_answers import keep_answers
+from batchwright.jobs.earlier_answers import JobLikeness, keep_answers
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
@@ -48,6 +48,7 @@ from batchwright.jobs.spending import (
     SpendingTerms,
     exhausted,
     lines_covered,
+    lines_per_answer,
     require_answer_bounds,
 )
 from batchwright.lines.batch_line import request_prefix
@@ -290,7 +291,8 @@ class JobRun:
                 self._engine.keep_costs()
                 # Of a run that was stopped, or of the rest of one, the answers are not like those of the job.
                 if is_complete and not job.finished:
-                    keep_answers(self._engine.model_name, self.spec, self._tally.answers)
+                    like = JobLikeness.of(self.spec, job.contents)
+                    keep_answers(self._engine.model_name, like, self._tally.answers)
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)
@@ -362,13 +364,6 @@ class JobRun:
         # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
         most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
         return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
-
-    def _lines_per_answer(self, job: Job) -> float:
-        """Lines for each answer that is paid: some get that of another line, fail unpaid, or are asked again."""
-        copies = 0 if self._repeats is None else len(self._repeats) - self._repeats.groups
-        answered = self._tally.succeeded - self._tally.deduplicated
-        paid = answered + self._tally.asked_again
-        return job.total / max(1, job.total - copies) * ((answered + self._tally.failed) / paid if paid else 1.0)
 
     def _spent(self) -> float | None:
         """Dollars that all runs of the job cost so far; None if prices are not known."""
@@ -485,7 +480,7 @@ class JobRun:
             generated = self._engine.stats.generated_tokens - self._generated_before
         covered = None
         if self._meter is not None and phase == "running":
-            covered = lines_covered(self._meter, job.total, self._lines_per_answer(job))
+            covered = lines_covered(self._meter, job.total, lines_per_answer(self._tally, self._repeats, job.total))
         is_stopped = self._loop is not None and self._loop.is_stopped
         left = None if is_stopped or covered is not None else forecast
         self.progress(

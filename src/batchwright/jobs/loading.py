@@ -18,6 +18,7 @@ from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
     load_classifiers,
     load_models,
+    load_text_tokenizer,
     load_tokenizer,
     local_inference,
     open_endpoints,
@@ -42,6 +43,7 @@ Via: TypeAlias = Literal["live", "batch", "auto"]
 if TYPE_CHECKING:
     from batchwright.encoder.classifier import Classifier
     from batchwright.encoder.encoder import Encoder
+    from batchwright.encoder.texts import TextTokenizer
     from batchwright.engine.engine import Engine
     from batchwright.engine.tokenizer import Tokenizer
 
@@ -236,6 +238,10 @@ class ModelChoice:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
         return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
+
+    def text_tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the embedding model; None if there is none here. Takes seconds; raises as `load`."""
+        return None if self.embedding_model is None else load_text_tokenizer(self.embedding_model)
 
     @asynccontextmanager
     async def opened(

@@ -26,7 +26,7 @@ from batchwright.planning.intervals import covering_error
 from batchwright.request import SamplingParams
 from batchwright.scheduling.scheduler import Scheduler
 from batchwright.simulation.fleet import Fleet, simulate
-from batchwright.simulation.job_time import MOST_STEPPED, job_seconds
+from batchwright.simulation.job_time import MOST_STEPPED, job_seconds, lines_to_step
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.wire.requests import ENCODER_URLS
 
@@ -134,26 +134,30 @@ class SampledJob:
         def drawn(error: float) -> list[SimulatedRequest]:
             return _with_lengths(requests, likely, math.exp(error))
 
-        def seconds(error: float, most_stepped: int = MOST_STEPPED // 4) -> float:
-            return pace * job_seconds(
-                self.fleet, drawn(error), self.total, prompt_tokens, planned=planned, most_stepped=most_stepped
-            )
+        def seconds(lines: Sequence[SimulatedRequest], stepped: int) -> float:
+            return pace * job_seconds(self.fleet, lines, self.total, prompt_tokens, planned=planned, stepped=stepped)
 
         is_open = any(line.is_open for line in self.lines)
-        told = seconds(0.0, MOST_STEPPED)
+        middle = drawn(0.0)
+        all_stepped, stepped = (
+            lines_to_step(self.fleet, middle, self.total, most) for most in (MOST_STEPPED, MOST_STEPPED // 4)
+        )
+        told = seconds(middle, all_stepped)
         least = most = told
-        if not is_open:
-            likely = None
-        elif likely is not None:
-            least, most = min(told, seconds(-likely.error)), max(told, seconds(likely.error))
+        if is_open:
+            # Both ends are told by the same lines in the same way, and count by how far they are from the middle so.
+            scale = told / (told if stepped == all_stepped else seconds(middle, stepped))
+            least = min(told, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
+            if likely is not None:
+                most = max(told, scale * seconds(drawn(likely.error), stepped))
         else:
-            least = min(told, seconds(-math.inf))
+            likely = None
         return PlannedTime(
             told,
             (_beyond(told, least, -self.cost_error), _beyond(told, most, self.cost_error)),
             "lines" if not is_open else "limits" if likely is None else likely.source,
             0 if likely is None else likely.runs,
-            None if is_open and likely is None else self._scaled(sum(each.output_tokens for each in drawn(0.0))),
+            None if is_open and likely is None else self._scaled(sum(each.output_tokens for each in middle)),
         )
 
     def _scaled(self, of_sample: int) -> int:

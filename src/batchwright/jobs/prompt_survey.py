@@ -6,6 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -62,6 +63,19 @@ class SharedPrompts:
     """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
     provider_tokens: int = 0
     """About those that are found in the cache of a provider, which keeps long prefixes only."""
+
+
+def of_wholes(beginnings: Sequence[bytes]) -> bytes:
+    """Return the last of some beginnings of a prompt, so changed that others share each of them only as a whole.
+
+    `beginnings`: the shortest first.
+    """
+    text, start = bytearray(beginnings[-1] if beginnings else b""), 0
+    for each in beginnings:
+        digest = blake2b(each, digest_size=_WORD).digest()
+        text[start : start + _WORD] = digest[: len(text) - start]
+        start = len(each)
+    return bytes(text)
 
 
 class PromptSurvey:

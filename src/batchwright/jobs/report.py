@@ -99,6 +99,8 @@ class RunReport:
     outside_model_seconds: float = 0.0
     """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0
+    prompt_tokens_estimated: bool = False
+    """Of a dry run: whether some of `prompt_tokens` were not counted, but estimated."""
     generated_tokens: int = 0
     cached_tokens: int = 0
     """Those of `prompt_tokens` that were found in a cache of prompts: an endpoint's, or the engine's prefix cache."""

@@ -14,9 +14,11 @@ from batchwright.errors import BudgetExhausted, InputError, InvalidRequest, show
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import Line
+from batchwright.jobs.loop import Tally
 from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.limiting.estimates import sequences_of_request
 from batchwright.lines.forecast import answer_limit
+from batchwright.planning.identical import Repeats
 from batchwright.pricing.bounds import NO_ANSWER_BOUND, most_cost, most_output
 from batchwright.pricing.price_sources import PriceBook, price_table
 from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
@@ -109,7 +111,8 @@ class PlannedCost:
     no_bound: str | None = None
     """Why the first line without a bound has none."""
     cached: PlannedPrice | None = None
-    """As `live`, if prefixes that prompts share are found in the provider's cache; None if that is no cheaper."""
+    """As `live`, if prefixes that prompts share are found in the provider's cache, and all else of what it keeps is put
+    into it; None if that is no cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,17 @@ def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int |
     return covered if covered < lines else None
 
 
+def lines_per_answer(tally: Tally, repeats: Repeats | None, lines: int) -> float:
+    """Return how many of `lines` end for each answer that is paid: copies and failures cost nothing, repetitions do.
+
+    `repeats`: the lines that are asked once with others; None: each is asked.
+    """
+    copies = 0 if repeats is None else len(repeats) - repeats.groups
+    answered = tally.succeeded - tally.deduplicated
+    paid = answered + tally.asked_again
+    return lines / max(1, lines - copies) * ((answered + tally.failed) / paid if paid else 1.0)
+
+
 class CostPlanner:
     """Adds up what the lines of a job would cost."""
 
@@ -240,7 +254,9 @@ class CostPlanner:
         self._most: list[Picodollars] = [0, 0]
         self._prompts: list[Picodollars] = [0, 0]
         self._saved: Picodollars = 0
-        """What all prompts would cost less, live, if all of their tokens were found in the provider's cache."""
+        """What prompts would cost less, live, if all that the provider's cache keeps of them were found in it."""
+        self._saved_by_writing: Picodollars = 0
+        """The same if all of it were put into the cache: below 0 where that costs more."""
         self._answers: list[Picodollars] = [0, 0]
         """Cost of 100 tokens for each line; like the others, live and as a batch."""
         self._limited: list[Picodollars] = [0, 0]
@@ -248,8 +264,8 @@ class CostPlanner:
         self._lines = 0
         self._no_bound: str | None = None
 
-    def add(self, endpoint: str, body: Mapping[str, Any], prompt_tokens: int) -> None:
-        """Add a line whose prompts have about so many tokens."""
+    def add(self, endpoint: str, body: Mapping[str, Any], prompt_tokens: int, cacheable_tokens: int = 0) -> None:
+        """Add a line whose prompts have about so many tokens, of which a provider's cache keeps `cacheable_tokens`."""
         if endpoint not in ENCODER_URLS:
             body = with_defaults(body, self._defaults, chat=endpoint == CHAT_URL)
         body = {"model": self._model, **body}
@@ -259,7 +275,8 @@ class CostPlanner:
         self._lines += 1
         output = 0 if endpoint in ENCODER_URLS else _TOLD_TOKENS
         answers = sequences_of_request(endpoint, body)
-        self._saved += TokensUsed(prompt_tokens, 0, cached=prompt_tokens).saved_by_cache(prices.live)
+        self._saved += TokensUsed(prompt_tokens, 0, cached=cacheable_tokens).saved_by_cache(prices.live)
+        self._saved_by_writing += TokensUsed(prompt_tokens, 0, written=cacheable_tokens).saved_by_cache(prices.live)
         for index, rates in enumerate((prices.live, prices.batch)):
             self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
             self._answers[index] += output * rates.output.at(prompt_tokens)
@@ -275,11 +292,11 @@ class CostPlanner:
     def result(self, cached_share: float = 0.0) -> PlannedCost | None:
         """What the lines would cost; None if no price is known.
 
-        `cached_share`: of the prompt tokens, those that the provider's cache may have.
+        `cached_share`: of the tokens that the provider's cache keeps, those that are found in it.
         """
         if not self._lines:
             return None
-        saved = int(self._saved * cached_share)
+        saved = int(self._saved * cached_share + self._saved_by_writing * (1.0 - cached_share))
         cached = self._price(0, saved) if saved > 0 else None
         return PlannedCost(self._price(0), self._price(1), self._lines, self._no_bound, cached)
 

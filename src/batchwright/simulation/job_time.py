@@ -25,7 +25,7 @@ def job_seconds(
     prompt_tokens: float,
     *,
     planned: bool = True,
-    most_stepped: int = MOST_STEPPED,
+    stepped: int | None = None,
 ) -> float:
     """Return the seconds from the first line to the last of a job of `total` requests, of which `lines` are a sample.
 
@@ -33,24 +33,38 @@ def job_seconds(
     sample is smaller than the job, or has more answers than are worth simulating, the middle of what is simulated tells
     the pace at which all further work is done. Where so few lines could be simulated that they would be all beginning
     and end, the time is that of engines whose places are all taken, and at least that of the longest answer. `planned`
-    as in `simulate`; `most_stepped`: about the most tokens of answers that are simulated. Raises ValueError for a job
-    without lines.
+    as in `simulate`; `stepped`: lines that are simulated, 0 for none; None: as `lines_to_step` says. Raises ValueError
+    for a job without lines.
     """
     if not lines or total < len(lines):
         raise ValueError(f"{len(lines)} lines of {total}: must be at least one, and not more than there are")
-    answer = sum(each.output_tokens for each in lines) / len(lines)
-    most, places = int(most_stepped / answer), fleet.sizes.max_num_seqs * fleet.replicas
-    if min(most, len(lines)) < min(total, _LEAST_ROUNDS * places):
+    if stepped is None:
+        stepped = lines_to_step(fleet, lines, total)
+    if not stepped:
         return _seconds_of_work(fleet, lines, total, prompt_tokens)
-    chosen = [lines[number * len(lines) // min(len(lines), most)] for number in range(min(len(lines), most))]
+    chosen = [lines[number * len(lines) // stepped] for number in range(stepped)]
     result = simulate(fleet, [], chosen, planned=planned)
     further = total - len(chosen)
     if not further:
         return result.seconds
     computed = sum(each.request.prompt_tokens - each.cached_tokens for each in result.served)
     prompt_seconds, answer_seconds = fleet.token_seconds
+    answer = _mean_answer(lines)
     work = prompt_seconds * max(0.0, prompt_tokens - computed) + answer_seconds * answer * further
     return result.seconds + _pace(fleet, result) * work
+
+
+def lines_to_step(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, most_stepped: int = MOST_STEPPED) -> int:
+    """Return how many of `lines`, a sample of `total`, are to be simulated; 0 where too few can be to tell a pace.
+
+    `most_stepped`: about the most tokens of answers that are simulated.
+    """
+    most = min(len(lines), int(most_stepped / _mean_answer(lines)))
+    return most if most >= min(total, _LEAST_ROUNDS * fleet.sizes.max_num_seqs * fleet.replicas) else 0
+
+
+def _mean_answer(lines: Sequence[SimulatedRequest]) -> float:
+    return sum(each.output_tokens for each in lines) / len(lines)
 
 
 def _seconds_of_work(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, prompt_tokens: float) -> float:

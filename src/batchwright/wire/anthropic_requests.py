@@ -99,6 +99,34 @@ def messages_body(body: Mapping[str, Any]) -> Body:
     return sent | _output_config(given)
 
 
+def cached_beginnings(
+    body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the beginnings of the `messages` of a sent body that are to be cached, the shortest first.
+
+    Each ends with a part that is marked with `cache_control`; that of the body itself marks the last part.
+    """
+    found: list[Sequence[Mapping[str, Any]]] = []
+    for place, message in enumerate(messages):
+        parts = _list(message.get("content"))
+        found += [
+            [*messages[:place], {**message, "content": parts[:end]}]
+            for end, part in enumerate(parts, 1)
+            if _is_marked(part)
+        ]
+    return found if body.get("cache_control") is None else [*found, messages]
+
+
+def _is_marked(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("cache_control") is not None or any(map(_is_marked, _list(part.get("content"))))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _max_tokens(given: Mapping[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         if (limit := given.get(name)) is not None:

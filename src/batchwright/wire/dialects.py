@@ -5,14 +5,15 @@ All else speaks OpenAI's bodies, whatever the endpoint speaks. A dialect transla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from batchwright.errors import InputError, InvalidRequest
+from batchwright.request import Prompt
 from batchwright.wire.anthropic_answers import MessageChunks, openai_body, openai_error, status_of_error
-from batchwright.wire.anthropic_requests import messages_body
+from batchwright.wire.anthropic_requests import cached_beginnings, messages_body
 from batchwright.wire.error_bodies import status_of_kind
 from batchwright.wire.requests import (
     CHAT_URL,
@@ -58,6 +59,13 @@ class Dialect(Protocol):
 
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         """Return the body to send for OpenAI's `body`. Raises `InvalidRequest` for a field without a counterpart."""
+
+    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+        """Return the beginnings of a prompt of OpenAI's `body` that its provider is asked to cache, the shortest first.
+
+        Each of them is found again as a whole only. None: the provider caches unasked, and finds whatever prompts begin
+        with alike. `prompt` is a text, token ids, or messages as they are sent.
+        """
 
     def answer(self, answer: Body, created: int) -> Body:
         """Return OpenAI's body of an answer that came at the Unix second `created`; other objects as they are."""
@@ -105,6 +113,9 @@ class OpenAIDialect:
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return body if isinstance(body, dict) else dict(body)
 
+    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+        return None
+
     def answer(self, answer: Body, created: int) -> Body:
         return answer
 
@@ -141,6 +152,9 @@ class AnthropicDialect:
 
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return messages_body(body)
+
+    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+        return cached_beginnings(body, cast("Sequence[Mapping[str, Any]]", prompt))
 
     def answer(self, answer: Body, created: int) -> Body:
         return openai_body(answer, created) if answer.get("type") == "message" else answer
