@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
-from batchwright.wire.anthropic_requests import DROPPED, TAKEN, cached_beginnings, messages_body
+from batchwright.wire.anthropic_requests import DROPPED, TAKEN, cached_prefixes, messages_body
 from batchwright.wire.requests import CHAT_URL, filled
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -445,14 +445,14 @@ def test_what_is_marked_is_cached_with_all_before_it() -> None:
 
     mark = {"cache_control": {"type": "ephemeral"}}
     plain: list[dict[str, Any]] = [{"content": "Be brief."}, {"role": "user", "content": [part("a"), part("b")]}]
-    assert cached_beginnings({}, plain) == []
-    assert cached_beginnings({"cache_control": None}, plain) == []
-    assert cached_beginnings(mark, plain) == [plain]
+    assert cached_prefixes({}, plain) == []
+    assert cached_prefixes({"cache_control": None}, plain) == []
+    assert cached_prefixes(mark, plain) == [plain]
     system = [part("Be brief.", **mark)]
     result = {"type": "tool_result", "tool_use_id": "c", "content": [part("r", **mark)]}
     marked: list[dict[str, Any]] = [{"content": system}, {"role": "user", "content": [part("a"), result, part("b")]}]
-    assert cached_beginnings({}, marked) == [
+    assert cached_prefixes({}, marked) == [
         [{"content": system}],
         [{"content": system}, {"role": "user", "content": [part("a"), result]}],
     ]
-    assert cached_beginnings(mark, marked)[2] == marked
+    assert cached_prefixes(mark, marked)[2] == marked

@@ -245,7 +245,7 @@ class _Planner:
         cacheable = 0
         for prompt, text, count in zip(prompts, texts, counts, strict=True):
             if self._endpoint is not None:
-                if (kept := self._endpoint.cached_beginnings(line.body, prompt)) is not None:
+                if (kept := self._endpoint.cached_prefixes(line.body, prompt)) is not None:
                     text = of_wholes([bytes_of(each) for each in kept])
                     count = uncounted(kept[-1], text).tokens if kept else 0
                 cacheable += count if len(text) >= LEAST_SHARED else 0

@@ -65,13 +65,13 @@ class SharedPrompts:
     """About those that are found in the cache of a provider, which keeps long prefixes only."""
 
 
-def of_wholes(beginnings: Sequence[bytes]) -> bytes:
-    """Return the last of some beginnings of a prompt, so changed that others share each of them only as a whole.
+def of_wholes(prefixes: Sequence[bytes]) -> bytes:
+    """Return the last of some prefixes of a prompt, so changed that others share each of them only as a whole.
 
-    `beginnings`: the shortest first.
+    `prefixes`: the shortest first.
     """
-    text, start = bytearray(beginnings[-1] if beginnings else b""), 0
-    for each in beginnings:
+    text, start = bytearray(prefixes[-1] if prefixes else b""), 0
+    for each in prefixes:
         digest = blake2b(each, digest_size=_WORD).digest()
         text[start : start + _WORD] = digest[: len(text) - start]
         start = len(each)

@@ -99,10 +99,10 @@ def messages_body(body: Mapping[str, Any]) -> Body:
     return sent | _output_config(given)
 
 
-def cached_beginnings(
+def cached_prefixes(
     body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
 ) -> list[Sequence[Mapping[str, Any]]]:
-    """Return the beginnings of the `messages` of a sent body that are to be cached, the shortest first.
+    """Return the prefixes of the `messages` of a sent body that are to be cached, the shortest first.
 
     Each ends with a part that is marked with `cache_control`; that of the body itself marks the last part.
     """

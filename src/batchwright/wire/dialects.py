@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.request import Prompt
 from batchwright.wire.anthropic_answers import MessageChunks, openai_body, openai_error, status_of_error
-from batchwright.wire.anthropic_requests import cached_beginnings, messages_body
+from batchwright.wire.anthropic_requests import cached_prefixes, messages_body
 from batchwright.wire.error_bodies import status_of_kind
 from batchwright.wire.requests import (
     CHAT_URL,
@@ -60,8 +60,8 @@ class Dialect(Protocol):
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         """Return the body to send for OpenAI's `body`. Raises `InvalidRequest` for a field without a counterpart."""
 
-    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
-        """Return the beginnings of a prompt of OpenAI's `body` that its provider is asked to cache, the shortest first.
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+        """Return the prefixes of a prompt of OpenAI's `body` that its provider is asked to cache, the shortest first.
 
         Each of them is found again as a whole only. None: the provider caches unasked, and finds whatever prompts begin
         with alike. `prompt` is a text, token ids, or messages as they are sent.
@@ -113,7 +113,7 @@ class OpenAIDialect:
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return body if isinstance(body, dict) else dict(body)
 
-    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
         return None
 
     def answer(self, answer: Body, created: int) -> Body:
@@ -153,8 +153,8 @@ class AnthropicDialect:
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return messages_body(body)
 
-    def cached_beginnings(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
-        return cached_beginnings(body, cast("Sequence[Mapping[str, Any]]", prompt))
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+        return cached_prefixes(body, cast("Sequence[Mapping[str, Any]]", prompt))
 
     def answer(self, answer: Body, created: int) -> Body:
         return openai_body(answer, created) if answer.get("type") == "message" else answer
