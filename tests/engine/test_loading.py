@@ -165,8 +165,9 @@ print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") 
 def test_the_tokenizer_of_the_default_model_needs_no_torch(smollm2_path: Path) -> None:
     script = f"""
 import sys
+from batchwright.engine_config import EngineConfig
 from batchwright.inference.loading import load_tokenizer
-assert load_tokenizer({str(smollm2_path)!r}).encode("one two")
+assert load_tokenizer({str(smollm2_path)!r}, EngineConfig()).encode("one two")
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

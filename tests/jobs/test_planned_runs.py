@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, text_of
 
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Inference
 from batchwright.jobs import dry_run, loading
@@ -50,7 +51,7 @@ def test_the_tokenizer_is_read_while_replicas_are_opened(tmp_path: Path, monkeyp
     reading, engine = threading.Event(), FakeEngine(slots=15)
     engine.stats.kv_blocks = 200
 
-    def load_tokenizer(model: str) -> Any:
+    def load_tokenizer(model: str, config: EngineConfig) -> Any:
         reading.set()
         return engine.core.tokenizer
 
@@ -149,7 +150,7 @@ def test_texts_to_encode_do_not_count_as_shared(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     source = write(
         tmp_path / "in.jsonl", [{"prompt": "a" * 90, "max_tokens": 10}, {"prompt": "a" * 91, "max_tokens": 10}]
     )
@@ -158,7 +159,7 @@ def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkey
 
 
 def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     source = write(tmp_path / "in.jsonl", few_shot(40, 4))
     found = [
         run(source, None, model="smollm2-135m", prefix_caching=on, dry_run=True).shared_prompts for on in (True, False)

@@ -235,7 +235,7 @@ class ModelChoice:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
-        return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
+        return None if self.backend is not None or self.model is None else load_tokenizer(self.model, self.config)
 
     @asynccontextmanager
     async def opened(
