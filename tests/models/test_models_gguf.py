@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +237,19 @@ def test_a_model_is_converted_once_to_the_form_that_its_engine_reads(
 )
 def test_which_engines_read_values(options: dict[str, Any], on_cpu: bool, values: bool) -> None:
     assert EngineConfig(**options).needs_values(on_cpu=on_cpu) == values
+
+
+def test_a_disk_too_small_for_the_values_is_seen_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_root: Path
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0")
+    usage = shutil.disk_usage("/")._replace(free=source.stat().st_size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    said: list[str] = []
+    with pytest.raises(ModelCacheError, match=r"MB are needed; free some space"):
+        resolve(str(source), progress=said.append)
+    assert "converting the weights" not in said
+    assert not list((cache_root / "tmp").iterdir())
 
 
 def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:

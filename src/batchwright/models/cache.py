@@ -171,18 +171,23 @@ def build(
             if found.damage:
                 progress(f"{found.folder} is damaged ({found.damage}); building it again")
             remove_abandoned(root, key, ((path.name, path) for path in (root / "tmp").glob("*")))
-            free = shutil.disk_usage(root).free
-            if free < needs_bytes:
-                raise ModelCacheError(
-                    f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
-                    f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
-                )
+            require_free(root, needs_bytes)
             return _build_locked(root, key, origin, fill)
     except OSError as error:
         raise ModelCacheError(
             f"cannot build {key} in the model cache {root}: {error}; free some space there, or set"
             f" {CACHE_VARIABLE} to a folder that can be written"
         ) from error
+
+
+def require_free(root: Path, needs_bytes: int) -> None:
+    """Raise ModelCacheError when fewer than `needs_bytes` bytes are free on the disk of the cache `root`."""
+    free = shutil.disk_usage(root).free
+    if free < needs_bytes:
+        raise ModelCacheError(
+            f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
+            f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
+        )
 
 
 def _build_locked(root: Path, key: str, origin: Origin, fill: Callable[[Path, Path], None]) -> Path:
