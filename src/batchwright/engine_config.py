@@ -170,6 +170,11 @@ class EngineConfig:
                 raise TypeError(f"the engine has no option {name!r}; {hint}")
         return replace(self, **options)
 
+    def needs_values(self, *, on_cpu: bool) -> bool:
+        """Whether an engine on a CPU, or elsewhere, does not multiply the numbers of a GGUF file as they are."""
+        is_plain = self.body != "transformers" and self.quantization is None and self.tensor_parallel == 1
+        return not is_plain or self.dtype in ("float32", "float16") or not on_cpu
+
     def chosen(self) -> Mapping[str, Any]:
         """The options that are not at their default, by name."""
         return {

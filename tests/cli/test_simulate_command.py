@@ -165,7 +165,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
             text = prompt if isinstance(prompt, str) else prompt[0]["content"]
             return list(range(len(text.split())))
 
-    monkeypatch.setattr("batchwright.inference.loading.load_tokenizer", lambda model: Words())
+    monkeypatch.setattr("batchwright.inference.loading.load_tokenizer", lambda *_: Words())
 
 
 @pytest.mark.parametrize(

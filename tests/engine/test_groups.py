@@ -57,7 +57,7 @@ def test_numbers_are_the_nearest_of_their_group(bits: int, seed: int, size: floa
     # A scale is rounded to 11 bits, which moves the farthest number by as much; below 6e-8 there is none.
     slack = scales / 2 + weight.abs() * 2.0**-10 + 6e-8 * 2**bits
     assert bool(((rounded.values - weight).abs() <= slack).all())
-    assert int(rounded.numbers.max()) < 2**bits
+    assert int(rounded.bytes_each.max()) < 2**bits
     assert torch.equal(rounded.values[2, :GROUP], torch.zeros(GROUP))
 
 
@@ -79,7 +79,7 @@ def test_packing_can_be_undone(outputs: int, inputs: int, bits: int) -> None:
         numbers = of_groups[:, :size].reshape(groups, -1, 16, 4)[:, :, lane]
         if bits == 4:
             numbers = torch.cat((numbers & 15, numbers >> 4), dim=1)
-        assert torch.equal(numbers.reshape(inputs), rounded.numbers[output])
+        assert torch.equal(numbers.reshape(inputs), rounded.bytes_each[output])
         halves = of_groups[:, size:].contiguous().view(torch.float16).view(groups, -1, 16)[:, :, lane].T
         assert torch.equal(halves[0], rounded.scales[output])
         if rounded.offsets is not None:
@@ -153,7 +153,7 @@ def test_what_cannot_be_multiplied_in_groups_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_weight_with_offsets_stands_for_its_numbers() -> None:
-    weight = GroupedWeight(
+    weight = GroupedWeight.of(
         torch.arange(16, dtype=torch.uint8).repeat(2)[None], torch.tensor([[0.5]]).half(), torch.tensor([[-4.0]]).half()
     )
     assert weight.values[0, :16].tolist() == [number / 2 - 4 for number in range(16)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import torch
 from safetensors.torch import save_file
 
 from batchwright import Engine
-from batchwright.engine.bodies.llama import unsuitable
-from batchwright.engine.bodies.load import plain_llama_config, read_config
+from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies.body import LEAST_POSITIONS
+from batchwright.engine.bodies.linear import can_pack
+from batchwright.engine.bodies.llama import LlamaBody, unsuitable
+from batchwright.engine.bodies.load import load_shard, plain_llama_config, read_config
+from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.bodies.weights import Weights
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.engine_config import QuantizationName
+from batchwright.engine_config import EngineConfig, QuantizationName
 from batchwright.errors import UnsupportedModel
 
 from .support import TINY, tiny_model
@@ -165,8 +170,9 @@ print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") 
 def test_the_tokenizer_of_the_default_model_needs_no_torch(smollm2_path: Path) -> None:
     script = f"""
 import sys
+from batchwright.engine_config import EngineConfig
 from batchwright.inference.loading import load_tokenizer
-assert load_tokenizer({str(smollm2_path)!r}).encode("one two")
+assert load_tokenizer({str(smollm2_path)!r}, EngineConfig()).encode("one two")
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -181,3 +187,31 @@ def test_a_tensor_that_only_the_index_knows(tmp_path: Path) -> None:
     assert weights.take("here").tolist() == [1, 1]
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors has no tensor 'gone'"):
         weights.take("gone")
+
+
+@pytest.mark.parametrize(("longest", "rows"), [(None, 5000), (2000, 2000), (100, LEAST_POSITIONS)])
+def test_a_rope_table_is_as_long_as_sequences_can_be(tmp_path: Path, longest: int | None, rows: int) -> None:
+    tiny_model(tmp_path, "llama", **TINY | {"max_position_embeddings": 5000})
+    config = EngineConfig(body="fused", device="cpu", max_model_len=longest)
+    for body in (load_body(tmp_path, config), load_shard(tmp_path, config, Shard(0, 2))):
+        assert isinstance(body, LlamaBody)
+        assert len(body._weights.rope.cosines) == rows
+        assert body.max_model_len == 5000
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="torch packs no weights here")
+def test_a_head_that_is_packed_is_not_held_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path, "llama", **TINY | {"tie_word_embeddings": False})
+    heads = []
+    genuine = Weights.take
+
+    def noted(self: Weights, name: str, *args: Any, **more: Any) -> torch.Tensor:
+        found = genuine(self, name, *args, **more)
+        if name == "lm_head.weight":
+            heads.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Weights, "take", noted)
+    body = load_body(tmp_path, EngineConfig(body="fused", device="cpu", dtype="float32"))
+    body.allocate(20, 16, "sdpa")
+    assert [head() for head in heads] == [None]

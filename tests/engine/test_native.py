@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import multiprocessing
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -241,20 +243,73 @@ def test_a_cache_folder_that_cannot_be_made(fresh_cache: Path, monkeypatch: pyte
 
 @needs_native
 def test_a_damaged_library_is_compiled_once_more(fresh_cache: Path, tmp_path: Path) -> None:
-    source = tmp_path / "one.cpp"
-    source.write_text('extern "C" int one() { return 1; }\n')
+    source = one_source(tmp_path)
     library_path("one", (source,)).write_bytes(b"")
     library = load_library("one", (source,))
     assert not isinstance(library, str)
     assert library.one() == 1
 
 
-def test_two_processes_build_at_once(fresh_cache: Path) -> None:
+def test_two_processes_build_at_once(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = noting_compiler(fresh_cache, monkeypatch)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         paths = {future.result() for future in [pool.submit(build) for _ in range(2)]}
+    assert compiled.read_text().split() == [QUICKEST.name]
     assert paths == {str(path) for path in (fresh_cache / "cache" / "native").iterdir()}
     assert isinstance(load_library("quickest", (QUICKEST,)), ctypes.CDLL)
     assert {str(path) for path in (fresh_cache / "cache" / "native").iterdir()} == paths
+
+
+def noting_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a compiler be used that appends the name of each source that it compiles to the file that is returned."""
+    notes, compiler = folder / "compiled", folder / "noting"
+    real = shutil.which("g++") or shutil.which("clang++") or pytest.skip("no C++ compiler")
+    compiler.write_text(
+        f'#!/bin/sh\nfor o; do case "$o" in *.cpp) basename "$o" >> {notes};; esac; done\nexec {real} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return notes
+
+
+def one_source(folder: Path) -> Path:
+    source = folder / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }\n')
+    return source
+
+
+@needs_native
+def test_what_another_process_compiles_is_waited_for(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, compiled = one_source(fresh_cache), noting_compiler(fresh_cache, monkeypatch)
+    path = library_path("one", (source,))
+    content = path.read_bytes()
+    path.unlink()
+    lock = os.open(fresh_cache / "cache" / "locks" / f"{path.stem}.lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lines = []
+
+    def finish(line: str) -> None:
+        lines.append(line)
+        path.write_bytes(content)
+        os.close(lock)
+
+    assert library_path("one", (source,), finish) == path
+    assert lines == [f"another process is preparing {path.stem}; waiting for it"]
+    assert compiled.read_text().split() == ["one.cpp"]
+
+
+@needs_native
+def test_what_killed_compilations_left_is_removed(fresh_cache: Path) -> None:
+    folder, source = fresh_cache / "cache" / "native", one_source(fresh_cache)
+    path = library_path("one", (source,))
+    path.unlink()
+    for left in (f"{path.stem}-a", "kernels-0-b", "kernels-1-c"):
+        (folder / left).mkdir()
+        (folder / left / "decoder.o").write_bytes(b"")
+    with (fresh_cache / "cache" / "locks" / "kernels-1.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert library_path("one", (source,)) == path
+    assert {each.name for each in folder.iterdir()} == {path.name, "kernels-1-c"}
 
 
 @needs_native

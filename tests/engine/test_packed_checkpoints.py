@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from batchwright.engine.bodies import load_body
-from batchwright.engine.bodies.compiled import CompiledStack
+from batchwright.engine.bodies.compiled import CompiledStack, _products
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.packed_checkpoints import PackedFormat
+from batchwright.engine.bodies.weights import Part, Weights
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import UnsupportedModel
 
@@ -174,7 +175,7 @@ def test_what_was_left_as_it_was_has_8_bits(tmp_path: Path, left_out: str) -> No
     assert isinstance(body, LlamaBody)
     body.allocate(400, 16, "auto")
     assert isinstance(body.stack, CompiledStack)
-    assert body.stack.group_bits == {4, 8}
+    assert {each.bits for each in _products(body.stack._decoder._kept)} == {4, 8}
     assert error(all_logits(body, prompts), reference(model, prompts)) < 1.15 * math.hypot(0.02, 0.05)
 
 
@@ -224,6 +225,28 @@ def test_inputs_in_another_order_are_read_by_their_values() -> None:
     assert found.bits == 8
     assert error(found.values, numbers.values) < 0.01
     assert torch.allclose(form.values(tensors.get), numbers.values)
+
+
+def test_numbers_of_4_bits_take_half_a_byte(tmp_path: Path) -> None:
+    checkpoint(tmp_path, AWQ)
+    packed = PackedFormat.of(AWQ)
+    assert isinstance(packed, PackedFormat)
+    weights = Weights(tmp_path, torch.bfloat16, torch.device("cpu"), packed)
+    shape = (_SIZES["hidden_size"], _SIZES["intermediate_size"])
+    numbers = weights.numbers("model.layers.0.mlp.down_proj.weight", shape)
+    assert numbers is not None
+    assert numbers.shape == shape
+    assert numbers.numbers.untyped_storage().nbytes() == shape[0] * shape[1] // 2
+
+
+def test_parts_of_a_packed_weight_keep_no_more_of_it(tmp_path: Path) -> None:
+    checkpoint(tmp_path, AWQ)
+    packed = PackedFormat.of(AWQ)
+    assert isinstance(packed, PackedFormat)
+    weights = Weights(tmp_path, torch.float32, torch.device("cpu"), packed)
+    name = "model.layers.0.mlp.down_proj.weight"
+    for taken in (weights.take(name, rows=Part(16, 32)), weights.take(name, columns=Part(0, 64))):
+        assert taken.untyped_storage().nbytes() == taken.nbytes
 
 
 @pytest.mark.parametrize("first_format", [True, False])

@@ -7,9 +7,11 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.load import load_shard
 from batchwright.engine.bodies.shard import Shard
+from batchwright.engine.bodies.weights import Weights
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.tensor_parallel import parallel_body, rank_process
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
@@ -84,8 +87,6 @@ class Alone:
     """For `ASKED`."""
     logits: Tensor
     """Of the step `a_step(9, 40, 1)`."""
-    values: int
-    """Number of values of the model."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def alone(shallow_path: Path, some_prompts: list[list[int]]) -> Alone:
         with torch.inference_mode():
             logits = body.forward(a_step(9, 40, 1))
     tokens = [answer.token_ids for answer in answers[: len(some_prompts)]]
-    return Alone(tokens, [answer.output for answer in answers[len(some_prompts) :]], logits, body.values_held)
+    return Alone(tokens, [answer.output for answer in answers[len(some_prompts) :]], logits)
 
 
 @needs_cores
@@ -117,9 +118,6 @@ def test_the_same_tokens_and_logits_from_half_of_the_model_each(
 
         body = engine.core.body
         assert isinstance(body, ParallelBody)
-        # 9 heads of 3 KV heads: 3 on rank 0, and 6 on rank 1. Only the norms are on both.
-        assert all(0.45 < held / alone.values < 0.55 for held in body.values_held)
-        assert alone.values < sum(body.values_held) < 1.001 * alone.values
         with torch.inference_mode():
             found = body.forward(a_step(9, 40, 1))
         torch.testing.assert_close(found, alone.logits, rtol=1e-4, atol=1e-4)
@@ -296,6 +294,30 @@ def test_parts_cover_everything_once() -> None:
 def test_what_cannot_be_shared_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineConfig(**{"tensor_parallel": 2} | options)
+
+
+def test_a_rank_reads_its_part_and_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path, "llama", **TINY)
+    taken: list[int] = []
+    genuine = Weights.take
+
+    def noted(self: Weights, *args: Any, **more: Any) -> Tensor:
+        found = genuine(self, *args, **more)
+        taken.append(found.numel())
+        return found
+
+    monkeypatch.setattr(Weights, "take", noted)
+    config, read = EngineConfig(**OPTIONS), []
+    shards = (partial(load_shard, tmp_path, config, Shard(rank, 2)) for rank in range(2))
+    loads: list[Callable[[], object]] = [partial(load_body, tmp_path, config), *shards]
+    for load in loads:
+        taken.clear()
+        load()
+        read.append(sum(taken))
+    whole, *parts = read
+    assert all(0.45 < part / whole < 0.55 for part in parts)
+    norms = (1 + 2 * TINY["num_hidden_layers"]) * TINY["hidden_size"]
+    assert sum(parts) == whole + norms
 
 
 def test_models_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_tokenizer_is_read_while_replicas_are_opened(tmp_path: Path, monkeyp
     reading, engine = threading.Event(), FakeEngine(slots=15)
     engine.stats.kv_blocks = 200
 
-    def load_tokenizer(model: str) -> Any:
+    def load_tokenizer(model: str, config: EngineConfig) -> Any:
         reading.set()
         return engine.core.tokenizer
 
@@ -154,7 +154,7 @@ def test_texts_to_encode_do_not_count_as_shared(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     source = write(
         tmp_path / "in.jsonl", [{"prompt": "a" * 90, "max_tokens": 10}, {"prompt": "a" * 91, "max_tokens": 10}]
     )
@@ -163,7 +163,7 @@ def test_a_plan_for_replicas_looks_at_the_longest_context(tmp_path: Path, monkey
 
 
 def test_without_prefix_caching_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     source = write(tmp_path / "in.jsonl", few_shot(40, 4))
     found = [
         run(source, None, model="smollm2-135m", prefix_caching=on, dry_run=True).shared_prompts for on in (True, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchwright.models.gguf_numbers import Numbers, numbers_of, rounded
+from batchwright.models.gguf_numbers import Numbers, Stored, bytes_needed, numbers_of, rounded
 
 gguf = pytest.importorskip("gguf")
 
@@ -78,6 +78,20 @@ def test_two_numbers_of_4_bits_are_a_byte() -> None:
     assert stored["numbers"].shape == (ROWS, INPUTS // 2)
     assert (stored["numbers"] & 15 == found.numbers[:, ::2]).all()
     assert (stored["numbers"] >> 4 == found.numbers[:, 1::2]).all()
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *ROUNDED])
+def test_a_conversion_needs_room_for_values_and_for_numbers_beside_them(kind: str) -> None:
+    data = blocks(kind, np.random.default_rng(5))
+    found = numbers_of(data, kind, values(data, kind), None)
+    assert found is not None
+    number = ROWS * INPUTS
+    weight, other = Stored("blk.11.ffn_up.weight", kind, number), Stored("token_embd.weight", kind, 1000)
+    assert bytes_needed([weight, other], 2, as_numbers=False) == 2 * (number + 1000)
+    numbers = sum(each.nbytes for each in found.tensors().values())
+    assert bytes_needed([weight, other], 2, as_numbers=True) == 2 * (number + 1000) + numbers + 2 * 1000
+    plain = Stored("blk.0.attn_q.weight", "F32", number)
+    assert bytes_needed([plain], 4, as_numbers=True) == 2 * 4 * number
 
 
 def test_a_group_of_zeros() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,11 @@ import pytest
 from batchwright import Engine, SamplingParams
 from batchwright.engine.bodies.packed_checkpoints import PackedFormat
 from batchwright.engine.bodies.weights import Weights
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelCacheError, ModelNotFound, UnsupportedModel
+from batchwright.inference.loading import load_engine, load_tokenizer
 from batchwright.models import inventory, resolution, resolve
+from batchwright.models.conversion import convert_gguf
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
@@ -196,6 +200,56 @@ def test_a_model_of_numbers_is_computed_as_it_is(tmp_path: Path) -> None:
     folder = resolve(str(source))
     with pytest.raises(UnsupportedModel, match=r"give the \.gguf file with body='transformers'"):
         Engine(folder, body="transformers", device="cpu")
+
+
+def test_a_model_is_converted_once_to_the_form_that_its_engine_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms: list[str] = []
+
+    def noted(*given: Any, as_numbers: bool) -> None:
+        forms.append("numbers" if as_numbers else "values")
+        convert_gguf(*given, as_numbers=as_numbers)
+
+    monkeypatch.setattr(resolution, "convert_gguf", noted)
+    source = str(write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0"))
+    config = EngineConfig(dtype="float32", device="cpu", kv_memory="1MB")
+    load_engine(source, config).close()
+    assert load_tokenizer(source, config).encode("a")
+    assert forms == ["values"]
+    assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False, as_values=True)
+    load_engine(source, EngineConfig(body="fused", device="cpu", kv_memory="1MB")).close()
+    assert forms == ["values", "numbers"]
+    assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "values"),
+    [
+        ({}, True, False),
+        ({}, False, True),
+        ({"body": "fused", "dtype": "bfloat16"}, True, False),
+        ({"dtype": "float32"}, True, True),
+        ({"body": "transformers"}, True, True),
+        ({"quantization": "int8"}, True, True),
+        ({"tensor_parallel": 2}, True, True),
+    ],
+)
+def test_which_engines_read_values(options: dict[str, Any], on_cpu: bool, values: bool) -> None:
+    assert EngineConfig(**options).needs_values(on_cpu=on_cpu) == values
+
+
+def test_a_disk_too_small_for_the_values_is_seen_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_root: Path
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0")
+    usage = shutil.disk_usage("/")._replace(free=source.stat().st_size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    said: list[str] = []
+    with pytest.raises(ModelCacheError, match=r"MB are needed; free some space"):
+        resolve(str(source), progress=said.append)
+    assert "converting the weights" not in said
+    assert not list((cache_root / "tmp").iterdir())
 
 
 def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:

@@ -117,7 +117,10 @@ def simulate_command(
         sizes = kept.facts.sizes(engine)
     except ValueError as error:
         raise InputError(str(error)) from error
-    lines = [] if job is None else _lines(job, input_format, model, sizes.max_model_len, max_tokens, expected_tokens)
+    lines = []
+    if job is not None:
+        defaults = SamplingParams(max_tokens=max_tokens)
+        lines = _lines(job, input_format, model, engine, sizes.max_model_len, defaults, expected_tokens)
     step_costs = kept.costs
     outcomes = []
     for number in numbers:
@@ -211,15 +214,21 @@ def _check_traffic(
 
 
 def _lines(
-    job: str, input_format: str | None, model: str, longest: int, max_tokens: int, expected_tokens: int | None
+    job: str,
+    input_format: str | None,
+    model: str,
+    config: EngineConfig,
+    longest: int,
+    defaults: SamplingParams,
+    expected_tokens: int | None,
 ) -> list[SimulatedRequest]:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
 
     return job_lengths(
         job,
-        lambda: load_tokenizer(model),
-        defaults=SamplingParams(max_tokens=max_tokens),
+        lambda: load_tokenizer(model, config),
+        defaults=defaults,
         longest=longest,
         expected_tokens=expected_tokens,
         input_format=input_format,

@@ -24,12 +24,13 @@ def probe(engine: Engine, seconds: float = 12.0) -> None:
     began = core.clock.now()
     vocab, room = core.body.vocab_size, core.scheduler.blocks.num_blocks * core.scheduler.blocks.block_size
     longest = min(core.max_model_len, room)
+    answer = max(1, min(_STEPS + 1, longest - 1))
 
     def submit(count: int, prompt: int) -> None:
-        most = max(1, min(prompt, longest - _STEPS - 1))
+        most = max(1, min(prompt, longest - answer))
         for _ in range(count):
             tokens = [draw.randrange(vocab) for _ in range(most)]
-            engine.submit(InferenceRequest(tokens, max_tokens=_STEPS + 1, ignore_eos=True, seed=0))
+            engine.submit(InferenceRequest(tokens, max_tokens=answer, ignore_eos=True, seed=0))
 
     def finish() -> None:
         while engine.unfinished:

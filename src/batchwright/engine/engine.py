@@ -55,7 +55,8 @@ class Engine:
     ) -> None:
         config = (config or EngineConfig()).with_options(**options)
         _require_generating(str(model))
-        folder = resolve(str(model), as_values=_needs_values(config))
+        on_cpu = choose_device(config.device).type == "cpu"
+        folder = resolve(str(model), as_values=config.needs_values(on_cpu=on_cpu))
         self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:
@@ -341,12 +342,6 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[], object]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)
-
-
-def _needs_values(config: EngineConfig) -> bool:
-    """Return whether the weights of a GGUF file are not multiplied as the numbers that it holds."""
-    is_plain = config.body != "transformers" and config.quantization is None and config.tensor_parallel == 1
-    return not is_plain or config.dtype in ("float32", "float16") or choose_device(config.device).type != "cpu"
 
 
 def _require_generating(model: str) -> None:

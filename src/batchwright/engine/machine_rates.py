@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from batchwright.durable_files import write_shared
-from batchwright.engine.bodies.body import KernelSeconds, ModelBody
+from batchwright.engine.bodies.body import LEAST_POSITIONS, KernelSeconds, ModelBody
 from batchwright.engine.native.build import processor
 from batchwright.engine.step.batch import batch_of
 from batchwright.models import cache_dir
@@ -174,7 +174,7 @@ class _Probe:
         return _KEYS // self._block_size * self._block_size
 
     def _fits(self, rows: int) -> bool:
-        return 2 * rows <= min(self._num_blocks * self._block_size, self._body.max_model_len)
+        return 2 * rows <= min(self._num_blocks * self._block_size, self._body.max_model_len, LEAST_POSITIONS)
 
     def _fits_alone(self, rows: int) -> bool:
         return rows + self._keys // self._block_size * 8 <= self._num_blocks

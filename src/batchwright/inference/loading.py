@@ -56,11 +56,12 @@ def load_models(
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
     loading a model.
     """
-    # Importing torch takes seconds, so a wrong name is reported before.
-    for name, encodes in ((model, False), (embedding_model, True)):
-        if name is not None:
-            resolve(name, progress=progress, as_values=encodes)
     try:
+        # Importing torch takes seconds, so a wrong name is reported before.
+        if model is not None:
+            resolve_generating(model, config, progress)
+        if embedding_model is not None:
+            resolve(embedding_model, progress=progress, as_values=True)
         if model is not None and config.device in (None, "cpu"):
             prepare_kernels(progress)
         progress("reading the weights")
@@ -78,6 +79,22 @@ def load_models(
         ) from error
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def resolve_generating(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Path:
+    """Return the folder of a generating model, with weights in the form that an engine with `config` reads.
+
+    torch is imported only for a GGUF file, if the device is not "cpu". Raises as `resolve`, and ValueError for a device
+    that does not exist.
+    """
+    if not Path(model).expanduser().is_file():
+        return resolve(model, progress=progress)
+    on_cpu = config.device == "cpu"
+    if not on_cpu:
+        from batchwright.engine.bodies.load import choose_device
+
+        on_cpu = choose_device(config.device).type == "cpu"
+    return resolve(model, progress=progress, as_values=config.needs_values(on_cpu=on_cpu))
 
 
 def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
@@ -130,10 +147,13 @@ def prepare_kernels(progress: Progress) -> None:
     prepare_library(progress=progress)
 
 
-def load_tokenizer(model: str) -> Tokenizer:
-    """Load only the tokenizer of a generating model. Takes up to seconds; raises as `load_models`."""
-    folder = resolve(model)
+def load_tokenizer(model: str, config: EngineConfig) -> Tokenizer:
+    """Load only the tokenizer of a generating model, which an engine with `config` runs.
+
+    Takes up to seconds; raises as `load_models`.
+    """
     try:
+        folder = resolve_generating(model, config)
         from batchwright.engine.tokenizer import Tokenizer
 
         vocab_size, context = _text_sizes(folder)
@@ -142,6 +162,8 @@ def load_tokenizer(model: str) -> Tokenizer:
         raise MissingExtra(
             f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
         ) from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def load_text_tokenizer(model: str) -> TextTokenizer:

@@ -237,7 +237,7 @@ class ModelChoice:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
-        return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
+        return None if self.backend is not None or self.model is None else load_tokenizer(self.model, self.config)
 
     def text_tokenizer(self) -> TextTokenizer | None:
         """The tokenizer of the embedding model; None if there is none here. Takes seconds; raises as `load`."""

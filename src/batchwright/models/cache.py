@@ -4,7 +4,7 @@ Layout under `cache_dir()`:
 
     models/KEY/             a finished model and its manifest
     tmp/KEY/PID-RANDOM/     work folder of the holder of KEY's lock
-    locks/KEY.lock          flock: at most one process builds KEY
+    locks/KEY.lock          flock: at most one process builds KEY, which may be a library of native/, too
 
 Invariants:
 - `models/KEY` is only ever created by renaming a complete, synced folder whose manifest was written last.
@@ -20,7 +20,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,25 +164,30 @@ def build(
     """
     root = cache_dir()
     try:
-        with _locked(root, key, progress):
+        with locked(root, key, progress):
             found = inspect(key)
             if found.ready:
                 return found.folder
             if found.damage:
                 progress(f"{found.folder} is damaged ({found.damage}); building it again")
-            _remove_abandoned(root, key)
-            free = shutil.disk_usage(root).free
-            if free < needs_bytes:
-                raise ModelCacheError(
-                    f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
-                    f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
-                )
+            remove_abandoned(root, key, ((path.name, path) for path in (root / "tmp").glob("*")))
+            require_free(root, needs_bytes)
             return _build_locked(root, key, origin, fill)
     except OSError as error:
         raise ModelCacheError(
             f"cannot build {key} in the model cache {root}: {error}; free some space there, or set"
             f" {CACHE_VARIABLE} to a folder that can be written"
         ) from error
+
+
+def require_free(root: Path, needs_bytes: int) -> None:
+    """Raise ModelCacheError when fewer than `needs_bytes` bytes are free on the disk of the cache `root`."""
+    free = shutil.disk_usage(root).free
+    if free < needs_bytes:
+        raise ModelCacheError(
+            f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
+            f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
+        )
 
 
 def _build_locked(root: Path, key: str, origin: Origin, fill: Callable[[Path, Path], None]) -> Path:
@@ -230,8 +235,11 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
-    """Hold the lock of `key`. When another process holds it, wait, or without `progress` yield False at once."""
+def locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
+    """Hold the lock of `key`. When another process holds it, wait, or without `progress` yield False at once.
+
+    Raises OSError when the cache cannot be written.
+    """
     path = root / "locks" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
@@ -250,9 +258,9 @@ def _locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
         os.close(descriptor)  # also unlocks; the file stays, since removing it would split the lock in two
 
 
-def _remove_abandoned(root: Path, held: str) -> None:
-    """Remove the leftovers of dead processes in `tmp`: those of `held`, whose lock we have, and of any free key."""
-    for leftovers in (root / "tmp").glob("*"):
-        with contextlib.nullcontext(True) if leftovers.name == held else _locked(root, leftovers.name, None) as free:
+def remove_abandoned(root: Path, held: str, leftovers: Iterable[tuple[str, Path]]) -> None:
+    """Remove folders of dead processes, given with keys: those of `held`, whose lock we have, and of free keys."""
+    for key, folder in leftovers:
+        with contextlib.nullcontext(True) if key == held else locked(root, key, None) as free:
             if free:
-                shutil.rmtree(leftovers, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)

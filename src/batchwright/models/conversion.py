@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from batchwright.errors import MissingExtra, ModelCacheError, UnsupportedModel
-from batchwright.models.cache import Progress
+from batchwright.models.cache import Progress, cache_dir, require_free
 
 _NEEDED = ("torch", "transformers", "gguf", "tokenizers", "safetensors")
 _CHILD_ENVIRONMENT = {
@@ -28,13 +28,16 @@ _CHILD_ENVIRONMENT = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One line that the child writes to stdout: progress, or the reason why it gave up.
+    """One line that the child writes to stdout: progress, the room that it needs, or the reason why it gave up.
 
-    `kind` is "progress", "write" (the output cannot be written) or "unsupported" (the file cannot be converted).
+    `kind` is "progress", "room", "write" (the output cannot be written) or "unsupported" (the file cannot be
+    converted).
     """
 
     text: str
     kind: str = "progress"
+    needs_bytes: int = 0
+    """Bytes that the output takes while it is written, where `kind` is "room"."""
 
 
 def require_converter() -> None:
@@ -65,8 +68,8 @@ def convert_gguf(source: Path, model: Path, work: Path, progress: Progress, *, a
     those of the layers of Llamas and their kin stay the numbers that the file has (`gguf_numbers.py`), which take a
     third of the room, and which nothing but the fused body reads.
 
-    Raises UnsupportedModel when transformers cannot convert this file correctly, ModelCacheError when the result cannot
-    be written or the child was killed.
+    Raises UnsupportedModel when transformers cannot convert this file correctly, ModelCacheError when the cache has not
+    enough room, the result cannot be written or the child was killed.
     """
     # -P: a file in the current folder must not shadow one of the libraries.
     command = [sys.executable, "-P", "-m", "batchwright.models.convert_gguf", str(source), str(model)]
@@ -88,6 +91,8 @@ def convert_gguf(source: Path, model: Path, work: Path, progress: Progress, *, a
                 message = msgspec.json.decode(line, type=Message)
                 if message.kind == "progress":
                     progress(message.text)
+                elif message.kind == "room":
+                    require_free(cache_dir(), message.needs_bytes)
                 else:
                     refusal = message
         except BaseException:

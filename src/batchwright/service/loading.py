@@ -97,9 +97,10 @@ def model_times(settings: Settings) -> dict[str, float]:
     if settings.backend != "engine" or settings.ray is not None:
         return {}
     encoders = (settings.embedding_model, *settings.classifier)
-    named = ((settings.model, False), *((each, True) for each in encoders))
     times = {
-        served_name(name): _made_at(resolve(name, pull=False, as_values=encodes)) for name, encodes in named if name
+        served_name(name): _made_at(resolve(name, pull=False, as_values=None))
+        for name in (settings.model, *encoders)
+        if name
     }
     meant = {alias: served_name(model) for alias, model in settings.aliases.items()}
     return times | {alias: times[model] for alias, model in meant.items() if model in times}

@@ -38,6 +38,11 @@ def free_bytes(device: torch.device) -> int:
     return free_memory()
 
 
+LEAST_POSITIONS = 1024
+"""Positions that every body can compute, if its model has them, however short the sequences of its engine are: steps
+that measure the machine have them."""
+
+
 class KernelSeconds(Protocol):
     """Seconds of steps by what they were spent on, as they grow."""
 

@@ -96,8 +96,6 @@ class CompiledStack:
         self._costs = _costs(model)
         self.weight_bytes = sum(each.panels.nbytes for each in (*_products(model), model.head))
         """Bytes of the weights that a step reads which wants logits of some rows; a screen is not counted."""
-        self.group_bits = {each.bits for each in _products(model)}
-        """Bits of the weights of layers in groups; 0 for others."""
         self._decoder = NativeDecoder(kernels.library, model)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
@@ -151,7 +149,7 @@ class CompiledStack:
         """Pack a projection, in groups with `bits` or those of the layers."""
         weight, numbers = projection.weight, projection.grouped
         if numbers is not None:
-            return pack_groups(numbers.numbers.shape, numbers.bits, lambda: numbers, projection.bias, self._arena)
+            return pack_groups(numbers.shape, numbers.bits, lambda: numbers, projection.bias, self._arena)
         if self._kind != "groups":
             return pack(weight, projection.bias, self._arena, quantized=self._kind == "int8")
         bits = bits or self._bits
@@ -159,7 +157,7 @@ class CompiledStack:
 
     def _packed_bytes(self, projection: Projection, *, bits: int | None = None) -> int:
         if (numbers := projection.grouped) is not None:
-            return grouped_bytes(numbers.numbers.shape, numbers.bits)
+            return grouped_bytes(numbers.shape, numbers.bits)
         if self._kind != "groups":
             return packed_bytes(projection.weight, quantized=self._kind == "int8")
         return grouped_bytes(projection.weight.shape, bits or self._bits)

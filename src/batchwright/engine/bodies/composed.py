@@ -92,8 +92,8 @@ class ComposedStack:
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
         self._head = self._make_linear(weights.head.weight, weights.head.bias)
-        self._head_weights = weights.head
-        self._streamed = self._choose_streamed() if self._may_stream else []
+        self._head_weights = weights.head if self._may_stream else None
+        self._streamed = [] if self._head_weights is None else self._choose_streamed(self._head_weights)
         if self._streamed:
             self.products += f", streamed for up to {self._streamed[-1].rows} rows"
 
@@ -133,11 +133,11 @@ class ComposedStack:
         return layer.down(self._ops.silu_mul(layer.gate_up(hidden)))
 
     def _logits(self, streamed: StreamedProducts | None, delta: Tensor | None, residual: Tensor) -> Tensor:
-        if streamed is not None and streamed.takes_head:
+        if streamed is not None and streamed.takes_head and self._head_weights is not None:
             return streamed.logits(self._head_weights, residual, self._norm, self._eps)
         return self._head(self._ops.add_rms_norm(delta, residual, self._norm, self._eps))
 
-    def _choose_streamed(self) -> list[StreamedProducts]:
+    def _choose_streamed(self, head: Projection) -> list[StreamedProducts]:
         """Return streamed products by numbers of rows, ascending, that are faster here than torch's."""
 
         def products(
@@ -153,7 +153,7 @@ class ComposedStack:
         projections = [part for each in weights for part in (each.qkv, each.output, each.gate_up, each.down)]
         queries = self._shape.heads * self._shape.head_dim
         tolerance = _FP8_INPUT_TOLERANCE if self._fp8 else _TOLERANCE
-        return choose_streamed(products, [*projections, self._head_weights], self._norm, queries, self._ops, tolerance)
+        return choose_streamed(products, [*projections, head], self._norm, queries, self._ops, tolerance)
 
     def rows_for(self, tokens: int) -> int:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens

@@ -17,7 +17,7 @@ from torch import Tensor
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.choice import PLANNED
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.bodies.body import KernelSeconds, ModelBody, StepOutput
+from batchwright.engine.bodies.body import LEAST_POSITIONS, KernelSeconds, ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import (
     MOST_HEAD_DIM,
     PRODUCT_KINDS,
@@ -75,7 +75,9 @@ class LlamaBody(ModelBody):
         *,
         quantization: QuantizationName | None = None,
         shard: Shard = WHOLE,
+        longest: int | None = None,
     ) -> None:
+        """`longest`: the most tokens of a sequence that will be computed, if they are fewer than the model's."""
         super().__init__()
         quantized = quantization == "int8"
         self.dtype, self.device, self.quantized, self.fp8 = dtype, device, quantized, quantization == "fp8"
@@ -84,6 +86,8 @@ class LlamaBody(ModelBody):
         self._group_bits = 4 if quantization == "int4" and not weights.packed else 8
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
+        self._positions = min(self.max_model_len, max(longest or self.max_model_len, LEAST_POSITIONS))
+        """Positions that steps may have."""
         shard.require_heads(_head_shape(config))
         self.shard = shard
         self._shape = shard.heads(_head_shape(config))
@@ -98,7 +102,7 @@ class LlamaBody(ModelBody):
             ],
             norm=weights.take("model.norm.weight", (hidden,)),
             head=Projection(embedding if tied else weights.take("lm_head.weight", vocabulary, rows=tokens)),
-            rope=_rope_table(config, device),
+            rope=_rope_table(config, self._positions, device),
             shape=self._shape,
             hidden=hidden,
             intermediate=shard.channels(config.intermediate_size).size,
@@ -108,8 +112,6 @@ class LlamaBody(ModelBody):
         if quantized:
             embedding = rotate(self._weights, embedding)
         self._embedding = embedding if tokens is None else SplitEmbedding(embedding, tokens.start, shard)
-        self.values_held = weights.values_read
-        """Number of values of the model that were read for it."""
         self.most_kv_heads = max(shard.heads(_head_shape(config), rank).kv_heads for rank in range(shard.ranks))
         """KV heads of the rank that has the most of them."""
         self._num_layers = config.num_hidden_layers
@@ -148,15 +150,15 @@ class LlamaBody(ModelBody):
         else:
             kind = PRODUCT_KINDS[self.quantization]
             self.stack = CompiledStack(self._weights, self.caches, kernels, kind=kind, bits=self._group_bits)
-            self._weights.head = Projection(torch.empty(0, 0))  # which is packed now
             self.free_rows = kernels.product_rows(kind)
+        self._weights.head = Projection(torch.empty(0, 0))  # which the stack holds as it multiplies it
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(
                 lambda batch: stack.logits(embedding[batch.token_ids], batch),
                 CudaRecorder(self.device),
                 max_sequences=num_blocks,
-                max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
+                max_blocks=min(num_blocks, -(-self._positions // block_size)),
             )
 
     def prepare(self, max_num_seqs: int) -> None:
@@ -364,7 +366,7 @@ def _window(config: Any, layer: int) -> int | None:
     return window
 
 
-def _rope_table(config: Any, device: torch.device) -> RopeTable:
+def _rope_table(config: Any, number: int, device: torch.device) -> RopeTable:
     # Importing transformers' own Llama, which has this too, takes longer than loading a small model.
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -375,6 +377,6 @@ def _rope_table(config: Any, device: torch.device) -> RopeTable:
         frequencies, scaling = 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
     else:
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config)
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    positions = torch.arange(number, dtype=torch.float32)
     angles = positions[:, None] * frequencies.float()[None, :]
     return RopeTable((angles.cos() * float(scaling)).to(device), (angles.sin() * float(scaling)).to(device))

@@ -72,7 +72,8 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
         if reason is not None:
             raise UnsupportedModel(f"quantization={quantization!r} cannot be used: {reason}. Leave it out")
         kind = grouped_kind
-    return LlamaBody(architecture, Weights(folder, kind, where, packed), kind, where, quantization=quantization)
+    weights = Weights(folder, kind, where, packed)
+    return LlamaBody(architecture, weights, kind, where, quantization=quantization, longest=config.max_model_len)
 
 
 def _require_values(architecture: Any, reason: str | None) -> None:
@@ -140,7 +141,7 @@ def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:
             f"tensor_parallel={shard.ranks} needs the fused body, which cannot run this model: {reason}"
         )
     weights = Weights(folder, kind, where, _packed_format(architecture))
-    return LlamaBody(architecture, weights, kind, where, shard=shard)
+    return LlamaBody(architecture, weights, kind, where, shard=shard, longest=config.max_model_len)
 
 
 def _why_not_fused(architecture: Any, folder: Path) -> str | None:

@@ -133,7 +133,7 @@ class PackedFormat:
         each = size // GROUP
         scales = parts.scales.repeat_interleave(each, 1).half()
         offsets = (-parts.zeros * parts.scales).repeat_interleave(each, 1).half()
-        return GroupedWeight(parts.numbers, scales, offsets if self.bits == 4 else None)
+        return GroupedWeight.of(parts.numbers, scales, offsets if self.bits == 4 else None)
 
     def values(self, take: Take) -> Tensor:
         """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read`."""
@@ -201,7 +201,7 @@ def _groups(take: Take) -> GroupedWeight:
         offsets is not None and offsets.shape != scales.shape
     ):
         raise ValueError(f"scales of the shape {list(scales.shape)} for a weight of {list(numbers.shape)}")
-    return GroupedWeight(numbers, scales, offsets)
+    return GroupedWeight.of(numbers, scales, offsets)
 
 
 def _middle(bits: int) -> int:

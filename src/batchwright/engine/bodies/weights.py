@@ -51,8 +51,6 @@ class Weights:
         self._folder, self._dtype, self._device, self._packed = folder, dtype, device, packed
         self._open: dict[Path, Any] = {}
         self._files = _tensor_files(folder)
-        self.values_read = 0
-        """Number of values in all tensors, and parts of them, that were taken."""
 
     @property
     def packed(self) -> bool:
@@ -76,8 +74,7 @@ class Weights:
         if self._packed is None or (base := self._packed_name(name)) is None:
             return None
         found = self._unpacked(name, base, self._packed.read)
-        self._require_shape(name, found.numbers.shape, shape)
-        self.values_read += found.numbers.numel()
+        self._require_shape(name, found.shape, shape)
         return found
 
     def _unpacked(self, name: str, base: str, read: Callable[[Take], _Unpacked]) -> _Unpacked:
@@ -100,11 +97,10 @@ class Weights:
         if self._packed is not None and (base := self._packed_name(name)) is not None:
             values = self._unpacked(name, base, self._packed.values)
             self._require_shape(name, values.shape, shape)
-            self.values_read += values.numel()
             if rows is not None:
-                values = values[rows.start : rows.stop]
+                values = values[rows.start : rows.stop].clone()  # a view would keep all of them
             elif columns is not None:
-                values = values[:, columns.start : columns.stop]
+                values = values[:, columns.start : columns.stop].clone()
             return values.to(device=self._device, dtype=self._dtype)
         path = self._files.get(name)
         if path is None:
@@ -123,7 +119,6 @@ class Weights:
             tensor = whole[:, columns.start : columns.stop]
         else:
             tensor = self._file(path).get_tensor(name)
-        self.values_read += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def _require_shape(self, name: str, found: Sequence[int], shape: Shape | None) -> None:

@@ -23,7 +23,7 @@ from batchwright.cgroups import threads_for
 from batchwright.durable_files import sync
 from batchwright.engine.native.shipped import shipped_library
 from batchwright.models import cache_dir
-from batchwright.models.cache import Progress
+from batchwright.models.cache import Progress, locked, remove_abandoned
 
 _HERE = Path(__file__).parent
 SOURCES = tuple(
@@ -46,7 +46,8 @@ def library_path(
 ) -> Path:
     """Return the library of `sources`: a shipped one, or one compiled now if it is not in the cache.
 
-    `progress` is called with a line of text while it is compiled. Raises `BuildError` if there is none.
+    Of several processes one compiles, and the others wait for it. `progress` is called with a line of text meanwhile.
+    Raises `BuildError` if there is none.
     """
     shipped = shipped_library(name, processor())
     if shipped is not None and shipped.complete:
@@ -65,9 +66,22 @@ def _compiled_here(name: str, sources: tuple[Path, ...], progress: Progress) -> 
     compiler = find_compiler()
     target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
     library = _compiled_folder() / f"{name}-{_key(compiler, target, sources)}.so"
-    if not library.exists():
-        compile_library(compiler, (target,), sources, library, progress)
+    if library.exists():
+        return library
+    root, key = cache_dir(), library.stem
+    try:
+        with locked(root, key, progress):
+            if not library.exists():
+                remove_abandoned(root, key, _work_folders(library.parent))
+                compile_library(compiler, (target,), sources, library, progress)
+    except OSError as error:
+        raise BuildError(f"cannot write to {root}: {error}") from error
     return library
+
+
+def _work_folders(folder: Path) -> list[tuple[str, Path]]:
+    """Return the folders in which libraries are compiled, with the keys of these; empty if `folder` is not there."""
+    return [(path.name.rpartition("-")[0], path) for path in folder.glob("*-*") if path.is_dir()]
 
 
 def _compiled_folder() -> Path:

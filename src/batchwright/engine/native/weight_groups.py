@@ -31,11 +31,34 @@ class GroupedWeight:
     """A weight [outputs, inputs] as numbers: (numbers - 128) · scale with 8 bits, numbers · scale + offset with 4."""
 
     numbers: Tensor
-    """[outputs, inputs] uint8."""
+    """[outputs, inputs] uint8; with 4 bits [outputs, inputs / 2], where the bytes of a group have the numbers of its
+    first half in their lower bits, and those of its second half in their upper ones."""
     scales: Tensor
     """[outputs, groups] float16, as are `offsets`."""
     offsets: Tensor | None
     """None with 8 bits."""
+
+    @classmethod
+    def of(cls, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> GroupedWeight:
+        """Return the weight of `numbers` [outputs, inputs] uint8, each in a byte of its own."""
+        if offsets is None:
+            return cls(numbers, scales, None)
+        halves = numbers.view(*scales.shape, 2, GROUP // 2)
+        return cls((halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1), scales, offsets)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Outputs and inputs."""
+        outputs, groups = self.scales.shape
+        return torch.Size((outputs, groups * GROUP))
+
+    @property
+    def bytes_each(self) -> Tensor:
+        """The numbers, each in a byte of its own: [outputs, inputs] uint8."""
+        if self.offsets is None:
+            return self.numbers
+        halves = self.numbers.view(*self.scales.shape, GROUP // 2)
+        return torch.cat([halves & 15, halves >> 4], dim=2).flatten(1)
 
     @property
     def bits(self) -> int:
@@ -45,11 +68,11 @@ class GroupedWeight:
     @property
     def values(self) -> Tensor:
         """The weight itself: [outputs, inputs] float32."""
-        groups = self.numbers.float().view(*self.scales.shape, GROUP)
+        groups = self.bytes_each.float().view(*self.scales.shape, GROUP)
         scales = self.scales.float()[..., None]
         if self.offsets is None:
-            return ((groups - _ZERO) * scales).view(self.numbers.shape)
-        return (groups * scales + self.offsets.float()[..., None]).view(self.numbers.shape)
+            return ((groups - _ZERO) * scales).view(self.shape)
+        return (groups * scales + self.offsets.float()[..., None]).view(self.shape)
 
 
 def round_to_groups(weight: Tensor, bits: int) -> GroupedWeight:
@@ -67,7 +90,7 @@ def round_to_groups(weight: Tensor, bits: int) -> GroupedWeight:
     offsets = groups.amin(2).half()
     scales = ((groups.amax(2) - offsets.float()) / _LEVELS[bits]).half()
     numbers = ((groups - offsets.float()[..., None]) * _inverse(scales)[..., None]).round().clamp(0, _LEVELS[bits])
-    return GroupedWeight(numbers.to(torch.uint8).view(weight.shape), scales, offsets)
+    return GroupedWeight.of(numbers.to(torch.uint8).view(weight.shape), scales, offsets)
 
 
 def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
@@ -113,9 +136,8 @@ def _bytes_of_lanes(inputs: int, bits: int) -> int:
 
 def _panels(weight: GroupedWeight, bits: int) -> Tensor:
     """Return numbers, scales and offsets of group after group, for each 16 outputs -> [panels, 2, bytes] uint8."""
-    lanes = padded(weight.numbers).view(-1, _LANES, weight.scales.shape[1], _UNITS, _UNIT).permute(0, 2, 3, 1, 4)
-    if bits == 4:
-        lanes = lanes[:, :, : _UNITS // 2] | lanes[:, :, _UNITS // 2 :] << 4
+    units = _UNITS * bits // 8
+    lanes = padded(weight.numbers).view(-1, _LANES, weight.scales.shape[1], units, _UNIT).permute(0, 2, 3, 1, 4)
     parts = [lanes, *(_of_lanes(each) for each in (weight.scales, weight.offsets) if each is not None)]
     of_lanes = torch.cat([part.reshape(*lanes.shape[:2], -1) for part in parts], dim=2)
     return of_lanes.view(-1, PANEL // _LANES, lanes.shape[1] * of_lanes.shape[2])

@@ -49,8 +49,6 @@ class Step:
 class Loaded:
     """Answer to `Load`: the rank's part of the model is in memory."""
 
-    values: int
-    """Number of values in it."""
     free_memory: int
     """Bytes that are free on its device."""
 

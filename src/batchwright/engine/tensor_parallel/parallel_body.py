@@ -77,11 +77,6 @@ class ParallelBody(ModelBody):
         return f"{self._own.description}, tensor parallel on {len(self._others) + 1} processes"
 
     @property
-    def values_held(self) -> list[int]:
-        """Number of values of the model that each rank holds."""
-        return [self._own.values_held, *(each.values for each in self._told)]
-
-    @property
     def pids(self) -> list[int]:
         """Process ids of the other ranks."""
         return [each.pid for each in self._others]

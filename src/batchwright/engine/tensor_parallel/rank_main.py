@@ -70,7 +70,7 @@ def _follow(order: Load, connection: Connection[FromRank, ToRank], steps: Simple
     if order.config.device.startswith("cuda"):
         torch.cuda.set_device(order.config.device)
     body = load_shard(order.folder, order.config, Shard(order.rank, order.ranks))
-    connection.send(Loaded(body.values_held, body.free_memory()))
+    connection.send(Loaded(body.free_memory()))
     size = steps.get()
     assert isinstance(size, Allocate)
     body.allocate(size.num_blocks, size.block_size, size.attention)

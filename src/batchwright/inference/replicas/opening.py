@@ -39,10 +39,12 @@ async def open_replicas(
             f"tensor_parallel={config.tensor_parallel}: only models that generate are shared by several processes, and "
             f"none is needed here beside {embedding_model or classifiers[0]}; leave it out"
         )
-    for name, encodes in ((model, False), *((each, True) for each in (embedding_model, *classifiers))):
-        if name is not None:
-            resolve(name, progress=progress, as_values=encodes)
     places = places_for(count, config.device, config.tensor_parallel)
+    if model is not None:
+        resolve(model, progress=progress, as_values=config.needs_values(on_cpu=places[0].gpu is None))
+    for name in (embedding_model, *classifiers):
+        if name is not None:
+            resolve(name, progress=progress, as_values=True)
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
         chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own
