@@ -276,7 +276,7 @@ def test_texts_to_embed_are_counted_by_the_tokenizer_of_their_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
 ) -> None:
     monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
     inputs: list[Any] = ["two words", ["one", "and one more here too"], "of six words, one too many", [7, 8, 9]]
     lines = [embedded(number, each) for number, each in enumerate(inputs)]
@@ -302,7 +302,7 @@ def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many
 
 
 def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_tokenizer", lambda model: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     bodies: dict[str, dict[str, Any]] = {"/classify": {"input": "abcdefgh"}, "/v1/completions": {"prompt": "abc"}}
     lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
     source = write(tmp_path / "in.jsonl", lines)
