@@ -40,6 +40,13 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
+def shared_engine(smollm2_path: Path) -> Iterator[Engine]:
+    """The whole model, which knows capitals."""
+    with Engine(smollm2_path, dtype="float32", kv_memory="100MB", max_model_len=512) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
