@@ -101,7 +101,7 @@ def tiny_model(folder: Path, model_type: str, **config: Any) -> Any:
 
 
 def engines_over(model: Path) -> Iterator[Callable[..., Engine]]:
-    """Yield what makes engines over `model`, in float32 unless it is told otherwise, and close them all afterwards."""
+    """Yield a function that makes engines over `model`, in float32 by default, and close them all afterwards."""
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:

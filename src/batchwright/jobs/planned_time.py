@@ -145,7 +145,7 @@ class SampledJob:
         told = seconds(middle, all_stepped)
         least = most = told
         if is_open:
-            # Both ends are told by the same lines in the same way, and count by how far they are from the middle so.
+            # Both ends are simulated with the same number of lines, and scaled as the middle with so many lines is.
             scale = told / (told if stepped == all_stepped else seconds(middle, stepped))
             least = min(told, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
             if likely is not None:

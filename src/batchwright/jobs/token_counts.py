@@ -55,7 +55,7 @@ def uncounted(prompt: Prompt, text: bytes) -> TokenCount:
 
 
 class _Counted:
-    """Texts that were counted, by which the tokens of others are told."""
+    """Bytes and tokens of texts that were counted, from which the tokens of others are estimated."""
 
     def __init__(self) -> None:
         self._texts = self._bytes = self._tokens = 0
