@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo serve test test-fast crash-test soak lint types docs docs-serve check wheel clean
+.PHONY: help install demo serve test test-long test-fast crash-test soak lint types docs docs-serve check wheel clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
 	@echo "make serve    install, and start the service on http://127.0.0.1:8000"
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
+	@echo "make test-long   the same with the long forms of campaigns: more random examples, seeds and kills"
 	@echo "make test-fast   the quick tests, which need no model, compiler, database or browser"
 	@echo "make wheel    a wheel for Linux on x86-64 with compiled kernels, into dist/ (two minutes, needs g++)"
 	@echo "make docs     the documentation site, into build/site; make docs-serve shows it"
@@ -42,9 +43,12 @@ serve: $(VENV)/.runtime
 	$(BIN)/batchwright serve
 
 # Where the environment forbids to keep compiled modules, each of the hundreds of commands that tests start compiles all.
-test test-fast: export PYTHONDONTWRITEBYTECODE =
+test test-long test-fast: export PYTHONDONTWRITEBYTECODE =
 test: install
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-long: install
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --long
 
 # What needs no model, compiler, PostgreSQL, browser or npm.
 FAST := $(addprefix tests/,unit limiting policies padding wire lines batcher)

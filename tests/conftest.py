@@ -17,6 +17,7 @@ from stamina.instrumentation import set_on_retry_hooks
 
 import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
+from tests import long_form
 
 # The same examples on every run, and no failure because a machine is slow.
 settings.register_profile(
@@ -25,7 +26,19 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long forms of campaigns, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    long_form.choose(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if not long_form.is_chosen(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = filter(long_form.is_chosen, items)
     for item in items:
         if "smollm2_path" in getattr(item, "fixturenames", ()):
             item.add_marker("needs_model")
