@@ -14,10 +14,10 @@ import structlog
 import tests.cores  # noqa: F401  before any test imports torch
 from hypothesis import HealthCheck, settings
 from stamina.instrumentation import set_on_retry_hooks
+from tests import long_form
 
 import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
-from tests import long_form
 
 # The same examples on every run, and no failure because a machine is slow.
 settings.register_profile(

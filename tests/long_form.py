@@ -1,4 +1,4 @@
-"""The long form of the suite, `pytest --long`: more random examples, seeds, kills and sizes of what the short one tests.
+"""The long form of the suite, `pytest --long`: more random examples, seeds, kills and sizes than the short one tries.
 
 A test whose whole point is length is marked `long`; one that draws examples says how many it draws in each form.
 """
