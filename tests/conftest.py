@@ -18,6 +18,7 @@ from tests import long_form
 
 import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.models.cache import MANIFEST, cache_dir
 
 # The same examples on every run, and no failure because a machine is slow.
 settings.register_profile(
@@ -75,6 +76,27 @@ def shallow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -
             kept[f"model.layers.{_LAYERS.index(int(found[1]))}.{found[2]}"] = weight
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def shallow_cache(shallow_path: Path, smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose default model is the shallow one, for commands of which only what they do is looked at.
+
+    It shares with the user's own what takes long to make: other models, compiled code and the machine's rates.
+    """
+    cache = tmp_path_factory.mktemp("cache")
+    for name in ("native", "rates"):
+        (cache_dir() / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(cache_dir() / name)
+    (cache / "models").mkdir()
+    minilm = resolve("minilm")
+    (cache / "models" / minilm.name).symlink_to(minilm)
+    model = cache / "models" / smollm2_path.name
+    shutil.copytree(shallow_path, model)
+    manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
+    manifest["files"] = {name: (model / name).stat().st_size for name in manifest["files"]}
+    (model / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return cache
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,7 @@ from pictures.document import Block, blocks, expected, output_of, renew
 from settings_page import page
 from site_pages import cli_reference, hooks, http_reference, python_reference
 from site_pages.hooks import GENERATED
+from tests.preloaded import interpreter, listening
 
 import batchwright
 from batchwright.models.cache import CACHE_VARIABLE
@@ -95,48 +97,69 @@ def test_the_readme_is_short_and_its_python_is_strictly_typed(tmp_path: Path) ->
 
 
 @pytest.mark.needs_model
-@pytest.mark.parametrize("page", ["README.md", "docs/files.md"])
-def test_what_the_pages_say_about_files_works_as_pasted(page: str, tmp_path: Path, smollm2_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    told = [
-        block
-        for block in blocks((ROOT / page).read_text(encoding="utf-8"))
-        if (block.language == "bash" and " run " in block.body)
-        or (block.language == "python" and "batchwright.run" in block.body)
-    ]
-    _run_as_pasted(told, tmp_path)
-    if page == "README.md":
-        assert (tmp_path / "adverts.csv").read_text().startswith("id,product,feature,answer,finish_reason,error,")
+def test_what_the_readme_says_about_files_works_as_pasted(tmp_path: Path, smollm2_path: Path) -> None:
+    """With the default model itself, each command a process that imports what it needs."""
+    _run_as_pasted(_about_files(README), tmp_path, Path(sys.prefix))
+    assert (tmp_path / "adverts.csv").read_text().startswith("id,product,feature,answer,finish_reason,error,")
+
+
+@pytest.mark.needs_model
+def test_what_the_page_about_files_says_works_as_pasted(tmp_path: Path, shallow_cache: Path, preloaded: Path) -> None:
+    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    _run_as_pasted(_about_files(text), tmp_path, preloaded, shallow_cache)
 
 
 @pytest.mark.needs_model
 @pytest.mark.parametrize(
     "page", ["tutorials/file", "tutorials/function", *(f"how-to/{page.stem}" for page in HOW_TO)], ids=str
 )
-def test_tutorials_and_how_to_pages_work_as_pasted(page: str, tmp_path: Path, smollm2_path: Path) -> None:
+def test_tutorials_and_how_to_pages_work_as_pasted(
+    page: str, tmp_path: Path, shallow_cache: Path, preloaded: Path
+) -> None:
     """In their order, in one folder."""
     told = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
-    _run_as_pasted(
-        [block for block in told if block.language in ("bash", "python") and "make install" not in block.body], tmp_path
-    )
+    kept = [block for block in told if block.language in ("bash", "python") and "make install" not in block.body]
+    _run_as_pasted(kept, tmp_path, preloaded, shallow_cache)
 
 
-def _run_as_pasted(told: list[Block], folder: Path) -> None:
-    """Run blocks in their order, those of Python that follow each other in one process: to import torch takes long."""
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A virtual environment, so to say, in whose commands all is imported already."""
+    folder = tmp_path_factory.mktemp("preloaded")
+    (folder / "bin").mkdir()
+    with listening(folder / "socket"):
+        begin = shlex.join(interpreter(folder / "socket"))
+        for name, command in (("python", begin), ("batchwright", f"{begin} -m batchwright")):
+            (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (folder / "bin" / name).chmod(0o755)
+        yield folder
+
+
+def _about_files(text: str) -> list[Block]:
+    return [
+        block
+        for block in blocks(text)
+        if (block.language == "bash" and " run " in block.body)
+        or (block.language == "python" and "batchwright.run" in block.body)
+    ]
+
+
+def _run_as_pasted(told: list[Block], folder: Path, virtual_environment: Path, cache: Path | None = None) -> None:
+    """Run blocks in their order, those of Python that follow each other in one process."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / ".venv").symlink_to(virtual_environment)
+    environment = {**os.environ, **({} if cache is None else {CACHE_VARIABLE: str(cache)})}
     for language, group in groupby(told, key=lambda block: block.language):
-        bodies = [block.body.replace(".venv/bin/python", sys.executable) for block in group]
+        bodies = [block.body for block in group]
         if language == "python":
-            command = [sys.executable, "-c", EACH_BY_ITSELF, json.dumps(bodies)]
-            _assert_ends_well(command, folder, "\n".join(bodies))
-            continue
+            bodies = [shlex.join([".venv/bin/python", "-c", EACH_BY_ITSELF, json.dumps(bodies)])]
         for body in bodies:
-            lines = body.replace(".venv/bin/batchwright", f"{sys.executable} -m batchwright")
-            _assert_ends_well(["bash", "-euo", "pipefail", "-c", lines], folder, body)
+            _assert_ends_well(["bash", "-euo", "pipefail", "-c", body], folder, environment)
 
 
-def _assert_ends_well(command: list[str], folder: Path, shown: str) -> None:
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
-    assert ran.returncode == 0, f"{shown}\n{ran.stdout}\n{ran.stderr}"
+def _assert_ends_well(command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert ran.returncode == 0, f"{command[-1]}\n{ran.stdout}\n{ran.stderr}"
 
 
 def test_the_tutorial_about_the_service_works_as_pasted(service: tuple[str, dict[str, str]], tmp_path: Path) -> None:
