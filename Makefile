@@ -70,6 +70,7 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+	@$(BIN)/python docs/readme_types.py
 
 check: lint types docs test
 
