@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.pacing.figures import LimitFigures, PacerFigures
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import StatedLimit
 
@@ -29,7 +29,7 @@ TOLD = LimitFigures("requests", 500.0, 60.0, 1.0, False)
         ({"found_concurrency": True, "concurrency": 16}, "12 of 16 at once (found)"),
         ({"under_way": 80}, "80 at once, falling to 64"),
         ({"found_per_minute": 1234.4}, "found 1,234 requests/min, 12 of 64 at once"),
-        ({"limits": [TOLD, STATED]}, "told 500 requests/min, stated 30,000 tokens/min, 12 of 64 at once"),
+        ({"limits": [TOLD, STATED]}, "configured 500 requests/min, stated 30,000 tokens/min, 12 of 64 at once"),
         ({"blocked_seconds": 90.2}, "12 of 64 at once, refused for 90 s more"),
         ({"blocked_seconds": 1.5}, "12 of 64 at once"),
         ({"refused": 1500}, "12 of 64 at once, 1,500 refused"),
@@ -77,10 +77,10 @@ def test_addresses_stand_where_there_is_room() -> None:
 
 
 def test_what_a_real_pacer_has_found() -> None:
-    pacer = Pacer(64, [ToldLimit("requests", 600.0)])
+    pacer = Pacer(64, [ConfiguredLimit("requests", 600.0)])
     attempt = pacer.begin(Use(10.0, 20.0), 0.0)
     stated = [StatedLimit("tokens", 1000, 990, 0.6, 60.0)]
     pacer.refused(attempt, 1.0, retry_after=30.0, stated=stated)
     assert pacing_line({"": pacer.figures(1.0)}) == (
-        "told 600 requests/min, stated 1,000 tokens/min, 0 of 16 at once, refused for 30 s more, 1 refused"
+        "configured 600 requests/min, stated 1,000 tokens/min, 0 of 16 at once, refused for 30 s more, 1 refused"
     )

@@ -16,7 +16,7 @@ from batchwright.clock import ManualClock
 from batchwright.errors import EndpointDown, EndpointError, EndpointUnreachable
 from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
 from batchwright.pacing.attempt import Attempt
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pacer import Pacer
 from batchwright.request import Traffic
 from batchwright.testing import VirtualLoop, play
@@ -34,7 +34,7 @@ def in_virtual_time(test: Callable[[ManualClock], Coroutine[Any, Any, None]]) ->
     return played
 
 
-def gate_of(places: int, *told: ToldLimit, most: int = 64) -> Gate:
+def gate_of(places: int, *told: ConfiguredLimit, most: int = 64) -> Gate:
     """A gate with so many places to begin with."""
     return Gate(Pacer(most, told, first=places))
 
@@ -115,7 +115,7 @@ async def test_the_next_place_is_for_the_owner_with_the_fewest(clock: ManualCloc
 
 @in_virtual_time
 async def test_calls_are_let_in_at_the_pace_of_a_told_limit(clock: ManualClock) -> None:
-    gate = gate_of(64, ToldLimit("requests", 60.0))
+    gate = gate_of(64, ConfiguredLimit("requests", 60.0))
     entered: list[float] = []
 
     async def enter() -> None:
@@ -154,7 +154,7 @@ async def test_a_refusal_holds_all_calls_for_as_long_as_it_says(clock: ManualClo
 
 @in_virtual_time
 async def test_who_waits_behind_a_call_that_is_cancelled_does_not_wait_for_its_sake(clock: ManualClock) -> None:
-    gate = gate_of(8, ToldLimit("tokens", 1000.0))
+    gate = gate_of(8, ConfiguredLimit("tokens", 1000.0))
     entered: list[float] = []
 
     async def enter(tokens: float) -> None:
@@ -270,7 +270,7 @@ def test_a_refusal_states_limits_in_its_head_and_hints_at_a_rate_in_its_text() -
 )
 def test_a_request_that_is_refused_whatever_else_is_sent_teaches_nothing(body: dict[str, object]) -> None:
     async def main(clock: ManualClock) -> None:
-        gate = gate_of(8, ToldLimit("tokens", 30_000))
+        gate = gate_of(8, ConfiguredLimit("tokens", 30_000))
         async with gate.enter(Use(39_000.0, 1000.0), "batch") as turn:
             turn.failed(EndpointError("x", status=429, body=body))
         figures = gate.pacer.figures(asyncio.get_running_loop().time())
@@ -283,7 +283,7 @@ def test_a_request_that_is_refused_whatever_else_is_sent_teaches_nothing(body: d
 
 def test_one_that_is_refused_at_random_waits_alone() -> None:
     async def main(clock: ManualClock) -> None:
-        gate = gate_of(8, ToldLimit("requests", 600))
+        gate = gate_of(8, ConfiguredLimit("requests", 600))
         waits = []
         for pause in (2.0, 2.0, 20.0):
             async with gate.enter(USE, "batch") as turn:
@@ -333,7 +333,7 @@ Outcome = Literal["answered", "refused", "overloaded", "failed", "nothing", "rai
 class Recorder(Pacer):
     """Counts what becomes of each attempt."""
 
-    def __init__(self, most: int, told: Sequence[ToldLimit] = ()) -> None:
+    def __init__(self, most: int, told: Sequence[ConfiguredLimit] = ()) -> None:
         super().__init__(most, told, first=most)
         self.attempts: list[Attempt] = []
         self.outcomes: list[str] = []
@@ -379,7 +379,7 @@ class GateMachine(RuleBasedStateMachine):
     @initialize(most=st.integers(1, 5), limit=st.sampled_from([None, 30.0, 600.0]))
     def begin(self, most: int, limit: float | None) -> None:
         self.loop = VirtualLoop()
-        told = [] if limit is None else [ToldLimit("requests", limit)]
+        told = [] if limit is None else [ConfiguredLimit("requests", limit)]
         self.pacer = Recorder(most, told)
         self.gate = Gate(self.pacer)
         self.callers: list[Caller] = []

@@ -17,7 +17,7 @@ from batchwright.inference.endpoint import EndpointInference
 from batchwright.inference.endpoint_pool import EndpointPool
 from batchwright.inference.inference import Call, pacing_of, send_no_more
 from batchwright.inference.routing import RoutedInference, StandIn
-from batchwright.pacing.limits import told_limits
+from batchwright.pacing.limits import configured_limits
 from batchwright.service.observability.figures import endpoint_figures
 
 from .running import in_real_time, until
@@ -43,7 +43,9 @@ async def pool_of(
                 listed = {"object": "list", "data": [{"id": name} for name in models[number]]}
                 server.models = Reply(content=json.dumps(listed).encode())
             rpm = told[number] if told else None
-            member = EndpointInference(server.url, f"key-{number}", told=told_limits(rpm=rpm), first_concurrency=4)
+            member = EndpointInference(
+                server.url, f"key-{number}", told=configured_limits(rpm=rpm), first_concurrency=4
+            )
             await member.discover(waits=False)
             servers.append(server)
             members.append(member)

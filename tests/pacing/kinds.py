@@ -19,7 +19,7 @@ from benchmarks.provider.limits import (
     per_second,
 )
 
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 
 from .simulation import Measured, Says, allowed, simulate, works
 
@@ -34,7 +34,7 @@ class Kind:
     quantity: Quantity = REQUESTS
     """What is counted to compare clients."""
     headers: Literal["openai", "anthropic"] = "openai"
-    told: tuple[ToldLimit, ...] = ()
+    told: tuple[ConfiguredLimit, ...] = ()
     seconds: float = 180.0
     requests: int = 4000
     """More than it allows in that time."""
@@ -42,7 +42,7 @@ class Kind:
     is_settled: bool = False
     """Whether requests are charged with what they took, at their end."""
 
-    def measure(self, says: Says, told: tuple[ToldLimit, ...] = ()) -> tuple[float, Measured]:
+    def measure(self, says: Says, told: tuple[ConfiguredLimit, ...] = ()) -> tuple[float, Measured]:
         """Return what the pacer gets, also as a share of what a client gets that knows everything."""
         work = works(1)
         measured = simulate(self.limits(), work, seconds=self.seconds, says=says, told=told)
@@ -81,11 +81,11 @@ def _settled() -> Limits:
 
 
 KINDS: Mapping[str, Kind] = {
-    "bucket 60": Kind(_bucket(60), told=(ToldLimit("requests", 60),)),
-    "bucket 600": Kind(_bucket(600), told=(ToldLimit("requests", 600),)),
-    "bucket 6000": Kind(_bucket(6000), told=(ToldLimit("requests", 6000),), seconds=90.0, requests=16_000),
-    "bucket 600 of 5 s": Kind(_bucket(600, 5.0), told=(ToldLimit("requests", 600),)),
-    "bucket, refusals count": Kind(_bucket(600, 5.0, count_refused=True), told=(ToldLimit("requests", 600),)),
+    "bucket 60": Kind(_bucket(60), told=(ConfiguredLimit("requests", 60),)),
+    "bucket 600": Kind(_bucket(600), told=(ConfiguredLimit("requests", 600),)),
+    "bucket 6000": Kind(_bucket(6000), told=(ConfiguredLimit("requests", 6000),), seconds=90.0, requests=16_000),
+    "bucket 600 of 5 s": Kind(_bucket(600, 5.0), told=(ConfiguredLimit("requests", 600),)),
+    "bucket, refusals count": Kind(_bucket(600, 5.0, count_refused=True), told=(ConfiguredLimit("requests", 600),)),
     "tokens 300k": Kind(_tokens(300_000), TOKENS),
     "tokens 300k of 5 s": Kind(_tokens(300_000, burst=5.0), TOKENS),
     "tokens 3M": Kind(_tokens(3_000_000), TOKENS, seconds=90.0, requests=15_000),
@@ -94,11 +94,13 @@ KINDS: Mapping[str, Kind] = {
     "requests and tokens": Kind(_both, TOKENS),
     "Anthropic's three": Kind(_settled, Quantity.OUTPUT_TOKENS, headers="anthropic", is_settled=True),
     "fixed window 600": Kind(
-        lambda: Limits(FixedWindow("requests", REQUESTS, 600)), told=(ToldLimit("requests", 600),), seconds=179.0
+        lambda: Limits(FixedWindow("requests", REQUESTS, 600)), told=(ConfiguredLimit("requests", 600),), seconds=179.0
     ),
     "fixed window of tokens": Kind(lambda: Limits(FixedWindow("tokens", TOKENS, 300_000)), TOKENS, seconds=179.0),
     "sliding window 600": Kind(
-        lambda: Limits(SlidingWindow("requests", REQUESTS, 600)), told=(ToldLimit("requests", 600),), seconds=179.0
+        lambda: Limits(SlidingWindow("requests", REQUESTS, 600)),
+        told=(ConfiguredLimit("requests", 600),),
+        seconds=179.0,
     ),
     "10 in each second": Kind(lambda: Limits(per_second("requests", 600, stated=True))),
     "100 in each 10 s": Kind(lambda: Limits(per_second("requests", 600, seconds=10.0, stated=True)), seconds=179.0),

@@ -17,7 +17,7 @@ from benchmarks.provider.limits import Limits, Refusal
 from benchmarks.provider.plan import Work, best_plan
 
 from batchwright.pacing.attempt import Attempt
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import (
     StatedLimit,
@@ -94,7 +94,7 @@ def simulate(
     *,
     seconds: float,
     says: Says,
-    told: Sequence[ToldLimit] = (),
+    told: Sequence[ConfiguredLimit] = (),
     most: int = 1000,
     round_trip: float = 0.05,
     seed: int = 0,

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from batchwright.pacing.figures import PacerFigures
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.long_waits import LongWaits, span
 from batchwright.pacing.pacer import Pacer
 from batchwright.wire.rate_limits import StatedLimit
@@ -50,12 +50,12 @@ def test_what_is_short_or_concerns_nobody_is_not_said() -> None:
 
 
 def test_several_are_named_and_another_day_has_its_date() -> None:
-    free, told = Pacer(8), Pacer(8, [ToldLimit("requests", 1.0, 86400.0)])
+    free, told = Pacer(8), Pacer(8, [ConfiguredLimit("requests", 1.0, 86400.0)])
     told.begin(USE, 0.0)
     found = {"a": figures_of(free, 0.0), "b": figures_of(told, 0.0)}
     (text,) = LongWaits().news(found, 0.0, NOON)
     assert text.startswith("the endpoint (b) takes no request before 2026-03-02 12:0")
-    assert text.endswith("in 24.0 h: the told 1 requests/day are used up")
+    assert text.endswith("in 24.0 h: the configured 1 requests/day are used up")
 
 
 def test_refusals_are_a_reason_too() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.expected_use import ExpectedUse
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.wire.rate_limits import RateKind, StatedLimit
@@ -43,12 +43,12 @@ events = st.tuples(
 @settings(max_examples=300)
 @given(
     st.integers(1, 50),
-    st.lists(st.sampled_from([ToldLimit("requests", 30.0), ToldLimit("tokens", 1e4)]), max_size=2),
+    st.lists(st.sampled_from([ConfiguredLimit("requests", 30.0), ConfiguredLimit("tokens", 1e4)]), max_size=2),
     st.lists(events, max_size=60),
 )
 def test_any_history_leaves_sound_numbers(
     most: int,
-    told: list[ToldLimit],
+    told: list[ConfiguredLimit],
     history: list[tuple[Event, float, list[StatedLimit], float | None, tuple[int, int]]],
 ) -> None:
     pacer, now, under_way = Pacer(most, told), 0.0, list[Attempt]()
@@ -123,7 +123,7 @@ def test_urgent_requests_need_not_come_in_turn_but_keep_limits() -> None:
         pacer.begin(use, 0.0)
     assert pacer.wait(use, 0.0) > 0.0
     assert pacer.wait(use, 0.0, is_urgent=True) == 0.0
-    told = Pacer(1000, [ToldLimit("requests", 60.0)], first=1000)
+    told = Pacer(1000, [ConfiguredLimit("requests", 60.0)], first=1000)
     told.begin(use, 0.0)
     assert told.wait(use, 0.0, is_urgent=True) > 0.5
 

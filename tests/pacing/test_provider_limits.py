@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 
 from .kinds import KINDS
 from .simulation import Says, simulate, works
@@ -115,7 +115,12 @@ def test_the_last_request_of_a_window_that_slides_is_used() -> None:
     kind = KINDS["sliding window 600"]
     for seed in range(3):
         measured = simulate(
-            kind.limits(), works(seed), seconds=580.0, says=says, told=(ToldLimit("requests", 600, 60.0),), seed=seed
+            kind.limits(),
+            works(seed),
+            seconds=580.0,
+            says=says,
+            told=(ConfiguredLimit("requests", 600, 60.0),),
+            seed=seed,
         )
         assert len(measured.admitted) >= 6000
 
@@ -126,7 +131,7 @@ def test_stated_windows_of_a_second_are_used_though_requests_take_unlike_times_t
 ) -> None:
     """They arrive after a quarter to three quarters of a round trip."""
     says = Says(headers="openai", retry_after=True, when_ready=when_ready)
-    kind, told = KINDS["10 in each second"], (ToldLimit("requests", 600, 60.0),)
+    kind, told = KINDS["10 in each second"], (ConfiguredLimit("requests", 600, 60.0),)
     for seed in range(2):
         measured = simulate(
             kind.limits(), works(seed), seconds=300.0, says=says, told=told, round_trip=round_trip, seed=seed

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.provider.amounts import Quantity
 from benchmarks.provider.limits import AtRandom, Concurrency, Limit, Limits, TokenBucket
 
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.pacing.random_refusals import RandomRefusals
 
 from .simulation import Says, allowed, simulate, works
@@ -52,7 +52,7 @@ def test_beside_limits_that_are_told_and_stated_they_teach_nothing(seed: int) ->
     def bucket() -> Limit:
         return TokenBucket("requests", REQUESTS, 600, burst=5)
 
-    told = [ToldLimit("requests", 600, 60.0)]
+    told = [ConfiguredLimit("requests", 600, 60.0)]
     limits = Limits(AtRandom(0.05, seed=seed), bucket())
     measured = simulate(limits, works(0), seconds=300.0, says=HEADERS, told=told)
     all_of_it = allowed(Limits(bucket()), works(0), REQUESTS, seconds=300.0, requests=4000)

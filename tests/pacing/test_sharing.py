@@ -13,7 +13,7 @@ from benchmarks.provider.limits import Concurrency, Limits, TokenBucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.pacing.limits import ToldLimit, Use, told_limits
+from batchwright.pacing.limits import ConfiguredLimit, Use, configured_limits
 from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.sharing import ALL, Sharing, fair_part
 
@@ -73,7 +73,7 @@ def refused(alone: Measured, start: float, end: float) -> float:
 
 
 def together(
-    limits: Limits, members: Sequence[Member], *, seconds: float, told: Sequence[ToldLimit] = (), seed: int = 0
+    limits: Limits, members: Sequence[Member], *, seconds: float, told: Sequence[ConfiguredLimit] = (), seed: int = 0
 ) -> Together:
     """Let processes send to one provider, that exchange what they publish about once a second."""
     clock, draw = Clock(), random.Random(seed)
@@ -142,20 +142,22 @@ members = st.builds(
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from([300.0, 900.0]), st.lists(members, min_size=2, max_size=5), st.integers(0, 100))
 def test_all_together_never_exceed_a_told_limit_in_any_window(rpm: float, each: list[Member], seed: int) -> None:
-    found = together(unlimited(), each, seconds=150.0, told=told_limits(rpm=rpm), seed=seed)
+    found = together(unlimited(), each, seconds=150.0, told=configured_limits(rpm=rpm), seed=seed)
     assert found.most_in(60.0) <= rpm
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_told_limit_is_used_to_the_full_and_divided_evenly(count: int) -> None:
-    found = together(unlimited(), [Member()] * count, seconds=120.0, told=told_limits(rpm=600))
+    found = together(unlimited(), [Member()] * count, seconds=120.0, told=configured_limits(rpm=600))
     assert jain(found.shares(15.0, 30.0)) >= FAIR
     assert jain(found.shares(60.0, 120.0)) >= 0.99
     assert sum(found.shares(60.0, 120.0)) >= 0.95 * 600
 
 
 def test_who_needs_less_than_its_part_leaves_the_rest_to_the_others() -> None:
-    found = together(unlimited(), [Member(), Member(wanted=1.0), Member()], seconds=120.0, told=told_limits(rpm=600))
+    found = together(
+        unlimited(), [Member(), Member(wanted=1.0), Member()], seconds=120.0, told=configured_limits(rpm=600)
+    )
     first, second, third = found.shares(60.0, 120.0)
     assert 58 <= second <= 62
     assert first + second + third >= 0.95 * 600
@@ -164,7 +166,7 @@ def test_who_needs_less_than_its_part_leaves_the_rest_to_the_others() -> None:
 
 def test_a_newcomer_gets_its_part_of_a_told_limit_in_seconds_and_leaves_it_in_seconds() -> None:
     each = [Member(), Member(starts=90.0, ends=150.0)]
-    found = together(unlimited(), each, seconds=180.0, told=told_limits(rpm=600))
+    found = together(unlimited(), each, seconds=180.0, told=configured_limits(rpm=600))
     # Of the five a second that are its part.
     assert found.admitted(1, 95.0, 100.0) >= 0.8 * 25
     assert found.admitted(0, 95.0, 100.0) >= 0.8 * 25
@@ -241,7 +243,7 @@ def test_who_is_silent_leaves_its_part_and_what_it_used_is_forgotten_later() -> 
 
 
 def test_notes_that_lack_anything_are_borne() -> None:
-    pacer = Pacer(10, told_limits(rpm=60.0))
+    pacer = Pacer(10, configured_limits(rpm=60.0))
     for note in ({}, {"rank": 2.0}, {"cap": 5.0}, {"cap epoch": 3.0}, {"rate": 5.0}, {"places": 1.0}, {"known": 1.0}):
         pacer.share([note], 1.0)
         assert math.isfinite(pacer.wait(Use(1.0, 1.0), 1.0))

@@ -20,7 +20,7 @@ def known(start: float, length: float = 1.0) -> ShortWindow:
     """A window of which ten answers have told that one begins at `start`."""
     window = ShortWindow(length)
     for number in range(10):
-        window.tell(start + number * length)
+        window.learn(start + number * length)
     assert window.is_known
     return window
 
@@ -61,7 +61,7 @@ def test_no_burst_follows_a_pause(limit: int, phase: float) -> None:
 def test_the_beginning_is_the_mean_of_what_is_told_and_follows_a_clock_that_goes_wrong(seed: int, drift: float) -> None:
     draw, window = random.Random(seed), ShortWindow(1.0)
     for number in range(400):
-        window.tell(0.3 + number * (1.0 + drift) + draw.uniform(-0.2, 0.2))
+        window.learn(0.3 + number * (1.0 + drift) + draw.uniform(-0.2, 0.2))
     assert window.is_known
     place = (sent(window, 1, 400.0, 403.0)[1] - 0.5 - 0.3 - 400 * drift) % 1.0
     assert min(place, 1.0 - place) < 0.12
@@ -70,11 +70,11 @@ def test_the_beginning_is_the_mean_of_what_is_told_and_follows_a_clock_that_goes
 def test_nothing_is_known_of_few_answers_or_of_such_as_do_not_agree() -> None:
     window, draw = ShortWindow(1.0), random.Random(1)
     for number in range(4):
-        window.tell(float(number))
+        window.learn(float(number))
         assert not window.is_known
     window = ShortWindow(1.0)
     for _ in range(200):
-        window.tell(draw.uniform(0.0, 100.0))
+        window.learn(draw.uniform(0.0, 100.0))
     assert not window.is_known
 
 

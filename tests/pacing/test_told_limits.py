@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.pacing.attempt import Attempt
-from batchwright.pacing.limits import ToldLimit, Use, told_limits
+from batchwright.pacing.limits import ConfiguredLimit, Use, configured_limits
 from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.sharing import ALL, Sharing
 from batchwright.pacing.sliding_window import SlidingWindow
@@ -55,11 +55,11 @@ class History:
     entries: list[Entry] = field(default_factory=list)
 
 
-def amount(entry: Entry, told: ToldLimit) -> float:
+def amount(entry: Entry, told: ConfiguredLimit) -> float:
     return entry.counts.of(told.kind)
 
 
-def play(pacer: Pacer, told: Sequence[ToldLimit], requests: Sequence[Request]) -> History:
+def play(pacer: Pacer, told: Sequence[ConfiguredLimit], requests: Sequence[Request]) -> History:
     """Send `requests` in order, each as soon as it is there and may go, and check each that goes."""
     history, now = History(), 0.0
     ends: list[tuple[float, int, Request, Attempt, Entry]] = []
@@ -115,13 +115,13 @@ KINDS: list[Literal["requests", "tokens", "input_tokens", "output_tokens"]] = [
 ]
 limits = st.one_of(
     st.builds(
-        ToldLimit,
+        ConfiguredLimit,
         st.just("requests"),
         st.one_of(st.integers(1, 50).map(float), st.floats(1.0, 5e3)),
         st.sampled_from([0.1, 1.0, 10.0, 60.0, 86_400.0]),
     ),
     st.builds(
-        ToldLimit, st.sampled_from(KINDS[1:]), st.floats(100.0, 5e4), st.sampled_from([1.0, 10.0, 60.0, 86_400.0])
+        ConfiguredLimit, st.sampled_from(KINDS[1:]), st.floats(100.0, 5e4), st.sampled_from([1.0, 10.0, 60.0, 86_400.0])
     ),
 )
 tokens = st.integers(0, 400).map(float)
@@ -149,7 +149,9 @@ ANY: list[Outcome] = ["answered", "answered", "answered", "failed", "refused", "
     st.lists(limits, min_size=1, max_size=3),
     st.lists(requests(outcomes=ANY, spared=False), min_size=1, max_size=40),
 )
-def test_what_is_known_to_count_never_exceeds_a_limit_in_any_window(told: list[ToldLimit], each: list[Request]) -> None:
+def test_what_is_known_to_count_never_exceeds_a_limit_in_any_window(
+    told: list[ConfiguredLimit], each: list[Request]
+) -> None:
     play(Pacer(MOST, told, first=MOST), told, each)
 
 
@@ -157,7 +159,7 @@ def test_what_is_known_to_count_never_exceeds_a_limit_in_any_window(told: list[T
     st.lists(limits, min_size=1, max_size=3),
     st.lists(requests(outcomes=["answered", "failed"], spared=True), min_size=1, max_size=40),
 )
-def test_what_was_used_never_exceeds_a_limit_in_any_window(told: list[ToldLimit], each: list[Request]) -> None:
+def test_what_was_used_never_exceeds_a_limit_in_any_window(told: list[ConfiguredLimit], each: list[Request]) -> None:
     """Where no request uses more than was expected, windows that are looked at afterwards hold too."""
     history = play(Pacer(MOST, told, first=MOST), told, each)
     for limit in told:
@@ -169,7 +171,7 @@ def test_what_was_used_never_exceeds_a_limit_in_any_window(told: list[ToldLimit]
 
 
 @given(limits, st.lists(st.tuples(tokens, tokens), min_size=1, max_size=60))
-def test_a_limit_is_used_as_far_as_it_goes(told: ToldLimit, sizes: list[tuple[float, float]]) -> None:
+def test_a_limit_is_used_as_far_as_it_goes(told: ConfiguredLimit, sizes: list[tuple[float, float]]) -> None:
     """While work waits, no stretch of time has less than the even rate, but for what single requests leave free.
 
     From any request on, what went until now is at least: the rate times the time, less the request that is worked off;
@@ -205,7 +207,7 @@ def test_a_limit_is_used_as_far_as_it_goes(told: ToldLimit, sizes: list[tuple[fl
 
 @given(limits, st.lists(st.tuples(tokens, tokens, st.floats(0.0, 100.0)), min_size=1, max_size=40))
 def test_no_wait_is_longer_than_the_window_and_the_pace_need(
-    told: ToldLimit, sizes: list[tuple[float, float, float]]
+    told: ConfiguredLimit, sizes: list[tuple[float, float, float]]
 ) -> None:
     window, now = SlidingWindow(told), 0.0
     length = window._length
@@ -235,14 +237,17 @@ def test_no_wait_is_longer_than_the_window_and_the_pace_need(
 @pytest.mark.parametrize("value", [0, -1.0, math.nan])
 def test_a_limit_must_allow_something(value: float) -> None:
     with pytest.raises(ValueError, match="rpm="):
-        told_limits(rpm=value)
+        configured_limits(rpm=value)
     with pytest.raises(ValueError, match="tpm="):
-        told_limits(tpm=value)
+        configured_limits(tpm=value)
 
 
 def test_told_limits() -> None:
-    assert told_limits() == ()
-    assert told_limits(60, 1000.5) == (ToldLimit("requests", 60.0, 60.0), ToldLimit("tokens", 1000.5, 60.0))
+    assert configured_limits() == ()
+    assert configured_limits(60, 1000.5) == (
+        ConfiguredLimit("requests", 60.0, 60.0),
+        ConfiguredLimit("tokens", 1000.5, 60.0),
+    )
 
 
 def test_the_same_outcome_twice_is_a_mistake() -> None:
@@ -290,7 +295,7 @@ def beside(**note: float) -> Sharing:
 def test_what_others_use_or_want_of_a_shared_limit_is_left_to_them(
     used: float, wanted: float, least: int, most: int
 ) -> None:
-    window = SlidingWindow(ToldLimit("requests", 60.0))
+    window = SlidingWindow(ConfiguredLimit("requests", 60.0))
     window.share(beside(requests=used, requests_wanted=wanted))
     assert least <= sent_in(window, 0.0, 60.0) <= most
     wait = window.wait(USE, 60.0)
@@ -298,7 +303,7 @@ def test_what_others_use_or_want_of_a_shared_limit_is_left_to_them(
 
 
 def test_when_the_others_are_gone_all_of_a_shared_limit_is_used() -> None:
-    window = SlidingWindow(ToldLimit("requests", 60.0))
+    window = SlidingWindow(ConfiguredLimit("requests", 60.0))
     window.share(beside(requests=60.0))
     assert sent_in(window, 0.0, 60.0) == 0
     assert 0.0 < window.wait(USE, 60.0) <= 1.0, "what others use is looked at again soon"
@@ -307,7 +312,7 @@ def test_when_the_others_are_gone_all_of_a_shared_limit_is_used() -> None:
 
 
 def test_a_pacer_tells_what_it_uses_and_heeds_what_others_use_by_kind() -> None:
-    pacer = Pacer(10, [ToldLimit("requests", 2.0), ToldLimit("tokens", 1000.0)], first=10)
+    pacer = Pacer(10, [ConfiguredLimit("requests", 2.0), ConfiguredLimit("tokens", 1000.0)], first=10)
     attempt = pacer.begin(USE, 0.0)
 
     def told(now: float) -> tuple[float | None, float | None]:
@@ -327,7 +332,7 @@ def test_a_pacer_tells_what_it_uses_and_heeds_what_others_use_by_kind() -> None:
 
 
 def test_a_new_process_waits_until_it_has_heard_what_others_use() -> None:
-    pacer = Pacer(10, [ToldLimit("requests", 60.0)])
+    pacer = Pacer(10, [ConfiguredLimit("requests", 60.0)])
     pacer.share([], 10.0, since=10.0)
     assert 2.0 <= pacer.wait(USE, 10.0) <= 3.0
     pacer.share([], 13.0, since=10.0)

@@ -23,7 +23,7 @@ def test_the_end_is_found_whenever_headers_are_filled_in(
         sent_at = 0.7 * number
         now = sent_at + latency
         reset = window - (now if stated_at_its_end else sent_at) % window
-        told.tell(sent_at, now, float(round(reset, 1 - rounds)), window)
+        told.learn(sent_at, now, float(round(reset, 1 - rounds)), window)
     spread = sum(abs(a - b) for a, b in pairwise(alternating)) / len(alternating)
     if spread > 1.0:
         assert abs((told.value + 30.0) % 60.0 - 30.0) <= (1.0 if rounds else 0.1)
@@ -31,7 +31,7 @@ def test_the_end_is_found_whenever_headers_are_filled_in(
 
 def test_a_later_window_ends_later() -> None:
     told = WindowEnd()
-    told.tell(10.0, 11.0, 50.0, 60.0)
+    told.learn(10.0, 11.0, 50.0, 60.0)
     assert told.value == 60.0
     told.pass_by(2, 60.0)
     assert told.value == 180.0

@@ -72,4 +72,4 @@ def _bounds(figures: PacerFigures, *, at_the_end: bool = False) -> list[str]:
 
 
 def _limit(limit: LimitFigures) -> str:
-    return f"{'stated' if limit.is_stated else 'told'} {limit_text(limit)}"
+    return f"{'stated' if limit.is_stated else 'configured'} {limit_text(limit)}"

@@ -34,7 +34,7 @@ from batchwright.inference.inference import Call, Route
 from batchwright.inference.metering import CountingMeter, Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
 from batchwright.pacing.figures import PacerFigures
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pacer import Pacer
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
@@ -106,7 +106,7 @@ class EndpointInference(Route):
         dialect: Dialect = OPENAI,
         max_concurrency: int = 64,
         first_concurrency: int | None = None,
-        told: Sequence[ToldLimit] = (),
+        told: Sequence[ConfiguredLimit] = (),
         timeout: float = 600.0,
         max_waiting: int = 1000,
         retries: Mapping[Traffic, EndpointRetries] = RETRIES,

@@ -20,7 +20,7 @@ from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
 from batchwright.models.cache import Progress
 from batchwright.pacing.concurrency import FIRST_LEVEL
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.version import __version__
 from batchwright.wire.dialects import OPENAI, Dialect
 
@@ -241,7 +241,7 @@ def make_endpoint(
     max_concurrency: int | None,
     max_waiting: int,
     first_concurrency: int | None = None,
-    told: Sequence[ToldLimit] = (),
+    told: Sequence[ConfiguredLimit] = (),
     dialect: Dialect = OPENAI,
     meter: Meter | None = None,
 ) -> EndpointInference:

@@ -33,7 +33,7 @@ from batchwright.inference.routing import StandIn, not_served
 from batchwright.jobs.lines import check_body, check_form, check_sent_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import OPENAI, Dialect
 from batchwright.wire.requests import CLASSIFIER_URLS, EMBEDDINGS_URL, ENCODER_URLS, PAIR_URLS, read_model
@@ -74,7 +74,7 @@ class ModelChoice:
     """Form of the requests and answers of the endpoint."""
     concurrency: int | None = None
     """Most requests under way at the endpoint; None: as many as deliver the most."""
-    told: tuple[ToldLimit, ...] = ()
+    told: tuple[ConfiguredLimit, ...] = ()
     """Rate limits of the endpoint."""
     replicas: ReplicaCount | None = None
     """Number of processes, each with the models, that compute here or on a cluster; None: this process computes."""

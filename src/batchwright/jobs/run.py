@@ -28,7 +28,7 @@ from batchwright.jobs.report_page.page import require_libraries
 from batchwright.jobs.spec import JobSpec, RetryFailed, require_local
 from batchwright.jobs.spending import SpendingTerms
 from batchwright.models import fingerprint
-from batchwright.pacing.limits import ToldLimit, told_limits
+from batchwright.pacing.limits import ConfiguredLimit, configured_limits
 from batchwright.request import SamplingParams
 from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -302,9 +302,9 @@ def _check_run_kind(output: object, *, dry_run: bool, probe: bool) -> None:
         raise InputError("no output: name a file, such as answers.csv")
 
 
-def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:
+def _told(rpm: float | None, tpm: float | None) -> tuple[ConfiguredLimit, ...]:
     try:
-        return told_limits(rpm, tpm)
+        return configured_limits(rpm, tpm)
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -34,6 +34,6 @@ class Attempt:
     """Whether it was sent below the limits that refusals have shown."""
     number: int
     """Of all requests, in the order in which they were sent."""
-    told: Sequence[tuple[SlidingWindow, Counted]]
+    configured: Sequence[tuple[SlidingWindow, Counted]]
     stated: dict[StatedKey, Sent] = field(default_factory=dict)
     ended: bool = False

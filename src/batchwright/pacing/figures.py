@@ -40,7 +40,7 @@ class PacerFigures:
     waiting: int = 0
     """Requests that wait for their turn."""
     next_in: float = 0.0
-    """Seconds until the next of them may go, by limits that are stated or told and by refusals."""
+    """Seconds until the next of them may go, by limits that are stated or configured and by refusals."""
     waits_for: LimitFigures | None = None
     """The limit for which it waits; None where it is none of `limits`."""
     given_up: int = 0

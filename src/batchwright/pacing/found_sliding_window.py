@@ -2,7 +2,7 @@
 
 Where a limit of a minute slides, a request is admitted again when one that was sent a minute ago no longer counts. An
 even pace would use as much in a minute, but later: what was sent in a burst can be followed by the same burst a minute
-later. A refusal tells when the oldest request will no longer count. If another comes after that time, when only few
+later. A refusal shows when the oldest request will no longer count. If another comes after that time, when only few
 requests were accepted since, and as many counted as at the first, the limit slides.
 """
 
@@ -42,7 +42,7 @@ _AT_ONCE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """What one refusal tells."""
+    """What one refusal shows."""
 
     sent_at: float
     ends: float
@@ -60,15 +60,15 @@ class FoundSlidingWindow:
         self._sent = deque[float]()
         """When the requests of the last minute that were not refused were sent."""
         self._past = deque[float]()
-        """When those before them were sent, as long as they may tell the limit."""
-        self._told: _Refused | None = None
+        """When those before them were sent, as long as they may show the limit."""
+        self._first_refusal: _Refused | None = None
         self._step = 0
         self._tried_at = 0.0
         """When the limit was last refused, or more than it was tried."""
         self._quiet = 1
         """Minutes until more is tried."""
         self._early: deque[float] = deque(maxlen=_LOST)
-        """Times at which refusals came that were not foretold."""
+        """Times at which refusals came that were not predicted."""
         self._late = _LATE
         """Seconds for which a request is taken to count longer than a minute."""
         self._late_at = 0.0
@@ -110,20 +110,20 @@ class FoundSlidingWindow:
             return
         longer = self._late if self.limit else _ON_THE_WAY
         count = sum(sent_at - MINUTE - longer < each < sent_at for each in chain(self._past, self._sent))
-        told = _Refused(sent_at, sent_at + retry_after, count)
+        refusal = _Refused(sent_at, sent_at + retry_after, count)
         if self.limit:
-            self._follow(told, sent_at)
-        elif self._told is not None and self._shows_sliding(self._told, told, sent_at):
-            self.limit, self._step, self._tried_at = self._accepted_around(self._told), 0, sent_at
-            self._quiet, self._told = 1, None
+            self._follow(refusal, sent_at)
+        elif self._first_refusal is not None and self._shows_sliding(self._first_refusal, refusal, sent_at):
+            self.limit, self._step, self._tried_at = self._accepted_around(self._first_refusal), 0, sent_at
+            self._quiet, self._first_refusal = 1, None
             self._late, self._late_at = _LATE, sent_at
             self._early.clear()
         elif retry_after >= _LONG_PAUSE:
-            self._told = told
+            self._first_refusal = refusal
 
     def forget(self) -> None:
         """Take no limit for known any more."""
-        self.limit, self._told = 0, None
+        self.limit, self._first_refusal = 0, None
 
     def _shows_sliding(self, first: _Refused, second: _Refused, sent_at: float) -> bool:
         if sent_at < first.ends or second.count < _LEAST_COUNT:
@@ -137,14 +137,14 @@ class FoundSlidingWindow:
         """Return how many requests were accepted in the minute before a refusal, or were under way with it."""
         return sum(refusal.sent_at - MINUTE < each < refusal.ends for each in chain(self._past, self._sent))
 
-    def _follow(self, told: _Refused, sent_at: float) -> None:
+    def _follow(self, refusal: _Refused, sent_at: float) -> None:
         """Learn from a refusal while the limit is known."""
         if self._step:
             self._quiet = min(_MOST_QUIET, 2 * self._quiet)
             self._step, self._tried_at = 0, sent_at
-        elif told.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
+        elif refusal.count < (1.0 - _COUNT_SPREAD) * self.limit - 1.0:
             self._mistrust(sent_at)
-        elif self._late + (missing := max(_MORE_LATE, told.ends - sent_at)) <= _MOST_LATE:
+        elif self._late + (missing := max(_MORE_LATE, refusal.ends - sent_at)) <= _MOST_LATE:
             self._late, self._late_at = self._late + missing, sent_at
         elif self._is_mistaken(sent_at):
             self.limit, self._tried_at = max(1, self.limit - 1), sent_at
@@ -155,7 +155,7 @@ class FoundSlidingWindow:
             self.forget()
 
     def _is_mistaken(self, sent_at: float) -> bool:
-        """Return whether one more time that was not foretold is too many: a request may have come a moment too soon."""
+        """Return whether one more time that was not predicted is too many: a request may have come a bit too soon."""
         if self._early and sent_at - self._early[-1] < _AT_ONCE:
             return False
         self._early.append(sent_at)
@@ -174,10 +174,10 @@ class FoundSlidingWindow:
     def _forget_before(self, now: float) -> None:
         while self._sent and self._sent[0] <= now - MINUTE - self._late:
             self._past.append(self._sent.popleft())
-        if self._told is not None and now > self._told.ends + MINUTE:
-            self._told = None  # what was sent before it is kept no longer than it can tell anything
+        if self._first_refusal is not None and now > self._first_refusal.ends + MINUTE:
+            self._first_refusal = None  # what was sent before it is kept no longer than it can show anything
         known_from = now - MINUTE - self._late - _ANSWERED_WITHIN
-        if self._told is not None:
-            known_from = min(known_from, self._told.sent_at - MINUTE)
+        if self._first_refusal is not None:
+            known_from = min(known_from, self._first_refusal.sent_at - MINUTE)
         while self._past and self._past[0] <= known_from:
             self._past.popleft()

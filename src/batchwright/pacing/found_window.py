@@ -2,8 +2,8 @@
 
 Some providers enforce a limit of a minute in shorter windows: 600 a minute as 10 in each second. What is not used by
 the end of a window is lost, so requests that are spread evenly, without regard to where windows begin, are refused now
-and then, and lose a part of each window in which they come late. A refusal that names a pause tells when the window
-ends; if several tell of the same beginning, and as many requests were accepted in each of their windows, requests go in
+and then, and lose a part of each window in which they come late. A refusal that names a pause shows when the window
+ends; if several show the same beginning, and as many requests were accepted in each of their windows, requests go in
 step with the windows.
 """
 
@@ -16,12 +16,12 @@ from itertools import pairwise
 _LENGTHS = (10.0, 1.0)
 """Seconds of the windows that are looked for, longest first."""
 _EVIDENCE = ((2, 0.03), (3, 0.1), (6, 0.1))
-"""Refusals in a row that must tell of the same beginning, and the share of the window by which it may differ."""
+"""Refusals in a row that must show the same beginning, and the share of the window by which it may differ."""
 _SUFFICIENT = 6
 """Refusals in a row that are evidence even if their pauses are short: those of a limit that is refilled continuously
-tell of any beginning."""
+show any beginning."""
 _SPREAD = 0.1
-"""Share of the window by which the beginning may be told differently once it is known."""
+"""Share of the window by which the beginning may differ once it is known."""
 _LONG_PAUSE = 1.25
 """Mean times between two requests, at the rate of the window, for which the pauses must last on average: those of a
 limit that is refilled continuously last for less than one."""
@@ -41,7 +41,7 @@ _EARLY_FADES = 0.8
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """What one refusal tells."""
+    """What one refusal shows."""
 
     ends: float
     """When the window ends, on the clock of requests that are sent."""
@@ -60,7 +60,7 @@ class FoundWindow:
         """Requests that each admits."""
         self._sent: deque[float] = deque()
         """When the requests that were not refused were sent, as long as a window may count them."""
-        self._told: deque[_Refused] = deque(maxlen=_EVIDENCE[-1][0])
+        self._refusals: deque[_Refused] = deque(maxlen=_EVIDENCE[-1][0])
         self._start = 0.0
         """When some window began."""
         self._window = 0
@@ -78,7 +78,7 @@ class FoundWindow:
         self._patience = _FIRST_ROUNDS
         """Windows without a refusal after which those were tried."""
         self._early = 0.0
-        """Refusals of late that were not foretold."""
+        """Refusals of late that were not predicted."""
 
     @property
     def rate(self) -> float:
@@ -114,40 +114,40 @@ class FoundWindow:
     def refused(self, sent_at: float, retry_after: float | None) -> None:
         """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
         if retry_after is None or not 0.0 < retry_after <= (self.length or _LENGTHS[0]):
-            self._told.clear()
+            self._refusals.clear()
             self._mistrust()
             return
         ends = sent_at + retry_after
         counts = tuple(sum(ends - length <= each < sent_at for each in self._sent) for length in _LENGTHS)
-        self._told.append(_Refused(ends, retry_after, counts))
+        self._refusals.append(_Refused(ends, retry_after, counts))
         if self.length is None:
             self._find()
         else:
-            self._follow(self._told[-1])
+            self._follow(self._refusals[-1])
 
     def forget(self) -> None:
         """Take no window for known any more."""
         self.length = None
-        self._told.clear()
+        self._refusals.clear()
 
     def _find(self) -> None:
         for fewest, spread in _EVIDENCE:
-            told = list(self._told)[-fewest:]
-            if len(told) < fewest:
+            latest = list(self._refusals)[-fewest:]
+            if len(latest) < fewest:
                 return
             for number, length in enumerate(_LENGTHS):
-                if length < _LENGTHS[0] and all(each.pause.is_integer() for each in told):
+                if length < _LENGTHS[0] and all(each.pause.is_integer() for each in latest):
                     continue  # rounded up
-                counts = sorted(each.counts[number] for each in told)
+                counts = sorted(each.counts[number] for each in latest)
                 if counts[0] < 2 or counts[-1] - counts[0] > max(1.0, _COUNT_SPREAD * counts[-1]):
                     continue
-                if any(later.ends - earlier.ends <= 0.5 * length for earlier, later in pairwise(told)):
+                if any(later.ends - earlier.ends <= 0.5 * length for earlier, later in pairwise(latest)):
                     continue
-                offsets = [_offset(each.ends, told[-1].ends, length) for each in told]
-                pause = sum(each.pause for each in told) / fewest
+                offsets = [_offset(each.ends, latest[-1].ends, length) for each in latest]
+                pause = sum(each.pause for each in latest) / fewest
                 is_evidence = fewest >= _SUFFICIENT or pause >= _LONG_PAUSE * length / counts[-1]
                 if is_evidence and max(offsets) - min(offsets) <= spread * length:
-                    self._know(length, counts[fewest // 2], told[-1].ends + sum(offsets) / fewest)
+                    self._know(length, counts[fewest // 2], latest[-1].ends + sum(offsets) / fewest)
                     return
 
     def _know(self, length: float, limit: int, start: float) -> None:
@@ -181,7 +181,7 @@ class FoundWindow:
         self._used = max(self._used, self.limit)
 
     def _mistrust(self) -> None:
-        """Note that a refusal was not foretold by the windows; after some of them, take none for known."""
+        """Note that a refusal was not predicted by the windows; after some of them, take none for known."""
         self._early += 1.0
         if self._early >= _LOST:
             self.forget()

@@ -35,8 +35,8 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLimit:
-    """A limit that the user states."""
+class ConfiguredLimit:
+    """A limit that the user configures."""
 
     kind: RateKind
     limit: float
@@ -45,7 +45,7 @@ class ToldLimit:
     """Length of the window in seconds."""
 
 
-def told_limits(rpm: float | None = None, tpm: float | None = None) -> tuple[ToldLimit, ...]:
+def configured_limits(rpm: float | None = None, tpm: float | None = None) -> tuple[ConfiguredLimit, ...]:
     """Return the limits of requests and of tokens a minute that are given. Raises ValueError for one not above 0."""
     found = []
     kinds: tuple[tuple[str, RateKind, float | None], ...] = (("rpm", "requests", rpm), ("tpm", "tokens", tpm))
@@ -53,5 +53,5 @@ def told_limits(rpm: float | None = None, tpm: float | None = None) -> tuple[Tol
         if limit is not None:
             if not limit > 0:
                 raise ValueError(f"{name}={limit!r}: must be above 0; leave it out where there is no limit")
-            found.append(ToldLimit(kind, float(limit)))
+            found.append(ConfiguredLimit(kind, float(limit)))
     return tuple(found)

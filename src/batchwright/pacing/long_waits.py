@@ -49,4 +49,6 @@ def span(seconds: float) -> str:
 def _reason(figures: PacerFigures) -> str:
     if figures.waits_for is None:
         return "it has refused requests until then"
-    return f"the {'stated' if figures.waits_for.is_stated else 'told'} {limit_text(figures.waits_for)} are used up"
+    return (
+        f"the {'stated' if figures.waits_for.is_stated else 'configured'} {limit_text(figures.waits_for)} are used up"
+    )

@@ -17,7 +17,7 @@ from batchwright.pacing.attempt import Attempt, StatedKey
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencySearch
 from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.figures import LimitFigures, PacerFigures
-from batchwright.pacing.limits import MINUTE, ToldLimit, Use
+from batchwright.pacing.limits import MINUTE, ConfiguredLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.rise_limit import RiseLimit
 from batchwright.pacing.sharing import Note, Sharing
@@ -26,8 +26,8 @@ from batchwright.pacing.stated_budget import StatedBudget
 from batchwright.pacing.unstated_limits import PAUSE, UnstatedLimits
 from batchwright.wire.rate_limits import RefusalCause, StatedLimit
 
-_FORETOLD = 2
-"""Refusals in a row after which what was stated is not enough to foretell the next one."""
+_PREDICTED = 2
+"""Refusals in a row after which what was stated is not enough to predict the next one."""
 _LONGEST_PAUSE = 5.0
 _AFTER_REFUSAL = 10.0
 """Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
@@ -50,12 +50,12 @@ _MEMORY = 0.98
 class Pacer:
     """Decides when requests go.
 
-    `most`: requests at once, never exceeded; `told`: limits that the user states; `first`: requests at once to begin
-    with, by default a few; `rank`: a number above 0 that no other process has with which limits are shared.
+    `most`: requests at once, never exceeded; `configured`: limits that the user configures; `first`: requests at once
+    to begin with, by default a few; `rank`: a number above 0 that no other process has with which limits are shared.
     """
 
     def __init__(
-        self, most: int, told: Sequence[ToldLimit] = (), *, first: int = FIRST_LEVEL, rank: float = 1.0
+        self, most: int, configured: Sequence[ConfiguredLimit] = (), *, first: int = FIRST_LEVEL, rank: float = 1.0
     ) -> None:
         self.sharing = Sharing(rank)
         self.expected = ExpectedUse()
@@ -67,7 +67,7 @@ class Pacer:
         """Requests refused for a limit."""
         self.given_up = 0
         """Requests whose answer was not waited for."""
-        self._told = [SlidingWindow(each) for each in told]
+        self._configured = [SlidingWindow(each) for each in configured]
         self._stated: dict[StatedKey, StatedBudget] = {}
         self._unstated = UnstatedLimits(self.sharing, self.search)
         self._rise = RiseLimit()
@@ -97,8 +97,8 @@ class Pacer:
 
     @property
     def is_rate_known(self) -> bool:
-        """Whether a limit on a rate is told, stated or found."""
-        return bool(self._told or self._stated) or self._unstated.is_rate_known
+        """Whether a limit on a rate is configured, stated or found."""
+        return bool(self._configured or self._stated) or self._unstated.is_rate_known
 
     def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
         """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
@@ -111,8 +111,8 @@ class Pacer:
         wait = max(self._unstated.wait(now), self._rise.wait(now), 0.0)
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
-        for window in self._told:
-            if not self._is_stated(window.told):
+        for window in self._configured:
+            if not self._is_stated(window.configured):
                 wait = max(wait, window.wait(use, now), self.sharing.hearing(now))
         for budget in self._stated.values():
             wait = max(wait, budget.wait(use, now))
@@ -141,7 +141,7 @@ class Pacer:
             0 if self._unstated.cap is None else self._unstated.cap.epoch,
             is_below,
             number,
-            [(window, window.begin(use, now)) for window in self._told],
+            [(window, window.begin(use, now)) for window in self._configured],
             {key: budget.begin(use, now) for key, budget in self._stated.items()},
         )
         self._unstated.remember(attempt, now)
@@ -167,8 +167,8 @@ class Pacer:
             attempt.use.output_tokens if output_tokens is None else output_tokens,
         )
         self.expected.learn(attempt.use.input_tokens, input_tokens, output_tokens)
-        for window, entry in attempt.told:
-            window.settle(entry, used.of(window.told.kind), now)
+        for window, entry in attempt.configured:
+            window.settle(entry, used.of(window.configured.kind), now)
         if attempt.at > self._refused_at:
             self._explained = 0
             self._rise.accepted()
@@ -204,7 +204,7 @@ class Pacer:
             if attempt.at > self._refused_at:
                 self._refused_at = now
                 self._explained += 1
-                pause = PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
+                pause = PAUSE * 2.0 ** min(self._explained - _PREDICTED, 8) if self._explained > _PREDICTED else 0.0
                 self._unstated.block(now + max(min(explained, pause), retry_after or 0.0))
             return True
         if attempt.at <= self._refused_at:
@@ -247,13 +247,13 @@ class Pacer:
         self._forgive(attempt, now)
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
-        """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
-        if not (self.under_way or waiting or any(window.used(now) for window in self._told)):
+        """Return what other processes are to know, with so many requests waiting; empty if there is nothing."""
+        if not (self.under_way or waiting or any(window.used(now) for window in self._configured)):
             return {}
         is_held_back = self.under_way < self.concurrency
         note = self.sharing.note(now, self._sent_amount, self.under_way, waiting, is_held_back=is_held_back)
         note |= {"refused": self.refused_count, "size": self._mean_tokens}
-        for window in self._told:
+        for window in self._configured:
             note |= window.note(now, self.sharing)
         return note | self._unstated.note()
 
@@ -261,9 +261,9 @@ class Pacer:
         """Learn the notes of other processes with the same key; there are others since `since`, if at all."""
         if since is not None and not self.sent:
             self.sharing.hear_until(since)
-        keep = max((each.told.window for each in self._told), default=MINUTE)
+        keep = max((each.configured.window for each in self._configured), default=MINUTE)
         was_refused = self.sharing.learn(notes, now, keep=keep)
-        for window in self._told:
+        for window in self._configured:
             window.share(self.sharing)
         self._unstated.share(now, was_refused=was_refused)
 
@@ -280,7 +280,7 @@ class Pacer:
         self._end(attempt)
         self.sent -= 1
         self._unstated.withdrawn(attempt)
-        for window, entry in attempt.told:
+        for window, entry in attempt.configured:
             window.settle(entry, 0.0, now)
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, 0.0)
@@ -290,7 +290,7 @@ class Pacer:
         figures = self.figures(now)
         if use is None:
             return figures
-        waits = [0.0 if self._is_stated(each.told) else each.wait(use, now) for each in self._told]
+        waits = [0.0 if self._is_stated(each.configured) else each.wait(use, now) for each in self._configured]
         waits += [each.wait(use, now) for each in self._stated.values()]
         seconds, limit = max(zip(waits, figures.limits, strict=True), key=lambda each: each[0], default=(0.0, None))
         if seconds <= figures.blocked_seconds:
@@ -299,9 +299,15 @@ class Pacer:
 
     def figures(self, now: float) -> PacerFigures:
         """Return what is known at `now`."""
-        told = (
-            LimitFigures(each.told.kind, each.told.limit, each.told.window, each.told.limit - each.used(now), False)
-            for each in self._told
+        configured = (
+            LimitFigures(
+                each.configured.kind,
+                each.configured.limit,
+                each.configured.window,
+                each.configured.limit - each.used(now),
+                False,
+            )
+            for each in self._configured
         )
         stated = (
             LimitFigures(each.kind, each.limit, each.window, each.left(now), True) for each in self._stated.values()
@@ -314,15 +320,15 @@ class Pacer:
             concurrency=self.concurrency,
             found_concurrency=self._unstated.cap is not None,
             found_per_minute=None if rate is None else rate * MINUTE,
-            limits=[*told, *stated],
+            limits=[*configured, *stated],
             blocked_seconds=self.blocked(now),
             given_up=self.given_up,
         )
 
-    def _is_stated(self, told: ToldLimit) -> bool:
+    def _is_stated(self, configured: ConfiguredLimit) -> bool:
         """Return whether the endpoint itself states a limit as low as this one: its own account is the better one."""
-        rates = (each.limit / each.window for each in self._stated.values() if each.kind == told.kind)
-        return any(0.0 < rate <= told.limit / told.window * _SAME for rate in rates)
+        rates = (each.limit / each.window for each in self._stated.values() if each.kind == configured.kind)
+        return any(0.0 < rate <= configured.limit / configured.window * _SAME for rate in rates)
 
     def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
         """Learn stated limits. If one of them has too little left for the request, return how long a pause may be."""
@@ -347,8 +353,8 @@ class Pacer:
         """Count no tokens of a request that was not computed; as a request it may count all the same."""
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, 0.0)
-        for window, entry in attempt.told:
-            if window.told.kind != "requests":
+        for window, entry in attempt.configured:
+            if window.configured.kind != "requests":
                 window.settle(entry, 0.0, now)
 
     def _surge_rate(self, now: float) -> float:
@@ -364,7 +370,7 @@ class Pacer:
 
     def _end(self, attempt: Attempt) -> None:
         if attempt.ended:
-            raise RuntimeError("the outcome of a request is told twice")
+            raise RuntimeError("the outcome of a request is noted twice")
         attempt.ended = True
         self.under_way -= 1
 

@@ -2,10 +2,10 @@
 
 An endpoint that many share refuses some requests for want of capacity, with the status of a rate limit. A limit that is
 found from such refusals falls without end: each says that less is accepted than was thought, and going slower makes
-none of them rarer. What tells them from those of a limit is that they go on right after a refusal, when less is sent
-than the limit that it showed. Their share there is taken for their share everywhere: so many refusals are absorbed,
-which means that they teach nothing, and only those in excess of them show a limit. Whether that is so is tried: the
-limits are searched for anew, and if they are found where they were, they were limits after all.
+none of them rarer. What distinguishes them from those of a limit is that they go on right after a refusal, when less is
+sent than the limit that it showed. Their share there is taken for their share everywhere: so many refusals are
+absorbed, which means that they teach nothing, and only those in excess of them show a limit. Whether that is so is
+tried: the limits are searched for anew, and if they are found where they were, they were limits after all.
 """
 
 from __future__ import annotations

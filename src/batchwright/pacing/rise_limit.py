@@ -26,7 +26,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _LONGER = 1.3
 """Factor by which each pause is longer than the one before while nothing is accepted: little is lost when it ends."""
 _LESS = 0.9
-"""Factor of the level at each further refusal while nothing is accepted, which tells little of the level."""
+"""Factor of the level at each further refusal while nothing is accepted, which shows little of the level."""
 _BIN = 0.25
 _LEAST = 0.2
 """Requests a second below which no pace begins."""

@@ -1,9 +1,9 @@
-"""`Sharing`: what processes with the same key tell each other of an endpoint, and the part that each takes.
+"""`Sharing`: what processes with the same key publish about an endpoint, and the part that each takes.
 
-Each publishes a note about once a second: what it used of limits that are told, what it wants, and what refusals have
+Each publishes a note about once a second: what it used of configured limits, what it wants, and what refusals have
 shown it of the whole. From the notes of the others each computes the same max-min parts: who wants less than an equal
 part gets that, and the others divide the rest. So nobody has to be asked before a request goes, and what is not known
-yet is at most what the others send between two notes; `margin` keeps that much of a told limit free.
+yet is at most what the others send between two notes; `margin` keeps that much of a configured limit free.
 
 Notes are flat numbers above 0, so that versions may differ in what they publish. Pure, as the pacer.
 """
@@ -48,7 +48,7 @@ class _Peer:
         return self.is_there and now - self.changed_at <= _SILENT
 
     def used(self, kind: str, window: float, now: float) -> float:
-        """Return what counts of a told limit: what it says or, when it says no more, what will not be too old yet."""
+        """Return what counts of a configured limit: what it notes or, once it is silent, what is not too old yet."""
         amount, age = self.note.get(kind, 0.0), now - self.changed_at
         if self.is_there and (age <= 2.0 * PERIOD or "beat" not in self.note):
             return amount
@@ -70,7 +70,7 @@ def fair_part(total: float, others: Iterable[float]) -> float:
 
 
 def margin(window: float) -> float:
-    """Return the share of a told limit that is kept free for what others send between two notes.
+    """Return the share of a configured limit that is kept free for what others send between two notes.
 
     All together go at the rate of the limit, so in that time they send at most that share of it.
     """
@@ -129,7 +129,7 @@ class Sharing:
         return was_refused
 
     def hear_until(self, since: float) -> None:
-        """Send nothing against told limits until all have published that are there since `since`."""
+        """Send nothing against configured limits until all have published that are there since `since`."""
         self._hears_until = since + _HEARD_ALL
 
     def hearing(self, now: float) -> float:
@@ -137,7 +137,7 @@ class Sharing:
         return max(0.0, self._hears_until - now)
 
     def used(self, kind: str, window: float) -> float:
-        """Return what counts of the others against a told limit; of those that ended, ever less."""
+        """Return what counts of the others against a configured limit; of those that ended, ever less."""
         return sum(peer.used(kind, window, self._now) for peer in self._peers.values())
 
     def part(self, total: float, kind: str) -> float:
@@ -260,10 +260,10 @@ def wanted(kind: str) -> str:
 
 
 def oldest(kind: str) -> str:
-    """Return the name under which a note has the age of the oldest of what counts against a told limit."""
+    """Return the name under which a note has the age of the oldest of what counts against a configured limit."""
     return f"{kind} oldest"
 
 
 def each(kind: str) -> str:
-    """Return the name under which a note has the mean amount with which requests count against a told limit."""
+    """Return the name under which a note has the mean amount by which requests count against a configured limit."""
     return f"{kind} each"

@@ -13,9 +13,9 @@ _MARGIN = 0.1
 _MADE_UP = 0.2
 """Share of the window after which a place that was not used is given up: no burst follows a pause."""
 _FEWEST = 5
-"""Answers that must have told where a window ends."""
+"""Answers that must have shown where a window ends."""
 _ALIKE = 0.15
-"""Share of the window by which what they tell may differ, on average."""
+"""Share of the window by which what they show may differ, on average."""
 _WEIGHT = 0.05
 """Weight of the latest one, at least."""
 _FIRST_PATIENCE, _MOST_PATIENCE = 8, 64
@@ -30,9 +30,9 @@ class ShortWindow:
         """Seconds of a window."""
         self._start = 0.0
         """When some window began."""
-        self._told = 0
+        self._learned = 0
         self._spread = 0.0
-        """Mean deviation, in seconds, of what was told about the beginning."""
+        """Mean deviation, in seconds, of what was learned about the beginning."""
         self._window = -math.inf
         """Number of the present window since then."""
         self._used = 0
@@ -48,16 +48,16 @@ class ShortWindow:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough answers have told where windows begin, and agree."""
-        return self._told >= _FEWEST and self._spread <= _ALIKE * self.length
+        """Whether enough answers have shown where windows begin, and agree."""
+        return self._learned >= _FEWEST and self._spread <= _ALIKE * self.length
 
-    def tell(self, ends: float) -> None:
+    def learn(self, ends: float) -> None:
         """Learn that a window ends at `ends`, for a request that takes as long to arrive as most do."""
-        self._told += 1
-        weight = max(_WEIGHT, 1.0 / self._told)
+        self._learned += 1
+        weight = max(_WEIGHT, 1.0 / self._learned)
         offset = math.remainder(ends - self._start, self.length)
-        if self._told > 1:
-            self._spread += (abs(offset) - self._spread) * max(_WEIGHT, 1.0 / (self._told - 1))
+        if self._learned > 1:
+            self._spread += (abs(offset) - self._spread) * max(_WEIGHT, 1.0 / (self._learned - 1))
         self._start += offset * weight
 
     def wait(self, limit: int, now: float) -> float:

@@ -1,11 +1,11 @@
-"""`SlidingWindow`: a limit that is told, kept in every window, and used evenly."""
+"""`SlidingWindow`: a configured limit, kept in every window, and used evenly."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.sharing import Sharing, each, margin, oldest, wanted
 
@@ -26,16 +26,16 @@ class Counted:
 
 
 class SlidingWindow:
-    """Keeps what is sent within any window of a told limit below it.
+    """Keeps what is sent within any window of a configured limit below it.
 
     A provider that refills a bucket, one that counts in fixed windows and one that counts in sliding ones all admit
     what keeps to this. A single request larger than the limit goes when nothing else counts: the provider decides.
     """
 
-    def __init__(self, told: ToldLimit) -> None:
-        self.told = told
-        self._length = told.window * (1.0 + _ON_THE_WAY)
-        self._rate = told.limit / self._length
+    def __init__(self, configured: ConfiguredLimit) -> None:
+        self.configured = configured
+        self._length = configured.window * (1.0 + _ON_THE_WAY)
+        self._rate = configured.limit / self._length
         self._pace = Pace()
         self._entries: deque[Counted] = deque()
         self._used = 0.0
@@ -47,14 +47,14 @@ class SlidingWindow:
 
     def share(self, sharing: Sharing) -> None:
         """Learn what other processes with the same limit use and want of it."""
-        self._others = sharing.used(self.told.kind, self.told.window)
-        kept_free = 0.0 if sharing.is_alone else margin(self.told.window)
-        self._kept_free = kept_free * self.told.limit
-        self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.told.kind)
+        self._others = sharing.used(self.configured.kind, self.configured.window)
+        kept_free = 0.0 if sharing.is_alone else margin(self.configured.window)
+        self._kept_free = kept_free * self.configured.limit
+        self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.configured.kind)
 
     def note(self, now: float, sharing: Sharing) -> dict[str, float]:
-        """Return what other processes are told of it."""
-        kind, used = self.told.kind, self.used(now)
+        """Return what other processes are to know of it."""
+        kind, used = self.configured.kind, self.used(now)
         age = now - self._entries[0].at if self._entries else 0.0
         mean = used / max(1, len(self._entries))
         return {kind: used, oldest(kind): age, each(kind): mean, wanted(kind): sharing.wants(self._recent(now))}
@@ -79,10 +79,10 @@ class SlidingWindow:
     def wait(self, use: Use, now: float) -> float:
         """Return the seconds until `use` may go."""
         paced = self._pace.wait(self._own_rate, now)
-        amount = use.of(self.told.kind)
+        amount = use.of(self.configured.kind)
         # Another process may take what is left at the same moment.
         kept_free = self._kept_free + min(amount, self._kept_free)
-        excess = self.used(now) + self._others + amount + kept_free - self.told.limit
+        excess = self.used(now) + self._others + amount + kept_free - self.configured.limit
         if excess <= 1e-9 or not (self._entries or self._others):
             return paced
         if not self._entries:
@@ -96,7 +96,7 @@ class SlidingWindow:
 
     def begin(self, use: Use, now: float) -> Counted:
         """Count a request that is sent."""
-        entry = Counted(now, use.of(self.told.kind))
+        entry = Counted(now, use.of(self.configured.kind))
         self._entries.append(entry)
         self._used += entry.amount
         self._pace.take(entry.amount, self._own_rate, now)

@@ -1,7 +1,8 @@
 """`StatedBudget`: a limit that the endpoint states in the headers of its answers.
 
 An answer says how much was left when its request arrived, and when all will be left again. From that and from what has
-been sent since follows what is left now. Two kinds of limits look alike in one answer, and are told apart by several:
+been sent since follows what is left now. Two kinds of limits look alike in one answer, and are distinguished by
+several:
 
 - a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
 - a *window* ends at a fixed time, whatever was used, and then everything is left again.
@@ -37,17 +38,17 @@ or evenly until it is known where it begins."""
 _SURGE, _MOST_SURGE = 12.0, 24.0
 """Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
 _MORE_SURGE = 2.0
-"""Factor by which each window is used faster than one that was used up without a refusal that was not foretold."""
+"""Factor by which each window is used faster than one that was used up without a refusal that was not predicted."""
 _USED_UP = 0.1
 """Share of a window that may be left when it is used up; a refusal with more left says that it was used too fast."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
 _ON_THE_WAY = 0.1
 """Seconds after which a request that was sent is taken to have arrived."""
-_TELLING = 0.02
-"""Share of the limit that must be missing for a reset to tell anything."""
+_SIGNIFICANT = 0.02
+"""Share of the limit that must be missing for a reset to show anything."""
 _NEARLY_FULL = 0.9
-"""Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
+"""Share of the limit that must have been left once for resets to show anything: else it may never hold so much."""
 _LOOKED_BACK = 0.1
 """Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
 _MOVED, _ENDED = 0.1, 0.8
@@ -58,7 +59,7 @@ _FADES = 0.8
 """Share of the longest reset that is remembered after as much time."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
-"""Most times that the reserve may grow, and factor by which it grows at each refusal that was not foretold."""
+"""Most times that the reserve may grow, and factor by which it grows at each refusal that was not predicted."""
 _NEWEST = 0.1
 """Weight of the newest answer among those of a window that say what is left; others may use it up meanwhile."""
 _CLEARLY = 0.5
@@ -69,7 +70,7 @@ _RATIO_KNOWN = 0.01
 """Share of the limit that must have been sent for the ratio to be known."""
 _RATIOS = (0.2, 10.0)
 _FEWEST_SURPLUS, _MOST_SURPLUS = 3.0, 0.2
-"""Requests that must be left beyond what was foretold, and share of the capacity that one answer may add to them."""
+"""Requests that must be left beyond what was predicted, and share of the capacity that one answer may add to them."""
 _WATCHED = 3.0
 """Windows for which that must have been watched."""
 _WINDOWS = (1.0, 10.0, MINUTE, 3600.0, DAY)
@@ -123,9 +124,9 @@ class StatedBudget:
         """Most that can be left: a bucket may hold less than what it is given in a window."""
         self.window = MINUTE
         self.care = 1.0
-        """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
+        """Share of the limit that is used: less than all after refusals that what was left had not predicted."""
         self._margin = 1.0
-        """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
+        """Times the usual reserve that is kept, since what is left is predicted less well than it seemed."""
         self._surge = _SURGE
         self._by_arrival, self._by_answer = _Mean(), _Mean()
         """What answers of the present window say is left, with all that was sent before their requests arrived, and
@@ -140,12 +141,12 @@ class StatedBudget:
         self._end = WindowEnd()
         self._first_end = -math.inf
         """When it was to end, as first stated: an end that moves is that of a window that slides."""
-        self._tellings = 0
-        """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
+        self._filled_count = 0
+        """Answers that showed in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
-        self._untold: float | None = None
-        """What an answer told when it was not known yet whether the bucket may be full."""
-        self._told_at = -math.inf
+        self._early_filled: float | None = None
+        """The same of an answer that came when it was not known yet whether the bucket may be full."""
+        self._stated_at = -math.inf
         self._longest_reset = 0.0
         self.slides = False
         """Whether it seems to be a window that slides."""
@@ -156,7 +157,7 @@ class StatedBudget:
         self._rolled: float | None = None
         """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
         self._surplus = 0.0
-        """Amount that was left beyond what had been foretold, since `_doubted_at`."""
+        """Amount that was left beyond what had been predicted, since `_doubted_at`."""
         self._doubted_at = math.inf
         self._refused_at = -math.inf
         self._total = 0.0
@@ -167,7 +168,7 @@ class StatedBudget:
         self._short_window: ShortWindow | None = None
         """What requests are in step with if the window is short."""
         self._is_short_of_answer = False
-        """Whether its end was told by when answers were ready."""
+        """Whether its end was learned from when answers were ready."""
         self._round_trip = 0.0
         """Seconds that the latest refusal took, which is what the way to the endpoint and back takes."""
 
@@ -248,8 +249,8 @@ class StatedBudget:
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
-            self._tell_kind(stated, sent, now)
-            self._tell_short_window(stated, sent, now, refused=refused)
+            self._learn_kind(stated, sent, now)
+            self._learn_short_window(stated, sent, now, refused=refused)
         is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
             return  # its answer took longer than that of a later one, which says what was left since
@@ -277,7 +278,7 @@ class StatedBudget:
     def _agreed(self, remaining: float, sent: Sent) -> float:
         """Return what was left when a request arrived, as the answers of the present window say together.
 
-        Requests do not arrive in the order in which they were sent: one that others have overtaken tells too little of
+        Requests do not arrive in the order in which they were sent: one that others have overtaken shows too little of
         what is left, and one that has overtaken others too much. Where answers seem to say what is left when they are
         ready, each is taken by itself.
         """
@@ -303,7 +304,7 @@ class StatedBudget:
             self.care = min(1.0, self.care + _LESS_CARE)
 
     def _doubt_window(self, surplus: float, now: float) -> None:
-        """Learn that `surplus` more was left than had been foretold: a window that is too long shows in this alone.
+        """Learn that `surplus` more was left than had been predicted: a window that is too long shows in this alone.
 
         Answers that take longer than a window say that all is left, and nothing of when that was so.
         """
@@ -376,12 +377,12 @@ class StatedBudget:
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
-    def _tell_kind(self, stated: StatedLimit, sent: Sent, now: float) -> None:
+    def _learn_kind(self, stated: StatedLimit, sent: Sent, now: float) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
         assert stated.reset is not None
         assert stated.remaining is not None
         missing = stated.limit - stated.remaining
-        passed, self._told_at = max(0.0, sent.at - self._told_at), max(self._told_at, sent.at)
+        passed, self._stated_at = max(0.0, sent.at - self._stated_at), max(self._stated_at, sent.at)
         fades = _FADES ** min(passed / max(self._longest_reset, 1e-3), 1e3)
         self._longest_reset = max(stated.reset, self._longest_reset * fades, 1e-3)
         if self._rolled is not None and sent.total > self._rolled:
@@ -391,32 +392,32 @@ class StatedBudget:
                 self._slide()
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
-            self._end.tell(sent.at, now, stated.reset, self.window)
+            self._end.learn(sent.at, now, stated.reset, self.window)
             moved = self._end.value - self._first_end
             if sent.at >= self._first_end:
                 self._first_end = self._end.value
             elif self.is_window and self.window > _SHORT and _MOVED < moved / self.window < _ENDED:
                 self._slide()
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
-        if missing >= _TELLING * stated.limit and stated.reset > 0.0:
+        if missing >= _SIGNIFICANT * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._seen >= _NEARLY_FULL * stated.limit:
                 weight = min(0.1, passed / (_LOOKED_BACK * self._longest_reset))
-                self._tell_filled(filled, weight)
+                self._learn_filled(filled, weight)
             else:
-                self._untold = filled
-        if self._untold is not None and self._seen >= _NEARLY_FULL * stated.limit:
-            # What was told before it was known that it may be full tells something now.
-            self._tell_filled(self._untold, 0.1)
-            self._untold = None
-        if stated.window is None and not self.slides and self._tellings:
+                self._early_filled = filled
+        if self._early_filled is not None and self._seen >= _NEARLY_FULL * stated.limit:
+            # What was stated before it was known that it may be full shows something now.
+            self._learn_filled(self._early_filled, 0.1)
+            self._early_filled = None
+        if stated.window is None and not self.slides and self._filled_count:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
-    def _tell_short_window(self, stated: StatedLimit, sent: Sent, now: float, *, refused: bool) -> None:
+    def _learn_short_window(self, stated: StatedLimit, sent: Sent, now: float, *, refused: bool) -> None:
         """Learn when a short window ends, on the clock of requests that are sent."""
         if self.window > _SHORT or self.kind != "requests" or not stated.reset or stated.remaining == stated.limit:
-            return  # of a window that has not begun nothing is told
+            return  # of a window that has not begun nothing is stated
         of_answer, window = self._end.is_of_answer, self._short_window
         if window is None or window.length != self.window or self._is_short_of_answer != of_answer:
             window = self._short_window = ShortWindow(self.window)
@@ -426,19 +427,19 @@ class StatedBudget:
             if not stated.remaining:  # else it was refused for another limit
                 window.refused(sent.at, now)
         # A request that is sent when an answer comes arrives a round trip after that answer was ready.
-        window.tell(stated.reset + (now - self._round_trip if of_answer else sent.at))
+        window.learn(stated.reset + (now - self._round_trip if of_answer else sent.at))
 
     def _slide(self) -> None:
         if not self.slides:
             self.slides = True
             self._by_arrival, self._by_answer = _Mean(), _Mean()
 
-    def _tell_filled(self, filled: float, weight: float) -> None:
+    def _learn_filled(self, filled: float, weight: float) -> None:
         """Learn from an answer the time, as a logarithm, in which a bucket would be filled."""
-        if self._tellings == 0:
+        if self._filled_count == 0:
             self._filled, self._spread = filled, 0.0
-        self._tellings += 1
-        weight = max(weight, 1.0 / self._tellings)
+        self._filled_count += 1
+        weight = max(weight, 1.0 / self._filled_count)
         self._spread += (abs(filled - self._filled) - self._spread) * weight
         self._filled += (filled - self._filled) * weight
 

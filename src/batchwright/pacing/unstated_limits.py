@@ -35,8 +35,8 @@ _LONG_NAMED = 10.0
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _FREE_SHARE, _FIRST_FREE, _MOST_FREE = 0.075, 6.0, 10.0
-"""Share of requests beside limits that are stated or told which are taken to be refused at random, such refusals that
-are taken for it at first, and in a row at most."""
+"""Share of requests beside limits that are stated or configured which are taken to be refused at random, such
+refusals that are taken for it at first, and in a row at most."""
 _RECENT = 10.0
 _FAR_MORE = 4.0
 """Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
@@ -178,7 +178,7 @@ class UnstatedLimits:
         return True
 
     def note(self) -> dict[str, float]:
-        """Return what other processes are told."""
+        """Return what other processes are to know."""
         note: dict[str, float] = {"verdict": self._verdict + 1}
         if self.cap is not None:
             note |= {"cap": self.cap.value, "cap epoch": self.cap.epoch + 1}
@@ -187,7 +187,7 @@ class UnstatedLimits:
         return note
 
     def share(self, now: float, *, was_refused: bool) -> None:
-        """Learn what other processes have told; `was_refused`: whether one of them was refused lately."""
+        """Learn what other processes have published; `was_refused`: whether one of them was refused lately."""
         if was_refused:
             self._rate.be_sure(now)
         if self._sharing.has_others:
@@ -223,7 +223,7 @@ class UnstatedLimits:
             self._search_again(now)
         if self._random.share:
             return not self._is_disproved(attempt) and self._random.absorbs()
-        is_free = bool(attempt.stated or attempt.told) and self.cap is None and not self.is_rate_known
+        is_free = bool(attempt.stated or attempt.configured) and self.cap is None and not self.is_rate_known
         if not is_free or self._free < 1.0:
             return False
         self._free -= 1.0

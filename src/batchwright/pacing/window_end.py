@@ -1,8 +1,8 @@
 """`WindowEnd`: when a window of a stated limit ends.
 
 An answer says in how many seconds that will be, but not since when: some endpoints fill in their headers when a request
-arrives, others when its answer is ready, seconds later. Answers that take different times tell: counted from the right
-moment, they all name the same end.
+arrives, others when its answer is ready, seconds later. Answers that take different times show which: counted from the
+right moment, they all name the same end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class WindowEnd:
 
     def __init__(self) -> None:
         self.value = math.inf
-        """As told last; infinite: nothing was told."""
+        """As learned last; infinite: nothing was learned."""
         self._from_arrival = self._from_answer = math.inf
         self._spread_of_arrival = self._spread_of_answer = 0.0
-        """Mean deviations, in seconds, of each end from the one told before."""
+        """Mean deviations, in seconds, of each end from the one before."""
         self.is_of_answer = False
         """Whether answers state the limit as it is when they are ready, not when their requests arrived."""
 
-    def tell(self, sent_at: float, now: float, reset: float, window: float) -> None:
+    def learn(self, sent_at: float, now: float, reset: float, window: float) -> None:
         """Learn that an answer which came at `now` to a request sent at `sent_at` names an end in `reset` seconds."""
         from_arrival, from_answer = sent_at + reset, now + reset
         if self._from_arrival < math.inf:

@@ -23,7 +23,7 @@ from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_co
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve, served_name
-from batchwright.pacing.limits import told_limits
+from batchwright.pacing.limits import configured_limits
 from batchwright.service.observability.logs import logger
 from batchwright.service.settings import Settings
 from batchwright.wire.dialects import Dialect, dialect_for
@@ -68,7 +68,7 @@ async def load_inference(settings: Settings) -> Inference:
         dialect=dialect,
         max_concurrency=settings.backend_concurrency,
         first_concurrency=min(_FIRST_CONCURRENCY, settings.backend_concurrency),
-        told=told_limits(settings.backend_rpm, settings.backend_tpm),
+        told=configured_limits(settings.backend_rpm, settings.backend_tpm),
         max_waiting=settings.max_online_sequences,
     )
     try:
