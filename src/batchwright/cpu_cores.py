@@ -24,7 +24,7 @@ class Core:
 
 
 def cores_of(cpus: Collection[int], sys_folder: Path = _SYS) -> list[Core]:
-    """Return the cores of logical processors, by node; a processor of which the system tells nothing is one itself."""
+    """Return the cores of logical processors, by node; a processor of which the system says nothing is one itself."""
     cores: dict[tuple[int, object], list[int]] = {}
     for cpu in sorted(cpus):
         folder = sys_folder / f"cpu{cpu}"

@@ -8,7 +8,7 @@ import math
 class DecayedRate:
     """A rate averaged over about the last `memory` seconds, with weights that decay exponentially.
 
-    Only time that it is told counts. Events and seconds decay alike, so the first seconds give a rate too.
+    Only time that it is given counts. Events and seconds decay alike, so the first seconds give a rate too.
     """
 
     def __init__(self, memory: float) -> None:

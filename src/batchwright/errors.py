@@ -280,14 +280,16 @@ class LeaseLost(BatchwrightError):
 class StoreUnavailable(BatchwrightError):
     """The database does not answer, is damaged, or a disk is full. Nothing that was acknowledged is lost.
 
-    The message is for the operator and may name paths and hosts; `told` says the same to callers without them.
+    The message is for the operator and may name paths and hosts; `public_message` says the same to callers without.
     """
 
     code = "store_unavailable"
 
-    def __init__(self, message: str, *, told: str = "the database does not answer: try again in a moment") -> None:
+    def __init__(
+        self, message: str, *, public_message: str = "the database does not answer: try again in a moment"
+    ) -> None:
         super().__init__(message)
-        self.told = told
+        self.public_message = public_message
 
 
 class StoreMismatch(InputError):
@@ -324,10 +326,10 @@ class EndpointError(BatchwrightError):
     @property
     def is_out_of_quota(self) -> bool:
         """Whether nothing is computed for this key any more until somebody pays."""
-        told = self.body or {}
-        if self.status == _PAYMENT_REQUIRED or {str(told.get("code")), str(told.get("type"))} & _OUT_OF_QUOTA:
+        body = self.body or {}
+        if self.status == _PAYMENT_REQUIRED or {str(body.get("code")), str(body.get("type"))} & _OUT_OF_QUOTA:
             return True
-        return self.status in (400, 403, 429) and "credit balance is too low" in str(told.get("message"))
+        return self.status in (400, 403, 429) and "credit balance is too low" in str(body.get("message"))
 
     @property
     def is_no_such_path(self) -> bool:

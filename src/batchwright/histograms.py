@@ -122,7 +122,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Recent:
-    """The last values, 1000 unless told, and their exact percentiles: what a dashboard shows as now."""
+    """The last values, 1000 by default, and their exact percentiles: what a dashboard shows as now."""
 
     size: int = 1000
     _values: deque[float] = field(init=False)

@@ -1,7 +1,7 @@
 """Step costs that are kept in the cache folder: what steps of a model took on this machine, a file for each.
 
 `costs/KEY.json` below `cache_dir()` is made anew by every run: the latest measurements of each kind of step, and what
-of the engine depends on the model alone, so that its time can be told without loading it. The key is made of the
+of the engine depends on the model alone, so that its time can be predicted without loading it. The key is made of the
 model's files, the options that choose how it is computed, the machine, and the version of the kernels. A file that is
 broken, or of another form, counts as none.
 """
@@ -38,7 +38,7 @@ _LEAST_STEPS = 32
 _LEAST_STEP = 1e-9
 """Seconds below which no step is."""
 _LEAST_SECONDS = 1.0
-"""Seconds of a run's steps from which on they are compared with what was told of them."""
+"""Seconds of a run's steps from which on they are compared with what was predicted of them."""
 _MOST_WEIGHT = 20_000.0
 """Steps that the measurements of a file stand for at most."""
 _MOST_RATIOS = 64
@@ -158,7 +158,7 @@ def keep_costs(
     None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
     next forecast a probe.
 
-    `is_run`: whether it was a run, which is compared with what was told of its steps.
+    `is_run`: whether it was a run, which is compared with what was predicted of its steps.
     """
     try:
         identity = _identity(model, config)

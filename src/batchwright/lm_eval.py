@@ -139,8 +139,8 @@ class Model(TemplateLM):  # type: ignore[misc]
         """Return what the model writes after each context, up to the first of its stop texts."""
         prompts, params, rooms = [], [], []
         for request in requests:
-            context, told = request.args
-            params.append(_params(told, self.max_gen_toks))
+            context, settings = request.args
+            params.append(_params(settings, self.max_gen_toks))
             room = self.max_length - params[-1].max_tokens
             if room < 1:
                 raise ValueError(
@@ -198,9 +198,9 @@ def _warn_of_loss(what: str, tokens: Sequence[int]) -> None:
         )  # fmt: skip
 
 
-def _params(told: dict[str, Any], limit: int) -> SamplingParams:
+def _params(settings: dict[str, Any], limit: int) -> SamplingParams:
     """Return the sampling parameters for the settings of a task. Raises `InvalidRequest` for an unknown one."""
-    rest = dict(told)
+    rest = dict(settings)
     stop = rest.pop("until", None) or ()
     limits = [rest.pop(name, None) for name in _LIMITS]
     does_sample, temperature = rest.pop("do_sample", False), rest.pop("temperature", None)

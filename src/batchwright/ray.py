@@ -129,10 +129,10 @@ class _MapsBatches(ABC):
         outcomes = await self._outcomes([*self._lines(batch)])
         failures = [_failure(each) if isinstance(each, Exception) else None for each in outcomes]
         if failed := [failure for failure in failures if failure is not None]:
-            told = f"{len(failed):,} of {len(batch):,} rows of a batch failed, such as with {failed[0]}"
+            message = f"{len(failed):,} of {len(batch):,} rows of a batch failed, such as with {failed[0]}"
             if self._errors == "raise":
-                raise RowsFailed(told)
-            _log.warning("%s: see the column %r", told, error_column)
+                raise RowsFailed(message)
+            _log.warning("%s: see the column %r", message, error_column)
         values = [None if isinstance(each, Exception) else self._value(each) for each in outcomes]
         added: dict[str, tuple[ColumnKind, Sequence[Any]]] = {self._output: (self._kind, values)}
         if self._errors == "null":

@@ -44,7 +44,7 @@ async def pool_of(
                 server.models = Reply(content=json.dumps(listed).encode())
             rpm = told[number] if told else None
             member = EndpointInference(
-                server.url, f"key-{number}", told=configured_limits(rpm=rpm), first_concurrency=4
+                server.url, f"key-{number}", limits=configured_limits(rpm=rpm), first_concurrency=4
             )
             await member.discover(waits=False)
             servers.append(server)

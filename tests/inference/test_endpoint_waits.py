@@ -217,7 +217,7 @@ def test_all_models_together_have_no_more_calls_at_once_than_they_may() -> None:
 def test_all_names_of_a_model_share_its_limits() -> None:
     async def main(clock: ManualClock) -> int:
         provider = Provider(clock, lambda _: 0.1)
-        endpoint = endpoint_at(provider, models={"m": "theirs", "n": "theirs"}, told=configured_limits(rpm=60))
+        endpoint = endpoint_at(provider, models={"m": "theirs", "n": "theirs"}, limits=configured_limits(rpm=60))
         unnamed = call()
         unnamed = replace(unnamed, body={name: value for name, value in unnamed.body.items() if name != "model"})
         calls = [call(model="m"), call(model="n"), unnamed]
@@ -314,7 +314,7 @@ def test_what_is_out_of_quota_is_not_tried_again() -> None:
 def test_told_limits_are_kept_and_used() -> None:
     async def main(clock: ManualClock) -> list[float]:
         provider = Provider(clock, lambda _: 1.0)
-        endpoint = endpoint_at(provider, told=configured_limits(rpm=120), max_concurrency=100)
+        endpoint = endpoint_at(provider, limits=configured_limits(rpm=120), max_concurrency=100)
         await asyncio.gather(*(endpoint.answer(call()) for _ in range(240)))
         return provider.asked_at
 

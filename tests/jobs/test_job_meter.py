@@ -24,7 +24,7 @@ TOKEN = 10**6
 
 
 def meter(limit: int | None, path: Path | None = None, **options: Any) -> JobMeter:
-    book = PriceBook(at=AT, told="input=0,output=1")
+    book = PriceBook(at=AT, given="input=0,output=1")
     return JobMeter(book, SpendJournal(path, "key"), limit=None if limit is None else limit * TOKEN, **options)
 
 
@@ -96,7 +96,7 @@ async def test_one_that_is_cancelled_while_it_waits_holds_nothing() -> None:
 
 @in_real_time
 async def test_costs_are_told_once() -> None:
-    money = meter(None, tells_costs=True)
+    money = meter(None, states_costs=True)
     (await reserve(money, 5, "a")).settle(CHAT, answer(3))
     (await reserve(money, 5, "b")).settle(CHAT, {"choices": []})  # an answer without usage
     assert [money.cost_of(name) for name in ("a", "a", "b")] == [3 * TOKEN, None, None]

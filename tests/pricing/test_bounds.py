@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
 from batchwright.pricing.bounds import most_cost, most_output
-from batchwright.pricing.price_sources import told_prices
+from batchwright.pricing.price_sources import given_prices
 from batchwright.pricing.rates import ModelPrices, Rate, Rates
 from batchwright.pricing.usage import TokensUsed
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RERANK_URL, SCORE_URL
 
-PRICES = told_prices("input=1,cached=0.1,cache_write=1.25,output=4")
+PRICES = given_prices("input=1,cached=0.1,cache_write=1.25,output=4")
 TIERED = ModelPrices.of(Rates(Rate(100, ((50, 300), (400, 200))), Rate(1000, ((50, 4000), (400, 3000)))))
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 10}
 

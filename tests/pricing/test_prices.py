@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import InputError
-from batchwright.pricing.price_sources import PriceBook, price_table, told_prices
+from batchwright.pricing.price_sources import PriceBook, given_prices, price_table
 from batchwright.pricing.published import published_prices
 from batchwright.pricing.rates import (
     DOLLAR,
@@ -29,7 +29,7 @@ from batchwright.pricing.rates import (
 from batchwright.pricing.usage import TokensUsed, rates_of, read_usage
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
-TOLD = told_prices("input=2.50,cached=1.25,output=10.00")
+TOLD = given_prices("input=2.50,cached=1.25,output=10.00")
 rates = st.builds(
     lambda base, starts, prices: Rate(base, tuple(zip(sorted(starts), prices, strict=False))),
     st.integers(0, 10**8),
@@ -41,7 +41,7 @@ rates = st.builds(
 def test_told_prices_are_exact() -> None:
     assert TOLD.live == Rates(Rate(2_500_000), Rate(10_000_000), cached=Rate(1_250_000))
     assert TOLD.batch == Rates(Rate(1_250_000), Rate(5_000_000), cached=Rate(625_000))
-    assert told_prices("input=0.1, output=0, cache_write=0.125, batch=0.8").batch == Rates(
+    assert given_prices("input=0.1, output=0, cache_write=0.125, batch=0.8").batch == Rates(
         Rate(80_000), Rate(0), cache_write=Rate(100_000)
     )
     assert per_million(Decimal("0.0000001")) == 1  # rounded up, never down to nothing
@@ -62,7 +62,7 @@ def test_told_prices_are_exact() -> None:
 )
 def test_prices_that_cannot_be_read(text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        told_prices(text)
+        given_prices(text)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_prices_that_cannot_be_read(text: str, told: str) -> None:
 )
 def test_a_name_without_prices_is_told_with_near_ones(name: str, near: str) -> None:
     with pytest.raises(InputError, match=rf"^price='{name}': no PROVIDER/MODEL .*near: .*{near}.*--prices FILE$"):
-        PriceBook(at=AT, told=name)
+        PriceBook(at=AT, given=name)
 
 
 def test_a_name_that_is_like_no_other() -> None:
     with pytest.raises(InputError, match=r"^price='§': no PROVIDER/MODEL of published prices; give what it costs"):
-        PriceBook(at=AT, told="§")
+        PriceBook(at=AT, given="§")
 
 
 def test_files_of_prices() -> None:
@@ -113,15 +113,15 @@ def test_published_prices_are_found_by_address_or_name() -> None:
     assert found.live == Rates(Rate(150_000), Rate(600_000), cached=Rate(75_000))
     assert (found.batch.input, found.batch.output) == (Rate(75_000), Rate(300_000))
     assert found.tiers["priority"].output == Rate(1_000_000)
-    assert PriceBook(at=AT, told="openai/gpt-4o-mini").of("anything") == found
+    assert PriceBook(at=AT, given="openai/gpt-4o-mini").of("anything") == found
     assert book.of("no-such-model") is None
     assert not PriceBook(at=AT, address="http://10.0.0.5:8000/v1").has_any
     assert not PriceBook(at=AT, address="https://llm.example.com/v1").has_any
     assert book.has_any
     with pytest.raises(InputError, match="PROVIDER/MODEL"):
-        PriceBook(at=AT, told="openai/no-such-model")
+        PriceBook(at=AT, given="openai/no-such-model")
     with pytest.raises(InputError, match="PROVIDER/MODEL"):
-        PriceBook(at=AT, told="gpt-4o")
+        PriceBook(at=AT, given="gpt-4o")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_published_prices_are_found_by_address_or_name() -> None:
 def test_published_prices_agree_with_their_own_calculator(
     provider: str, model: str, prompt: int, cached: int, written: int, out: int
 ) -> None:
-    prices = PriceBook(at=AT, told=f"{provider}/{model}").of(None)
+    prices = PriceBook(at=AT, given=f"{provider}/{model}").of(None)
     assert prices is not None
     cached = min(cached, prompt)
     written = min(written, prompt - cached) if prices.live.cache_write else 0

@@ -27,7 +27,7 @@ class Process:
 
     def __init__(self, house: House, provider: Provider, rpm: float | None = LIMIT) -> None:
         self.house = house
-        self.endpoint = endpoint_at(provider, told=configured_limits(rpm=rpm), max_concurrency=100)
+        self.endpoint = endpoint_at(provider, limits=configured_limits(rpm=rpm), max_concurrency=100)
         # With aliases, as `serve` has it.
         self.computing = RoutedInference([self.endpoint])
         self.worker: Worker = house.worker(Model())
@@ -186,7 +186,7 @@ async def test_what_another_version_publishes_ends_no_exchange(house: House) -> 
 @in_house
 async def test_who_has_another_key_shares_nothing_nor_does_who_is_idle(house: House) -> None:
     def endpoint(key: str, rpm: float | None, address: str = "https://api.openai.com/v1") -> EndpointInference:
-        return EndpointInference(address, key, told=configured_limits(rpm=rpm))
+        return EndpointInference(address, key, limits=configured_limits(rpm=rpm))
 
     ours, same, other_key, elsewhere, untold = (
         endpoint("a", 60.0),

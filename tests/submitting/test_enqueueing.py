@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.submitting.enqueueing import EnqueuedTokens, is_enqueued_limit, told_limit
+from batchwright.submitting.enqueueing import EnqueuedTokens, is_enqueued_limit, named_limit
 
 
 @given(st.integers(10, 400), st.integers(1, 10), st.booleans(), st.integers(20, 120))
@@ -48,14 +48,14 @@ def test_one_batch_that_is_too_large_is_made_smaller() -> None:
     assert limit.most_of_one(0.0) == 500
     limit.refuse(500, 0, 0.0)
     assert limit.most_of_one(0.0) == 250
-    limit.refuse(250, 0, 0.0, told=200)
+    limit.refuse(250, 0, 0.0, named=200)
     assert limit.most_of_one(0.0) == pytest.approx(180)
     assert limit.most_of_one(3600.0) == math.inf
 
 
 def test_a_batch_that_fits_by_itself_waits_for_those_of_others() -> None:
     limit = EnqueuedTokens()
-    limit.refuse(100, 0, 0.0, told=5000)
+    limit.refuse(100, 0, 0.0, named=5000)
     assert limit.most_of_one(0.0) == 100
     limit.closed_until = 300.0
     assert not limit.has_room(100, 0, 299.0)
@@ -73,7 +73,7 @@ def test_a_batch_that_fits_by_itself_waits_for_those_of_others() -> None:
     ],
 )
 def test_limits_that_are_told(message: str, tokens: int | None) -> None:
-    assert told_limit(message) == tokens
+    assert named_limit(message) == tokens
 
 
 def test_what_is_a_full_queue() -> None:

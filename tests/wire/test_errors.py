@@ -56,7 +56,7 @@ def raised_by_client(error: BaseException) -> openai.APIStatusError:
         (GenerationError("bad"), openai.InternalServerError, "generation_failed", None, "server_error"),
         (EngineClosed("bye"), openai.InternalServerError, "engine_closed", None, "server_error"),
         (
-            StoreUnavailable("/var/x", told="disk"),
+            StoreUnavailable("/var/x", public_message="disk"),
             openai.InternalServerError,
             "store_unavailable",
             None,
@@ -71,7 +71,7 @@ def test_each_becomes_the_clients_own_exception(
     raised = raised_by_client(error)
     assert type(raised) is kind
     assert (raised.code, raised.param, raised.type) == (code, param, type_)
-    assert (error.told if isinstance(error, StoreUnavailable) else str(error)) in raised.message
+    assert (error.public_message if isinstance(error, StoreUnavailable) else str(error)) in raised.message
 
 
 def test_every_error_has_a_status_and_a_body() -> None:

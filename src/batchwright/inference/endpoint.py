@@ -106,7 +106,7 @@ class EndpointInference(Route):
         dialect: Dialect = OPENAI,
         max_concurrency: int = 64,
         first_concurrency: int | None = None,
-        told: Sequence[ConfiguredLimit] = (),
+        limits: Sequence[ConfiguredLimit] = (),
         timeout: float = 600.0,
         max_waiting: int = 1000,
         retries: Mapping[Traffic, EndpointRetries] = RETRIES,
@@ -115,7 +115,7 @@ class EndpointInference(Route):
     ) -> None:
         self._max_concurrency = max_concurrency
         self._first_concurrency = max_concurrency if first_concurrency is None else first_concurrency
-        self._told = tuple(told)
+        self._limits = tuple(limits)
         Pacer(max_concurrency)  # which checks it
         self._gates: dict[str, Gate] = {}
         """A gate for each model, by the name that the endpoint has for it, since providers limit each."""
@@ -123,7 +123,7 @@ class EndpointInference(Route):
         self._rank = 1.0 - random.SystemRandom().random()
         """A number by which other processes with the same key know this one."""
         self._others: Sequence[Mapping[str, Mapping[str, float]]] = ()
-        """What they have last told, each by `_shared_name`."""
+        """What they have last published, each by `_shared_name`."""
         self._others_since: float | None = None
         """Since when there are any."""
         self._stopped: EndpointDown | None = None
@@ -154,7 +154,7 @@ class EndpointInference(Route):
         """Those of them that failed and wait to be tried again, whose places others have meanwhile."""
         self._retry_budget = RetryBudget()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the calls, whose clock also tells figures when it has ended."""
+        """The event loop of the calls, whose clock also gives figures their time when it has ended."""
         self._draw = draw or random.Random()
         self._closed = False
 
@@ -214,7 +214,7 @@ class EndpointInference(Route):
         }
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return what other processes are told of the limits, by a name for address, key and model."""
+        """Return what other processes are to know of the limits, by a name for address, key and model."""
         if self._loop is None:
             return {}
         now, is_full = self._loop.time(), self._places.are_full
@@ -382,7 +382,7 @@ class EndpointInference(Route):
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
-            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency, rank=self._rank)
+            pacer = Pacer(self._max_concurrency, self._limits, first=self._first_concurrency, rank=self._rank)
             if self._others:
                 self._share(model, pacer, asyncio.get_running_loop().time())
             gate = self._gates[model] = Gate(pacer, patience=_PATIENCE, places=self._places)
@@ -417,9 +417,9 @@ class EndpointInference(Route):
             turn.answered(usage_of(answer))
         name = _LIST_OF[call.endpoint]
         if not isinstance(answer.get(name), list) or (name == "choices" and not answer[name]):
-            told = answer.get("error")
-            said = f": {told.get('message')}" if isinstance(told, dict) else ""
-            raise AnswerBroken(f"{self._client.url} answers without {name}{said}")
+            error = answer.get("error")
+            reason = f": {error.get('message')}" if isinstance(error, dict) else ""
+            raise AnswerBroken(f"{self._client.url} answers without {name}{reason}")
         return answer
 
     def _sent(
@@ -490,7 +490,7 @@ class EndpointInference(Route):
 
     async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of the first try that succeeds. A place is held during a try, but not between tries."""
-        retries, failures, tell = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
+        retries, failures, notify = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
             failing = self._retry_budget.failing
@@ -498,7 +498,7 @@ class EndpointInference(Route):
             if found is not None and not self._retry_budget.spend():
                 found = None
             failures.append(error)
-            tell(None if found is None else error)
+            notify(None if found is None else error)
             return False if found is None else found
 
         try:

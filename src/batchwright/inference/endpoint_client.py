@@ -140,9 +140,11 @@ class EndpointClient:
                     return
                 event = self._object(data)
                 if event.get("error"):
-                    told = self._told(event)
-                    status = None if told is None else self._dialect.error_status(told)
-                    raise EndpointError(f"{self.url} broke its stream off: {_message(told)}", status=status, body=told)
+                    reported = self._error_body(event)
+                    status = None if reported is None else self._dialect.error_status(reported)
+                    raise EndpointError(
+                        f"{self.url} broke its stream off: {_message(reported)}", status=status, body=reported
+                    )
                 for chunk in chunks_of(event):
                     yield chunk
                 if self._dialect.is_last(event):
@@ -288,18 +290,18 @@ class EndpointClient:
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
         try:
-            told = self._told(self._object(content))
+            body = self._error_body(self._object(content))
         except EndpointError:
-            told = None
+            body = None
         if status in _KEY_REFUSED:
-            return self._key_refused(status, told)
+            return self._key_refused(status, body)
         # Some web frameworks repeat the status in the text.
-        what = _message(told) if told else self._excerpt(content).removeprefix(f"{status}: ")
+        what = _message(body) if body else self._excerpt(content).removeprefix(f"{status}: ")
         after = self._retry_after(response.headers)
         if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
             after = retry_after_of_refusal(what)
         error = EndpointError(
-            f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=told, retry_after=after
+            f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=body, retry_after=after
         )
         if error.is_no_such_path:
             path = response.url.path.removeprefix(self._base.path.rstrip("/"))
@@ -333,14 +335,14 @@ class EndpointClient:
             return ""
         return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
 
-    def _key_refused(self, status: int, told: dict[str, object] | None) -> EndpointError:
+    def _key_refused(self, status: int, body: dict[str, object] | None) -> EndpointError:
         # A 401 is about the key, parts of which it may repeat; a 403 may be about a model, or the content of one line.
-        told = told if status == HTTPStatus.FORBIDDEN else None
-        said = "" if told is None else f"; it says: {_message(told)[:_SHOWN]}"
-        error = EndpointError(f"{self.url} answered {status}: {_message(told)[:_SHOWN]}", status=status, body=told)
+        body = body if status == HTTPStatus.FORBIDDEN else None
+        reason = "" if body is None else f"; it says: {_message(body)[:_SHOWN]}"
+        error = EndpointError(f"{self.url} answered {status}: {_message(body)[:_SHOWN]}", status=status, body=body)
         if error.is_no_such_model:
             return error
-        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{said}", status=status, body=told)
+        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{reason}", status=status, body=body)
 
     def _excerpt(self, content: bytes) -> str:
         """Return what is shown of an answer that is no JSON object."""
@@ -359,22 +361,22 @@ class EndpointClient:
         """Raise `EndpointError` for an error object that came with the status 200 and with nothing else to be paid."""
         if not answer.get("error") or _CONTENTS & answer.keys():
             return
-        told = self._told(answer)
-        status = None if told is None else self._dialect.error_status(told)
+        body = self._error_body(answer)
+        status = None if body is None else self._dialect.error_status(body)
         if status in _KEY_REFUSED:
-            raise self._key_refused(status, told)
+            raise self._key_refused(status, body)
         kind = AnswerBroken if status is None else EndpointError  # one of which nothing is known may pass
-        message = _message(told)
+        message = _message(body)
         after = retry_after_of_refusal(message) if status == HTTPStatus.TOO_MANY_REQUESTS else None
-        raise kind(f"{self.url} answered with an error: {message}", status=status, body=told, retry_after=after)
+        raise kind(f"{self.url} answered with an error: {message}", status=status, body=body, retry_after=after)
 
-    def _told(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
-        told = _error_object(answer)
-        if told is None:
+    def _error_body(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
+        body = _error_object(answer)
+        if body is None:
             return None
-        if isinstance(message := told.get("message"), str):
-            told = {**told, "message": self._blotted(message)}
-        return self._dialect.error(told)
+        if isinstance(message := body.get("message"), str):
+            body = {**body, "message": self._blotted(message)}
+        return self._dialect.error(body)
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""
@@ -394,7 +396,7 @@ class EndpointClient:
 
 
 async def _note_kept(
-    session: aiohttp.ClientSession, context: SimpleNamespace, told: aiohttp.TraceConnectionReuseconnParams
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionReuseconnParams
 ) -> None:
     context.trace_request_ctx.over_kept = True
 
@@ -443,5 +445,5 @@ def _error_object(answer: Mapping[str, Any]) -> dict[str, object] | None:
     return {"message": str(message)} if message else None
 
 
-def _message(told: Mapping[str, object] | None) -> str:
-    return str((told or {}).get("message") or "no reason given")
+def _message(body: Mapping[str, object] | None) -> str:
+    return str((body or {}).get("message") or "no reason given")

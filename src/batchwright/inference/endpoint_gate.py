@@ -75,12 +75,12 @@ class Turn:
         """Learn from an answer; `usage` are its tokens by `input` and `output`, where it has any."""
         if not self._attempt.ended:
             self._pause.end()
-            told = usage or {}
+            used = usage or {}
             self._pacer.succeeded(
                 self._attempt,
                 _now(),
-                input_tokens=told.get("input"),
-                output_tokens=told.get("output"),
+                input_tokens=used.get("input"),
+                output_tokens=used.get("output"),
                 stated=self._stated,
             )
 

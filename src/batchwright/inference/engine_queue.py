@@ -19,7 +19,7 @@ _PATIENCE = 5.0
 
 
 class EngineQueueWatch:
-    """Asks for metrics twice a second while requests are under way, and tells `learned` what they say.
+    """Asks for metrics twice a second while requests are under way, and calls `learned` with what they state.
 
     `read` gets what lies at a path beside the API, and raises `BatchwrightError` where there is nothing. An engine
     without metrics that states its slots is asked for them once; what is under way beyond them waits.

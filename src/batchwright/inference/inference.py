@@ -108,7 +108,7 @@ class Paced(Protocol):
 
 @runtime_checkable
 class SharesLimits(Protocol):
-    """An `Inference` with limits that hold for several processes together, which tell each other what they use."""
+    """An `Inference` with limits that hold for several processes together, which inform each other of what they use."""
 
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what this process uses, wants and has found of each shared limit."""
@@ -146,7 +146,7 @@ def why_not_ready(inference: Inference) -> str | None:
 
 @runtime_checkable
 class ComputesSlowly(Protocol):
-    """An `Inference` whose calls may take hours, and which can tell where they are."""
+    """An `Inference` whose calls may take hours, and which can report where they are."""
 
     @property
     def standing(self) -> str | None:
@@ -154,7 +154,7 @@ class ComputesSlowly(Protocol):
 
 
 def standing_of(inference: Inference) -> str | None:
-    """Return where the calls of `inference` are, if they take long; None: there is nothing to tell."""
+    """Return where the calls of `inference` are, if they take long; None: there is nothing to report."""
     return inference.standing if isinstance(inference, ComputesSlowly) else None
 
 

@@ -185,9 +185,9 @@ def load_text_tokenizer(model: str) -> TextTokenizer:
 def _text_sizes(folder: Path) -> tuple[int, int | None]:
     """Return the tokens in the vocabulary of a model, and its context, if it has one."""
     with suppress(OSError, ValueError):
-        told = json.loads((folder / "config.json").read_bytes())
-        sizes = told.get("vocab_size"), told.get("max_position_embeddings")
-        if "text_config" not in told and all(type(each) is int for each in sizes):
+        config = json.loads((folder / "config.json").read_bytes())
+        sizes = config.get("vocab_size"), config.get("max_position_embeddings")
+        if "text_config" not in config and all(type(each) is int for each in sizes):
             return sizes
     from transformers import AutoConfig  # takes seconds, as it imports torch
 
@@ -241,15 +241,15 @@ def make_endpoint(
     max_concurrency: int | None,
     max_waiting: int,
     first_concurrency: int | None = None,
-    told: Sequence[ConfiguredLimit] = (),
+    limits: Sequence[ConfiguredLimit] = (),
     dialect: Dialect = OPENAI,
     meter: Meter | None = None,
 ) -> EndpointInference:
     """Return an endpoint, of which nothing is asked yet. `meter` counts what calls cost.
 
     `max_concurrency`: requests under way at once; None: as many as turn out to deliver the most, which is also found
-    below `max_concurrency` where `first_concurrency` says with how many to begin. `told`: rate limits of the endpoint,
-    which are kept.
+    below `max_concurrency` where `first_concurrency` says with how many to begin. `limits`: rate limits of the
+    endpoint, which are kept.
 
     Raises `InputError` for an address or setting that cannot be used, and `MissingExtra`.
     """
@@ -276,7 +276,7 @@ def make_endpoint(
             dialect=dialect,
             max_concurrency=max_concurrency or max(1, min(_MOST_FOUND, descriptors - _OTHER_DESCRIPTORS)),
             first_concurrency=first_concurrency or max_concurrency or FIRST_LEVEL,
-            told=told,
+            limits=limits,
             max_waiting=max_waiting,
             meter=meter,
         )

@@ -36,7 +36,7 @@ class Meter(Protocol):
     ) -> Reservation:
         """Reserve the most that a try may cost: of `body`, which has `size` bytes as JSON; `batch`: at batch prices.
 
-        Waits while only the reservations of other calls are in the way, and tells `call.pauses` so. A line of a
+        Waits while only the reservations of other calls are in the way, and notifies `call.pauses` of it. A line of a
         provider's batch that was reserved when an earlier run was killed, with the same `call.request_id`, is not
         reserved again: its reservation goes on.
         `is_fetched`: its result is here already, so if nothing is reserved for it any more, it was counted before.

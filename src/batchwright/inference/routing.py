@@ -114,7 +114,7 @@ class RoutedInference(_Renaming):
         return {name: used for route in self.routes for name, used in shared_use(route).items()}
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-        """Tell the routes what each of the other processes used lately of the limits that they share."""
+        """Inform the routes of what each of the other processes used lately of the limits that they share."""
         for route in self.routes:
             learn_use(route, others)
 

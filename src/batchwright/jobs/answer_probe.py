@@ -144,7 +144,7 @@ def chosen_lines(lines: Sequence[SampledLine]) -> list[SampledLine]:
 async def probe_answers(
     inference: Inference, lines: Sequence[SampledLine], defaults: SamplingParams, seconds: float = SECONDS
 ) -> ProbedAnswers:
-    """Answer `lines`, and cut off after `seconds` what is not answered then. A line that fails tells nothing.
+    """Answer `lines`, and cut off after `seconds` what is not answered then. A line that fails counts for nothing.
 
     Raises `EngineClosed` if what computes fails.
     """

@@ -74,8 +74,8 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
     """The columns for the `response` and the `error` of a result line, and the kind of the answer, None if none."""
     body = response.get("body") if response is not None else None
     if not isinstance(body, dict) or error is not None:
-        told = error or {"code": "no_response", "message": "the result has no response"}
-        return None, Answer(None, None, f"{told.get('code')}: {told.get('message')}", None, None)
+        reported = error or {"code": "no_response", "message": "the result has no response"}
+        return None, Answer(None, None, f"{reported.get('code')}: {reported.get('message')}", None, None)
     kind, answer, reason = _said(body)
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
@@ -123,15 +123,15 @@ def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind | N
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     contents = [content for item in items if isinstance(item, dict) and (content := item.get("content")) is not None]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    told = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
-    texts = [text for text in told if isinstance(text, str)]
+    found = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+    texts = [text for text in found if isinstance(text, str)]
     details = body.get("incomplete_details")
     why = details.get("reason") if isinstance(details, dict) else body.get("status")
     reason = {"completed": "stop", "max_output_tokens": "length"}.get(str(why), why)
     reason = reason if isinstance(reason, str) else None
     if calls:
         return "other", calls, "tool_calls" if reason == "stop" else reason
-    if not all(isinstance(each, list) for each in contents) or len(texts) < len(told):
+    if not all(isinstance(each, list) for each in contents) or len(texts) < len(found):
         return None, None, reason
     return ("text", "".join(texts), reason) if texts else ("other", items, reason)
 

@@ -78,8 +78,8 @@ def _reason_of(
 ) -> _Reason | None:
     """Return the reason if it is the job's that a line with this body failed with `error`; None if it is the line's."""
     if isinstance(error, EndpointError):
-        told = error.body or {}
-        param, code = told.get("param"), f"{error.status} {told.get('code')}"
+        reported = error.body or {}
+        param, code = reported.get("param"), f"{error.status} {reported.get('code')}"
         if error.is_no_such_model:
             param = "model"
         elif error.status not in _ABOUT_FIELDS:

@@ -1,4 +1,4 @@
-"""Compressed files, told by their extensions: gzip (`.gz`) and Zstandard (`.zst`, which needs pyarrow)."""
+"""Compressed files, recognised by their extensions: gzip (`.gz`) and Zstandard (`.zst`, which needs pyarrow)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPRESSED = (".gz", ".zst")
 
 
 def without_compression(name: str) -> str:
-    """The name of a file without the extension that tells its compression."""
+    """The name of a file without the extension of its compression."""
     return name.removesuffix(".gz").removesuffix(".zst")
 
 

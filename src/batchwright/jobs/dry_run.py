@@ -150,7 +150,7 @@ class _Planner:
         self._asked = IdTable(job.total)
         """What is asked, each with the number of the first line that asks it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
-        self._is_bounded = self._is_told = True
+        self._is_bounded = self._is_expected = True
         self._is_estimate = self._kv_is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
         self._endpoint, self._survey = endpoint, PromptSurvey(0 if endpoint is None else LEAST_SHARED)
@@ -184,7 +184,7 @@ class _Planner:
             AnswersPlanned(
                 self._answers if self._is_bounded else None,
                 held if held is None or known is None else min(held, known),
-                self._expected if self._is_told else None,
+                self._expected if self._is_expected else None,
                 self._kv_is_estimate and held is not None and (known is None or held < known),
             ),
             self._survey.result(self._surveyed, known, self._texts_of),
@@ -275,7 +275,7 @@ class _Planner:
         self._is_bounded &= self._limit is not None or allowed_tokens(line.body, 0) > 0
         self._answers += limit * completions * len(counts)
         expected = limit if line.body.get("ignore_eos") is True else expected_tokens(line.body)
-        self._is_told &= expected is not None
+        self._is_expected &= expected is not None
         self._expected += min(limit, expected or 0) * completions * len(counts)
         if self._capacity is None:
             return

@@ -36,7 +36,7 @@ from batchwright.jobs.resume import (
     nothing_succeeded,
     scan,
     sizes_of_lines,
-    tells_costs,
+    states_costs,
 )
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, fingerprint_of, version_of
@@ -147,7 +147,7 @@ class Job:
     def _require_costs(self) -> None:
         """Raise `ResumeRefused` if a column is to have costs that no result of a complete job says."""
         asked = self.spec.columns.cost and self.complete and self.finished.succeeded
-        if asked and not tells_costs(self._held, self.key):
+        if asked and not states_costs(self._held, self.key):
             raise ResumeRefused(
                 f"--cost: the answers of {self._output} were computed without it, and do not say what they cost: leave "
                 "it out, or start over with --overwrite"
@@ -284,19 +284,19 @@ class Job:
         """File with the results of earlier runs."""
         return self._working if self._working.exists() or self._keeps_results else self._output
 
-    def endpoints(self, told_apart: Collection[str]) -> set[str]:
-        """Those endpoints of the lines that are in `told_apart`, and one for all others; unchecked."""
+    def endpoints(self, separate: Collection[str]) -> set[str]:
+        """Those endpoints of the lines that are in `separate`, and one for all others; unchecked."""
         found: set[str] = set()
         for record in self.source.records():
             endpoint = self.parser.endpoint_of(record)
-            found.add(endpoint if endpoint in told_apart else COMPLETION_URL)
-            if len(found) > len(told_apart):
+            found.add(endpoint if endpoint in separate else COMPLETION_URL)
+            if len(found) > len(separate):
                 break
         return found
 
     @property
     def bytes(self) -> int:
-        """Bytes of the input, compressed as it may be; 0 where its store does not tell."""
+        """Bytes of the input, compressed as it may be; 0 where its store does not state them."""
         return sum(version.size or 0 for version in self._opened)
 
     def first_valid_line(self) -> Line | None:

@@ -27,7 +27,7 @@ from batchwright.wire.text_responses import chat_of_response
 
 _MAX_LINE_BYTES = 2**30
 _LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
-"""Fields of a line that tells its lengths."""
+"""Fields of a line that gives its lengths."""
 _WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
 

@@ -29,7 +29,7 @@ class JobMeter(Meter):
 
     - `limit`: the budget of all runs, in picodollars; None: what is spent is only counted.
     - `journal`: what earlier runs spent, and where this one notes it.
-    - `tells_costs`: whether `cost_of` will be asked.
+    - `states_costs`: whether `cost_of` will be asked.
 
     Requests that wait for the reservations of others get theirs in the order in which they came.
     """
@@ -40,7 +40,7 @@ class JobMeter(Meter):
         journal: SpendJournal,
         *,
         limit: Picodollars | None = None,
-        tells_costs: bool = False,
+        states_costs: bool = False,
     ) -> None:
         self._prices = prices
         self._journal = journal
@@ -51,9 +51,9 @@ class JobMeter(Meter):
         self._inherited = dict(journal.inherited)
         inherited = sum(each.amount for each in self._inherited.values())
         self._limit = SpendingLimit(limit, self.before.spent, self.before.kept, inherited=inherited)
-        self._told_of_small_batches = False
+        self._warned_of_small_batches = False
         self._waiting: deque[tuple[Picodollars, asyncio.Future[None]]] = deque()
-        self._costs: dict[str, Picodollars] | None = {} if tells_costs else None
+        self._costs: dict[str, Picodollars] | None = {} if states_costs else None
 
     @property
     def limit(self) -> Picodollars | None:
@@ -104,7 +104,7 @@ class JobMeter(Meter):
         amount, bounded = self._most(call, body, size, prices, batch)
         if self._waiting or self._limit.judge(amount) != "fits":
             if batch:
-                self._tell_small_batches(amount)
+                self._warn_of_small_batches(amount)
                 await self._turn(amount)
             else:
                 await self._paused_turn(amount, call)
@@ -152,11 +152,11 @@ class JobMeter(Meter):
         # Without a budget nothing keeps a request from naming a limit that is no number of tokens.
         return (amount, True) if self._limit.limit is not None or amount < _MOST else (0, False)
 
-    def _tell_small_batches(self, amount: Picodollars) -> None:
+    def _warn_of_small_batches(self, amount: Picodollars) -> None:
         """Say once, if it is so, that a line waits for a batch until the results of others free money."""
-        if self._told_of_small_batches or self._limit.limit is None or self._limit.judge(amount) != "wait":
+        if self._warned_of_small_batches or self._limit.limit is None or self._limit.judge(amount) != "wait":
             return
-        self._told_of_small_batches = True
+        self._warned_of_small_batches = True
         lines = len(self._journal.open)
         _log.warning(
             "%s left of the budget lets %s line%s into batches at a time: what a line may cost, up to %s, is reserved "
@@ -169,12 +169,12 @@ class JobMeter(Meter):
 
     async def _paused_turn(self, amount: Picodollars, call: Call) -> None:
         """Reserve `amount` as `_turn` does. Meanwhile nothing is lost by giving the call up."""
-        tell = call.pauses or (lambda _: None)
-        tell(WAITS_FOR_BUDGET)
+        notify = call.pauses or (lambda _: None)
+        notify(WAITS_FOR_BUDGET)
         try:
             await self._turn(amount)
         finally:
-            tell(None)
+            notify(None)
 
     async def _turn(self, amount: Picodollars) -> None:
         """Reserve `amount` as soon as it fits, after those that wait already. Raises `BudgetExhausted`."""
@@ -242,7 +242,7 @@ class JobMeter(Meter):
             self._costs[reservation.call_id] = self._costs.get(reservation.call_id, 0) + cost
         self._wake()
 
-    def told_cost(self, call_id: str, prices: ModelPrices | None, answer: Mapping[str, Any]) -> None:
+    def note_cost(self, call_id: str, prices: ModelPrices | None, answer: Mapping[str, Any]) -> None:
         """Note for `cost_of` what an answer cost that was counted before. Only its reservation calls this."""
         used = read_usage(answer)
         if self._costs is not None and used is not None and prices is not None:
@@ -296,7 +296,7 @@ class _CountedReservation(Reservation):
     prices: ModelPrices | None
 
     def settle(self, endpoint: str, answer: Mapping[str, Any]) -> None:
-        self.meter.told_cost(self.call_id, self.prices, answer)
+        self.meter.note_cost(self.call_id, self.prices, answer)
 
     def release(self) -> None:
         pass

@@ -227,7 +227,7 @@ class JobPlan:
     def _with_expected(
         self, answers: AnswersPlanned, time: PlannedTime | None, job: Job, found: Plan
     ) -> AnswersPlanned:
-        """Say how long all answers are expected to be, if lines do not: by the time told, or by the answers so far."""
+        """Say how long all answers are expected to be, if lines do not: by the planned time or the answers so far."""
         if answers.expected is not None:
             return answers
         if time is not None:

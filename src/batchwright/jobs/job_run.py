@@ -245,7 +245,7 @@ class JobRun:
                 return LoadedModels(None, None)
             forms = asks_for_form(first.endpoint, first.body, self.spec.defaults)
         self._show("loading" if self.choice.backend is None else "connecting", job)
-        endpoints = job.endpoints(told) if (told := self.choice.told_apart) else ()
+        endpoints = job.endpoints(separate) if (separate := self.choice.separate_endpoints) else ()
         loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text), forms=forms)
         self._engine = loaded.engine
         return loaded
@@ -314,7 +314,7 @@ class JobRun:
                     tally=self._tally,
                     order=order,
                     identical=identical,
-                    cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
+                    cost_of=self._cost_of if self.terms is not None and self.terms.states_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
                     invalid=InvalidAnswers(self.spec.retry_invalid, self.spec.defaults)
                     if self.spec.retry_invalid

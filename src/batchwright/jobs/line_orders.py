@@ -137,8 +137,8 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         return self._order.take(more=more)
 
     def expected_tokens(self, line: _Line) -> float | None:
-        limit, told = answer_limit(line.body, self._limit), expected_tokens(line.body)
-        return self._order.expected(line.number, limit) if told is None else float(min(told, limit))
+        limit, given = answer_limit(line.body, self._limit), expected_tokens(line.body)
+        return self._order.expected(line.number, limit) if given is None else float(min(given, limit))
 
     def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
         choices = 1 if answer is None else max(1, len(answer.get("choices") or ()))

@@ -74,7 +74,7 @@ class ModelChoice:
     """Form of the requests and answers of the endpoint."""
     concurrency: int | None = None
     """Most requests under way at the endpoint; None: as many as deliver the most."""
-    told: tuple[ConfiguredLimit, ...] = ()
+    limits: tuple[ConfiguredLimit, ...] = ()
     """Rate limits of the endpoint."""
     replicas: ReplicaCount | None = None
     """Number of processes, each with the models, that compute here or on a cluster; None: this process computes."""
@@ -91,7 +91,7 @@ class ModelChoice:
     """Completion window of batches."""
 
     def __post_init__(self) -> None:
-        if self.told and self.backend is None:
+        if self.limits and self.backend is None:
             raise InputError("rpm and tpm are limits of an endpoint elsewhere: name it with backend")
         if self.others and self.backend is None:
             raise InputError(f"also={self.others[0][0]!r}: further endpoints are given beside backend")
@@ -131,7 +131,7 @@ class ModelChoice:
         try:
             from batchwright.inference.endpoint_address import endpoint_url
         except ModuleNotFoundError:
-            return  # which is told when the endpoint is opened
+            return  # which is reported when the endpoint is opened
         for name, address in [("backend", self.backend), *(("also", each) for each, _ in self.others)]:
             try:
                 if address is not None:
@@ -188,7 +188,7 @@ class ModelChoice:
         return cls(model=model, embedding_model=embedding_model, backend=backend, **rest)  # type: ignore[arg-type]
 
     @property
-    def told_apart(self) -> frozenset[str]:
+    def separate_endpoints(self) -> frozenset[str]:
         """Endpoints for whose lines there are models of their own."""
         embeds = _EMBEDDED if self.embedding_model is not None else set()
         return frozenset(embeds | (CLASSIFIER_URLS if self.classifiers else set()))
@@ -212,9 +212,9 @@ class ModelChoice:
 
     def _serves(self, endpoint: str) -> bool:
         """Whether a model in this process answers lines for `endpoint`; True where none was chosen by name."""
-        if self.model is None and not self.told_apart:
+        if self.model is None and not self.separate_endpoints:
             return True
-        return endpoint in self.told_apart or (self.model is not None and endpoint not in ENCODER_URLS)
+        return endpoint in self.separate_endpoints or (self.model is not None and endpoint not in ENCODER_URLS)
 
     def load(
         self, endpoints: Collection[str], progress: Progress = lambda text: None, *, forms: bool = False
@@ -225,7 +225,7 @@ class ModelChoice:
         """
         if self.backend is not None:
             return LoadedModels(None, None)
-        model = self.model if not self.told_apart or {*endpoints} - self.told_apart else None
+        model = self.model if not self.separate_endpoints or {*endpoints} - self.separate_endpoints else None
         embedding_model = self.embedding_model if _EMBEDDED & {*endpoints} else None
         classifiers = self.classifiers if CLASSIFIER_URLS & {*endpoints} else ()
         if self.processes is not None or self.ray is not None:
@@ -254,7 +254,7 @@ class ModelChoice:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
         `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
-        `open_endpoint`, `open_replicas` and `open_ray_replicas` raise, which tell their `progress`.
+        `open_endpoint`, `open_replicas` and `open_ray_replicas` raise, which report their `progress`.
         """
         if loaded.replicas_of is not None:
             inference: Inference = await self._opened_replicas(*loaded.replicas_of, loaded.classifiers_of, progress)
@@ -272,7 +272,7 @@ class ModelChoice:
                 models,
                 max_concurrency=self.concurrency,
                 max_waiting=self.concurrency or 1,
-                told=self.told,
+                limits=self.limits,
                 dialect=self.dialect,
                 meter=meter,
             )

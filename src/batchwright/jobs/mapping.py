@@ -95,12 +95,12 @@ def map(  # noqa: A001 - the name that users expect
     made = cast("_Frame", table.with_columns(added))
     if report is not None and report.failed:
         example = next(text for text in failures if text is not None)
-        told = f"{report.failed:,} of {report.total:,} rows failed, such as with {example}"
+        message = f"{report.failed:,} of {report.total:,} rows failed, such as with {example}"
         if errors == "raise":
             raise RowsFailed(
-                f"{told}. The frame of this error has the answers of the others", frame=made, report=report
+                f"{message}. The frame of this error has the answers of the others", frame=made, report=report
             )
-        warnings.warn(f"{told}: see the column {error_column!r}", stacklevel=2)
+        warnings.warn(f"{message}: see the column {error_column!r}", stacklevel=2)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The forms of an output, told by its name."""
+"""The forms of an output, chosen by its name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OutputForm:
 
 
 def output_form_of(path: Path) -> OutputForm:
-    """The form that the name of an output tells; JSON Lines if it has no extension. Raises `InputError`."""
+    """The form that the name of an output stands for; JSON Lines if it has no extension. Raises `InputError`."""
     name = path.name.lower()
     if not path.suffix:
         return OutputForm()
@@ -48,5 +48,5 @@ def output_form_of(path: Path) -> OutputForm:
     compression = next((suffix for suffix in COMPRESSED if name.endswith(suffix)), "")
     if content is None or (content == "parquet" and compression):
         known = ", ".join([*_CONTENT, *(f".jsonl{suffix}" for suffix in COMPRESSED)])
-        raise InputError(f"output {path}: its extension tells no form that can be written; use one of {known}")
+        raise InputError(f"output {path}: its extension stands for no form that can be written; use one of {known}")
     return OutputForm(content, compression)

@@ -1,4 +1,4 @@
-"""Time that a job will take on this machine, told before it runs.
+"""Time that a job will take on this machine, predicted before it runs.
 
 A sample of its lines is simulated, as `batchwright simulate` does: with the scheduler of the engine, the order in which
 a run takes lines up, and the cost model of steps that earlier runs have measured. How long answers will be is what
@@ -78,7 +78,7 @@ class SampledLine:
 
 @dataclass(frozen=True, slots=True)
 class SampledJob:
-    """Lines of a job as an engine would compute them, by which its time is told."""
+    """Lines of a job as an engine would compute them, from which its time is predicted."""
 
     fleet: Fleet
     """The engine, with what its steps take."""
@@ -115,11 +115,11 @@ class SampledJob:
             for line, tokens in answered
             if tokens
         ]
-        told = simulate(self.fleet, [], requests).seconds
-        if not requests or told <= 0.0 or seconds <= 0.0:
+        predicted = simulate(self.fleet, [], requests).seconds
+        if not requests or predicted <= 0.0 or seconds <= 0.0:
             return 1.0
         # The shorter the time, the less it says.
-        return float((seconds / told) ** (seconds / (seconds + _UNSURE_SECONDS)))
+        return float((seconds / predicted) ** (seconds / (seconds + _UNSURE_SECONDS)))
 
     def time(
         self, likely: LikelyLengths | None, prompt_tokens: float, *, pace: float = 1.0, planned: bool = True
@@ -142,19 +142,19 @@ class SampledJob:
         all_stepped, stepped = (
             lines_to_step(self.fleet, middle, self.total, most) for most in (MOST_STEPPED, MOST_STEPPED // 4)
         )
-        told = seconds(middle, all_stepped)
-        least = most = told
+        predicted = seconds(middle, all_stepped)
+        least = most = predicted
         if is_open:
             # Both ends are simulated with the same number of lines, and scaled as the middle with so many lines is.
-            scale = told / (told if stepped == all_stepped else seconds(middle, stepped))
-            least = min(told, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
+            scale = predicted / (predicted if stepped == all_stepped else seconds(middle, stepped))
+            least = min(predicted, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
             if likely is not None:
-                most = max(told, scale * seconds(drawn(likely.error), stepped))
+                most = max(predicted, scale * seconds(drawn(likely.error), stepped))
         else:
             likely = None
         return PlannedTime(
-            told,
-            (_beyond(told, least, -self.cost_error), _beyond(told, most, self.cost_error)),
+            predicted,
+            (_beyond(predicted, least, -self.cost_error), _beyond(predicted, most, self.cost_error)),
             "lines" if not is_open else "limits" if likely is None else likely.source,
             0 if likely is None else likely.runs,
             None if is_open and likely is None else self._scaled(sum(each.output_tokens for each in middle)),
@@ -227,7 +227,7 @@ def _computable(
 def _with_lengths(
     requests: Sequence[SimulatedRequest], likely: LikelyLengths | None, factor: float
 ) -> list[SimulatedRequest]:
-    """The requests with answers of likely lengths, each `factor` times as long, but those that are told."""
+    """The requests with answers of likely lengths, each `factor` times as long, but those whose lengths are given."""
     # Evenly spaced shares, shuffled: every sample has its part of long answers.
     shares = [(place + 0.5) / len(requests) for place in range(len(requests))]
     random.Random(0).shuffle(shares)
@@ -240,6 +240,6 @@ def _with_lengths(
     return found
 
 
-def _beyond(told: float, bound: float, error: float) -> float:
-    """Return the bound of an interval around `told` that allows for a further, independent error of its logarithm."""
-    return told * math.exp(math.copysign(math.hypot(math.log(bound / told), error), error))
+def _beyond(middle: float, bound: float, error: float) -> float:
+    """Return the bound of an interval around `middle` that allows for a further, independent error of its logarithm."""
+    return middle * math.exp(math.copysign(math.hypot(math.log(bound / middle), error), error))

@@ -21,7 +21,7 @@ _WORD = 8
 _AT_ONCE = 2**20
 """Bytes of texts from which on they are made into ids."""
 _CHARACTERS = 200
-"""Characters of a prefix that are told."""
+"""Characters of a prefix that are shown."""
 _SHOWN = 10
 """Prefixes that are shown, those that save the most."""
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -119,8 +119,8 @@ def _results(path: AnyPath, files: Sequence[AnyPath], state: Mapping[str, Any]) 
 def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> ReadableResult:
     if column not in row or ERROR not in row:
         raise InputError(f"{path} has no columns {column!r} and {ERROR!r}: it is no output of a run")
-    told = {column, *_ADDED, *_properties(row[column])}
-    others = [name for name in row if name not in told]
+    shown_apart = {column, *_ADDED, *_properties(row[column])}
+    others = [name for name in row if name not in shown_apart]
     shown = "\n".join(f"{name}: {_text(row[name])}" for name in others if row[name] not in (None, ""))
     tokens = row.get(COMPLETION_TOKENS)
     return ReadableResult(

@@ -45,7 +45,7 @@ class JobIdentity:
     parameters: Mapping[str, Any]
     """JSON values by name, sampling defaults included."""
     model_files: str | None = None
-    """Fingerprint that tells the model from another one of the same name or path; None if there is none."""
+    """Fingerprint that distinguishes the model from another one of the same name or path; None if there is none."""
     limit: int | None = None
     """Number of records at the start of the input that are computed; None: all. A later run may raise it."""
 
@@ -259,7 +259,7 @@ def sizes_of_lines(path: Path, key: str, again: Callable[[Mapping[str, Any]], bo
         yield len(raw), line.error is None or not again(line.error)
 
 
-def tells_costs(path: Path, key: str) -> bool:
+def states_costs(path: Path, key: str) -> bool:
     """Whether any result of the job `key` in `path` says what it cost."""
     # Within a text, its quotes would be written otherwise.
     return any(b'"cost":' in raw for _, _, raw in _written(path, key))

@@ -131,7 +131,7 @@ def run(
       its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
       `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
       `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
-      are found and kept without being told.
+      are found and kept without being configured.
     - `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
       room for; they must have the same models and dialect.
     - `replicas`: how many processes compute on this machine, each with the whole model on a GPU or a group of cores of
@@ -172,8 +172,8 @@ def run(
       `finish_reason` of the last answer is `"invalid_json"`.
     - `dry_run`: writes no result. The report then has the lines that would fail, the tokens of all prompts and the
       first requests as they would be sent; `output` may be left out. With `probe`, a model on this machine is loaded
-      for some seconds to tell how long the job takes: its steps are measured if they never were, and some lines are
-      answered if no run tells how long answers to such lines are.
+      for some seconds to predict how long the job takes: its steps are measured if they never were, and some lines are
+      answered if no run shows how long answers to such lines are.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
@@ -215,7 +215,7 @@ def run(
         others=tuple((address, _key(address, key, dialect)) for address, key in also),
         dialect=dialect,
         concurrency=backend_concurrency,
-        told=_told(rpm, tpm),
+        limits=_limits(rpm, tpm),
         replicas=_replicas(replicas),
         ray=ray,
         resources=None if resources is None else RayResources.of(resources),
@@ -225,7 +225,7 @@ def run(
         batch_window=batch_window,
     )
     terms = SpendingTerms.of(
-        backend, budget=budget, price=price, prices=None if prices is None else Path(prices), tells_costs=cost
+        backend, budget=budget, price=price, prices=None if prices is None else Path(prices), states_costs=cost
     )
     if terms is not None and choice.model is not None:
         terms.require_price(choice.model)
@@ -297,12 +297,12 @@ def run(
 
 def _check_run_kind(output: object, *, dry_run: bool, probe: bool) -> None:
     if probe and not dry_run:
-        raise InputError("probe is for a dry run, which tells how long a job takes: add dry_run, or leave it out")
+        raise InputError("probe is for a dry run, which predicts how long a job takes: add dry_run, or leave it out")
     if output is None and not dry_run:
         raise InputError("no output: name a file, such as answers.csv")
 
 
-def _told(rpm: float | None, tpm: float | None) -> tuple[ConfiguredLimit, ...]:
+def _limits(rpm: float | None, tpm: float | None) -> tuple[ConfiguredLimit, ...]:
     try:
         return configured_limits(rpm, tpm)
     except ValueError as error:
@@ -388,7 +388,7 @@ def _check_writable(role: str, path: Path, spec: JobSpec) -> None:
 
 
 def _page_path(given: str | os.PathLike[str] | None, report: Path | None, spec: JobSpec, dry_run: bool) -> Path | None:
-    """The file for the page of the report, which can be made and written as far as that can be told now."""
+    """The file for the page of the report, which can be made and written as far as that is known now."""
     if given is None:
         return None
     if dry_run:

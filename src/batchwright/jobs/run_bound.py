@@ -30,7 +30,7 @@ class RunBound:
 
     @classmethod
     def begin(cls, engine: Engine, lines: int, progress: Progress) -> RunBound | None:
-        """Begin to measure `engine`; None if a bound could not be told. `progress` is told what takes a while.
+        """Begin to measure `engine`; None if a bound could not be given. `progress` is notified of what takes a while.
 
         That is so where the times of its model's kernels are not known, for a run of few `lines` before which the rates
         of the machine were not measured, and for an engine that has computed something: what it has cached costs the

@@ -70,7 +70,7 @@ class Source(Protocol):
         return sum(1 for _ in self.records())
 
     def measure(self) -> tuple[int, int]:
-        """Number of the records, and the sum of their weights, which tell long prompts from short ones."""
+        """Number of the records, and the sum of their weights, which distinguish long prompts from short ones."""
         count = weight = 0
         for record in self.records():
             count += 1
@@ -87,14 +87,14 @@ def format_of(path: AnyPath, given: str | None) -> InputFormat:
     found = format_of_suffix(path.name)
     if found is None:
         raise InputError(
-            f"{path}: its extension does not tell its format; rename it to one of "
+            f"{path}: its extension does not give its format; rename it to one of "
             f"{', '.join(_FORMAT_OF_SUFFIX)} or give --input-format ({', '.join(get_args(InputFormat))})"
         )
     return found
 
 
 def format_of_suffix(name: str) -> InputFormat | None:
-    """The format that the extension of a name tells; None if it tells none."""
+    """The format that the extension of a name stands for; None if it stands for none."""
     return _FORMAT_OF_SUFFIX.get(Path(without_compression(name.lower())).suffix)
 
 
@@ -263,7 +263,7 @@ def lines_of(path: AnyPath, limit: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 def version_of(path: AnyPath) -> Version:
-    """What tells whether a file has changed since. Raises `InputError` if it is not there."""
+    """What shows whether a file has changed since. Raises `InputError` if it is not there."""
     if isinstance(path, RemotePath):
         return path.version()
     try:

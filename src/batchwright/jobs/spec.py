@@ -149,7 +149,7 @@ class JobSpec:
         given = {} if isinstance(self.defaults, SamplingParams) else self.defaults
         defaults = self.defaults if isinstance(self.defaults, SamplingParams) else replace(OPENAI_DEFAULTS, **given)
         chosen = {
-            # The others are told by their values.
+            # The others are known by their values.
             "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
             "backend": self.backend,
             "dialect": self.dialect,
@@ -174,7 +174,7 @@ class JobSpec:
             "ordered": self.ordered,
             "max_line_bytes": self.max_line_bytes,
             **self.engine_parameters,
-            **_told(defaults),
+            **_parameters_of(defaults),
         }
 
     def check(self) -> None:
@@ -274,10 +274,10 @@ def require_local(role: str, name: str) -> None:
         raise InputError(f"{role} {name}: {scheme}:// is not supported for it, only files on this machine")
 
 
-def _told(defaults: SamplingParams) -> dict[str, Any]:
+def _parameters_of(defaults: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as JSON values by name; those that jobs of earlier versions lack only if they are set."""
-    told: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
-    return {name: value for name, value in told.items() if name not in _NEWER or value not in (None, False, 0, [])}
+    values: dict[str, Any] = json.loads(json.dumps(asdict(portable(defaults))))
+    return {name: value for name, value in values.items() if name not in _NEWER or value not in (None, False, 0, [])}
 
 
 def _is_stream(name: str) -> bool:

@@ -27,11 +27,11 @@ from batchwright.request import SamplingParams
 from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, filled, with_defaults
 
 _ENOUGH_ANSWERS = 10
-"""Answers whose mean cost tells that of the others."""
+"""Answers whose mean cost predicts that of the others."""
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
-_TOLD_TOKENS = 100
-"""Tokens of an answer whose price is told where no answers are known."""
+_QUOTED_TOKENS = 100
+"""Tokens of an answer whose price is quoted where no answers are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,15 @@ class SpendingTerms:
     """What a run may spend, and at which prices.
 
     - `budget`: dollars for all runs of the job; None: any amount.
-    - `price`, `prices`: see `PriceBook` (`told`), and a file with a `table`.
-    - `tells_costs`: whether each answer's `usage` says what it cost.
+    - `price`, `prices`: see `PriceBook` (`given`), and a file with a `table`.
+    - `states_costs`: whether each answer's `usage` says what it cost.
 
     Raises `InputError` for terms that make no sense.
     """
 
     budget: Picodollars | None
     book: PriceBook
-    tells_costs: bool = False
+    states_costs: bool = False
 
     @classmethod
     def of(
@@ -138,10 +138,10 @@ class SpendingTerms:
         budget: object = None,
         price: str | None = None,
         prices: Path | None = None,
-        tells_costs: bool = False,
+        states_costs: bool = False,
     ) -> SpendingTerms | None:
         """The terms of a run with an endpoint; None for models in this process."""
-        given = {"budget": budget, "price": price, "prices": prices, "cost": tells_costs or None}
+        given = {"budget": budget, "price": price, "prices": prices, "cost": states_costs or None}
         if backend is None:
             for name, value in given.items():
                 if value is not None:
@@ -155,9 +155,9 @@ class SpendingTerms:
                 table = price_table(prices.read_bytes(), prices.name)
             except OSError as error:
                 raise InputError(f"prices {prices} cannot be read: {error.strerror}") from error
-        book = PriceBook(at=datetime.now(UTC), told=price, table=table, address=backend)
+        book = PriceBook(at=datetime.now(UTC), given=price, table=table, address=backend)
         limit = None if budget is None else picodollars("budget", budget)
-        return cls(limit, book, tells_costs)
+        return cls(limit, book, states_costs)
 
     def meter(self, job: Job) -> JobMeter | None:
         """The meter of a run of `job`; None if there is nothing to count, since no price is known.
@@ -167,11 +167,11 @@ class SpendingTerms:
         if not self.book.has_any and self.budget is None:
             return None
         journal = SpendJournal(job.spend_journal, job.key, starts_over=job.spec.overwrite)
-        return JobMeter(self.book, journal, limit=self.budget, tells_costs=self.tells_costs)
+        return JobMeter(self.book, journal, limit=self.budget, states_costs=self.states_costs)
 
     def require_price(self, model: str | None) -> None:
         """Raise `InputError` if the price of the model of all lines must be known, and is not."""
-        if self.book.of(model) is not None or not (self.budget or self.tells_costs):
+        if self.book.of(model) is not None or not (self.budget or self.states_costs):
             return
         raise InputError(
             f"the price of the model {shown(model)} is not known at this endpoint: give it in dollars per million "
@@ -273,7 +273,7 @@ class CostPlanner:
         if prices is None:
             return
         self._lines += 1
-        output = 0 if endpoint in ENCODER_URLS else _TOLD_TOKENS
+        output = 0 if endpoint in ENCODER_URLS else _QUOTED_TOKENS
         answers = sequences_of_request(endpoint, body)
         self._saved += TokensUsed(prompt_tokens, 0, cached=cacheable_tokens).saved_by_cache(prices.live)
         self._saved_by_writing += TokensUsed(prompt_tokens, 0, written=cacheable_tokens).saved_by_cache(prices.live)
@@ -306,5 +306,7 @@ class CostPlanner:
             at_most=None if self._no_bound else in_dollars(self._most[index]),
             prompts=in_dollars(prompts),
             answers_per_100_tokens=in_dollars(self._limited[index]),
-            expected=None if self._answer is None else in_dollars(prompts + int(answers * self._answer / _TOLD_TOKENS)),
+            expected=None
+            if self._answer is None
+            else in_dollars(prompts + int(answers * self._answer / _QUOTED_TOKENS)),
         )

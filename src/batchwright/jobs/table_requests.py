@@ -42,7 +42,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How rows become requests."""
 
     name: str
-    """Name of the file, whose extension tells its format."""
+    """Name of the file, whose extension gives its format."""
     endpoint: str = CHAT_URL
     prompt_template: str | None = None
     """Text with columns as `{column}`. None: each line is a prompt, or an object with one."""
@@ -153,23 +153,23 @@ def main() -> int:
     table = TableRequests(
         Path(f"/dev/fd/{sys.argv[1]}"), msgspec.json.decode(sys.stdin.buffer.read(), type=TableOptions)
     )
-    told: dict[str, Any]
+    report: dict[str, Any]
     try:
         for line in table:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
-        told = {"rows": table.rows, "skipped": len(table.skipped), "first_skipped": table.skipped[:1]}
+        report = {"rows": table.rows, "skipped": len(table.skipped), "first_skipped": table.skipped[:1]}
     except MemoryError:
-        told = {"error": "the table needs more memory than is given to one: make it smaller, or divide it"}
+        report = {"error": "the table needs more memory than is given to one: make it smaller, or divide it"}
     except (BatchwrightError, InputError) as error:
         message = str(error).replace(str(table.path), table.options.name)
-        told = {"error": message, "param": getattr(error, "param", None), "code": getattr(error, "code", None)}
+        report = {"error": message, "param": getattr(error, "param", None), "code": getattr(error, "code", None)}
     except Exception as error:  # libraries that read tables are foreign code, and the table may be anything
-        told = {"error": f"{table.options.name} cannot be read: {type(error).__name__}: {error}"}
-    if "error" in told:
-        told["error"] = told["error"][:_LONGEST_ERROR]
-    sys.stderr.buffer.write(b"\n" + msgspec.json.encode(told))
-    return 0 if "error" not in told else 2
+        report = {"error": f"{table.options.name} cannot be read: {type(error).__name__}: {error}"}
+    if "error" in report:
+        report["error"] = report["error"][:_LONGEST_ERROR]
+    sys.stderr.buffer.write(b"\n" + msgspec.json.encode(report))
+    return 0 if "error" not in report else 2
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ class _ChatTexts:
     def __init__(self, render: Callable[[Chat], str]) -> None:
         self._render = render
         self._around: dict[tuple[str, ...], list[str] | None] = {}
-        """For each sequence of roles, what stands before, between and after the texts; None where that is not told."""
+        """For each sequence of roles, what stands before, between and after the texts; None where that is not known."""
 
     def text_of(self, chat: Chat) -> str:
         """The text of a chat, up to where the answer begins. Raises `InvalidRequest` if the template refuses it."""

@@ -23,7 +23,7 @@ _MOST_PRICE = 10**6
 class PriceBook:
     """The prices of models by name.
 
-    - `told`: prices as a text, as in `told_prices`, for all models; or `PROVIDER/MODEL`, whose published prices are
+    - `given`: prices as a text, as in `given_prices`, for all models; or `PROVIDER/MODEL`, whose published prices are
       those of all models.
     - `table`: prices by the names of models, as `price_table` reads them; it goes before published ones.
     - `address`: the URL of the endpoint, by which the provider is found whose published prices hold.
@@ -36,22 +36,22 @@ class PriceBook:
         self,
         *,
         at: datetime,
-        told: str | None = None,
+        given: str | None = None,
         table: Mapping[str, ModelPrices] | None = None,
         address: str | None = None,
     ) -> None:
         self._at = at
         self._address = address
         self._table = dict(table or {})
-        self._told: ModelPrices | None = None
+        self._given: ModelPrices | None = None
         self._known: dict[str, ModelPrices | None] = {}
-        if told is not None:
-            self._told = told_prices(told) if "=" in told else self._named(told)
+        if given is not None:
+            self._given = given_prices(given) if "=" in given else self._named(given)
 
     @property
     def has_any(self) -> bool:
         """Whether the price of any model is known."""
-        return self._told is not None or bool(self._table) or self._is_sold
+        return self._given is not None or bool(self._table) or self._is_sold
 
     @cached_property
     def _is_sold(self) -> bool:
@@ -65,8 +65,8 @@ class PriceBook:
 
     def of(self, model: str | None) -> ModelPrices | None:
         """Return the prices of a model; None if they are not known."""
-        if self._told is not None:
-            return self._told
+        if self._given is not None:
+            return self._given
         if model is None or model in self._table:
             return None if model is None else self._table[model]
         if model not in self._known:
@@ -98,7 +98,7 @@ class PriceBook:
         )
 
 
-def told_prices(text: str) -> ModelPrices:
+def given_prices(text: str) -> ModelPrices:
     """Read prices such as `input=2.50,cached=1.25,output=10.00`, in dollars per million tokens.
 
     `cache_write` is another kind of token, and `batch` the part of these prices that batches cost, 0.5 by default.
@@ -114,7 +114,7 @@ def told_prices(text: str) -> ModelPrices:
 
 
 def price_table(content: bytes, name: str) -> dict[str, ModelPrices]:
-    """Read a file of prices: for each model a table with the names of `told_prices`, in TOML or JSON.
+    """Read a file of prices: for each model a table with the names of `given_prices`, in TOML or JSON.
 
     `name` is the name of the file: one in `.json` is JSON. Raises `InputError`.
     """

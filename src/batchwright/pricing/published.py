@@ -26,7 +26,7 @@ _FIELDS = {
     "cache_write_1h": "cache_write_1h_mtok",
 }
 _BY_OTHER_UNITS = frozenset({"input_mchars", "input_text_messages_kcount"})
-"""Prices that the number of tokens does not tell."""
+"""Prices that do not follow from the number of tokens."""
 _NEAR = 3
 """Names that are shown for one that is not known."""
 _BATCH = {"processing": "batch"}

@@ -127,7 +127,7 @@ class Services:
         except TimeoutError:
             reason = logged = f"the database has not answered for {_PATIENCE:g} s"
         except StoreUnavailable as error:
-            reason, logged = error.told, str(error)
+            reason, logged = error.public_message, str(error)
         if logged is not None and logged != self._logged:
             logger.warning("not_ready", reason=logged)
         self._logged = logged
@@ -192,7 +192,7 @@ async def open_services(
         opened.push_async_callback(measured.close)
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
-        forecasts = BatchForecasts(lambda: [told for _, told in peers.others])
+        forecasts = BatchForecasts(lambda: [snapshot for _, snapshot in peers.others])
         rates = BatchRates(forecasts)
         options = options or WorkerOptions(
             concurrency=settings.batch_concurrency,

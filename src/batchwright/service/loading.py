@@ -68,7 +68,7 @@ async def load_inference(settings: Settings) -> Inference:
         dialect=dialect,
         max_concurrency=settings.backend_concurrency,
         first_concurrency=min(_FIRST_CONCURRENCY, settings.backend_concurrency),
-        told=configured_limits(settings.backend_rpm, settings.backend_tpm),
+        limits=configured_limits(settings.backend_rpm, settings.backend_tpm),
         max_waiting=settings.max_online_sequences,
     )
     try:

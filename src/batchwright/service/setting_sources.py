@@ -49,7 +49,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, config: Path | None
     try:
         settings = Settings(**merged)
     except ValidationError as error:
-        raise InputError("; ".join(_told(each, origins) for each in error.errors())) from None
+        raise InputError("; ".join(_described(each, origins) for each in error.errors())) from None
     try:
         settings.engine.chosen()
     except ValueError as error:  # options that contradict each other
@@ -83,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _told(error: Any, origins: Mapping[str, str]) -> str:
+def _described(error: Any, origins: Mapping[str, str]) -> str:
     """Describe one error, with the setting named as in its source: a flag, a variable or the file."""
     name = str(error["loc"][0]) if error["loc"] else ""
     origin = origins.get(name, "default")

@@ -490,7 +490,7 @@ def type_name(field: FieldInfo) -> str:
 
 
 def shown_default(field: FieldInfo) -> str:
-    """Return the default as a user would write it; empty if there is none, or the description tells it."""
+    """Return the default as a user would write it; empty if there is none, or the description states it."""
     value = field.default
     if value is None or value in ("", (), {}):
         return ""

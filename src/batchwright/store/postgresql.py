@@ -179,7 +179,8 @@ class PostgresqlDriver:
             raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its disk") from error
         except _DAMAGE as error:
             raise StoreUnavailable(
-                f"PostgreSQL has not what batchwright made there: {error}; restore a backup into it", told=DAMAGED
+                f"PostgreSQL has not what batchwright made there: {error}; restore a backup into it",
+                public_message=DAMAGED,
             ) from error
         except psycopg.IntegrityError as error:
             raise Conflict(f"what is to be added is already there: {error}") from error

@@ -101,7 +101,7 @@ class BatchRecord:
     """Seconds from the creation of an output file to its expiry; None: the service's default."""
     idempotency_key: str | None = None
     callback_url: str | None = None
-    """URL that is told of the end of the batch, in addition to the tenant's webhooks."""
+    """URL that is notified of the end of the batch, in addition to the tenant's webhooks."""
     simple: bool = False
     """Whether it was made by `POST /v1/batch/async`, and is listed there instead of under `/v1/batches`."""
     parent_id: str | None = None
@@ -205,7 +205,7 @@ class StoredLine:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """An endpoint of a tenant that is told how batches end."""
+    """An endpoint of a tenant that is notified of how batches end."""
 
     id: str
     tenant: str

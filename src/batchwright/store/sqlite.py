@@ -144,9 +144,11 @@ class SqliteDriver:
         return connection
 
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
-        found = ((remedy, told) for kinds, remedy, told in _REMEDIES if isinstance(error, kinds))
-        remedy, told = next(found, _OTHERWISE)
-        return StoreUnavailable(f"the database {self._path} does not take this: {error}; {remedy}", told=told)
+        found = ((remedy, message) for kinds, remedy, message in _REMEDIES if isinstance(error, kinds))
+        remedy, message = next(found, _OTHERWISE)
+        return StoreUnavailable(
+            f"the database {self._path} does not take this: {error}; {remedy}", public_message=message
+        )
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._require_open()
@@ -319,7 +321,7 @@ def holds_a_store(path: Path) -> bool:
         raise StoreUnavailable(
             f"the database {path} is damaged, or no database at all: {error}; put back a backup, or name another file "
             "with --database",
-            told=DAMAGED,
+            public_message=DAMAGED,
         ) from error
     except apsw.Error as error:
         raise StoreUnavailable(f"the database {path} cannot be read: {error}; see to its permissions") from error
@@ -336,7 +338,7 @@ def _is_a_store(connection: apsw.Connection, path: Path) -> bool:
     raise StoreUnavailable(
         f"the database {path} is not a store of batchwright: it has other tables "
         f"({', '.join(sorted(tables)[:5]) or 'none'}); name another file with --database",
-        told=DAMAGED,
+        public_message=DAMAGED,
     )
 
 
@@ -374,7 +376,7 @@ class _SqliteFile:
     def require_sound(self) -> None:
         """Raise if damage was found before. Does not block."""
         if self.damage is not None:
-            raise StoreUnavailable(self.damage, told=DAMAGED)
+            raise StoreUnavailable(self.damage, public_message=DAMAGED)
 
     def note(self, error: BaseException) -> None:
         """Note the error of a statement: if it shows damage, `require_sound` raises from now on."""
@@ -386,7 +388,7 @@ class _SqliteFile:
             f"the database {self._path} is damaged: {what}; stop all processes, put back the file or a backup of it, "
             "and start again"
         )
-        return StoreUnavailable(self.damage, told=DAMAGED)
+        return StoreUnavailable(self.damage, public_message=DAMAGED)
 
     def _examine(self, check: str | None = None) -> None:
         try:
@@ -397,9 +399,9 @@ class _SqliteFile:
                 for table in _LOOKED_AT:
                     connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
                 if check is not None:
-                    [(told,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
-                    if told != "ok":
-                        raise self._damaged(str(told))
+                    [(outcome,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
+                    if outcome != "ok":
+                        raise self._damaged(str(outcome))
         except _DAMAGE as error:
             raise self._damaged(str(error)) from error
         except apsw.Error as error:

@@ -156,7 +156,7 @@ class Store:
     a_live_file = _read(file_operations.a_live_file)
 
     async def verify(self) -> None:
-        """Raise `StoreUnavailable` if the records of files are damaged, as far as the database can tell.
+        """Raise `StoreUnavailable` if the records of files are damaged, as far as the database can see.
 
         Takes time in proportion to the number of files. Called before files are removed.
         """

@@ -19,7 +19,7 @@ Row: TypeAlias = tuple[Any, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
 DAMAGED = "the database is damaged: its operator finds the details in the log of the service"
-"""What callers are told when the database is damaged."""
+"""What callers are shown when the database is damaged."""
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
@@ -64,7 +64,7 @@ class Driver(Protocol):
         """As `write`, but fail soon where that would wait for the database to come back."""
 
     async def verify(self) -> None:
-        """Raise `StoreUnavailable` if the database can tell that its records of files are damaged."""
+        """Raise `StoreUnavailable` if the database can see that its records of files are damaged."""
 
     async def close(self) -> None: ...
 

@@ -7,11 +7,11 @@ import re
 
 _CLOSE = 0.9
 """Ratio of what was taken to what was refused from which the limit counts as found."""
-_SHARE_OF_TOLD = 0.9
+_SHARE_OF_NAMED = 0.9
 """Share of a limit that the provider names that one batch may have, since our count of tokens is an estimate."""
 _REMEMBERED = 3600.0
 """Seconds after a refusal for which the limit counts as found."""
-_TOLD = re.compile(r"limit(?::| of) *([\d,.]+) *([KMB]?)\b", re.IGNORECASE)
+_NAMED_LIMIT = re.compile(r"limit(?::| of) *([\d,.]+) *([KMB]?)\b", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "B": 1_000_000_000}
 _CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", "request_limit_exceeded"})
 
@@ -64,14 +64,14 @@ class EnqueuedTokens:
             # The limit has risen, or the refusal was about what others of the same customer had enqueued.
             self.refused = math.inf
 
-    def refuse(self, tokens: float, enqueued: float, now: float, told: float | None = None) -> None:
-        """Note that a batch of `tokens` was refused while `enqueued` lay there, by a limit of `told` tokens."""
+    def refuse(self, tokens: float, enqueued: float, now: float, named: float | None = None) -> None:
+        """Note that a batch of `tokens` was refused while `enqueued` lay there, by a limit of `named` tokens."""
         self.refused = min(self.refused, tokens + enqueued)
         # What was taken once may be too much now.
         self.taken = min(self.taken, enqueued)
-        if enqueued == 0 and told is not None:
+        if enqueued == 0 and named is not None:
             # With more than the batch has, it is what others of the same customer have enqueued that is in the way.
-            self.taken = min(tokens, _SHARE_OF_TOLD * told)
+            self.taken = min(tokens, _SHARE_OF_NAMED * named)
         self._refused_at = now
         self._may_try = False
 
@@ -86,9 +86,9 @@ def is_enqueued_limit(code: object, message: object) -> bool:
     return str(code) in _CODES or ("enqueued" in text and "limit" in text)
 
 
-def told_limit(message: str) -> int | None:
+def named_limit(message: str) -> int | None:
     """Return the limit that the message of a refusal names, in tokens; None if it names none."""
-    found = _TOLD.search(message)
+    found = _NAMED_LIMIT.search(message)
     if found is None or not any(map(str.isdigit, found[1])):
         return None
     number = found[1].rstrip(".,").replace(",", "")

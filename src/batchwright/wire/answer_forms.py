@@ -69,10 +69,10 @@ def form_fields(defaults: Mapping[str, Any], *, responses: bool) -> dict[str, An
     schema = defaults.get("schema")
     if schema is not None or defaults.get("json_object"):
         named: dict[str, Any] = {"name": "answer", "schema": schema, "strict": True}
-        told: dict[str, Any] = {"type": "json_object"}
+        form: dict[str, Any] = {"type": "json_object"}
         if schema is not None:
-            told = {"type": "json_schema", **(named if responses else {"json_schema": named})}
-        return {"text": {"format": told}} if responses else {"response_format": told}
+            form = {"type": "json_schema", **(named if responses else {"json_schema": named})}
+        return {"text": {"format": form}} if responses else {"response_format": form}
     for theirs, ours in _STRUCTURED.items():
         if value := defaults.get(ours):
             return {"structured_outputs": {theirs: value}}
@@ -96,14 +96,14 @@ def _of_response_format(value: object) -> list[_Found]:
             of_object = {"type": "object", **schema} if isinstance(schema, Mapping) else schema
             return [_checked(f"{name}.schema", "schema", of_object)]
         return [(name, "json_object", True)]
-    told = value.get("json_schema")
-    if not isinstance(told, Mapping) or told.get("schema") is None:
+    given = value.get("json_schema")
+    if not isinstance(given, Mapping) or given.get("schema") is None:
         raise InvalidRequest(
             f"{name}.json_schema.schema is missing: give the schema of the answer",
             param=f"{name}.json_schema",
             code="missing_required_parameter",
         )
-    return [_checked(f"{name}.json_schema.schema", "schema", told["schema"])]
+    return [_checked(f"{name}.json_schema.schema", "schema", given["schema"])]
 
 
 def _of_structured_outputs(value: object) -> list[_Found]:

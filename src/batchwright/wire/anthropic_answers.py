@@ -79,7 +79,7 @@ def openai_body(message: Mapping[str, Any], created: int) -> Body:
 def openai_usage(usage: Mapping[str, Any]) -> Body:
     """Return the `usage` of a chat completion for that of a message, whose `input_tokens` leave out the cached ones.
 
-    `cache_creation`, which says for how long what was written is kept, is handed on where the endpoint tells it.
+    `cache_creation`, which says for how long what was written is kept, is handed on where the endpoint states it.
     """
     cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     prompt, generated = _count(usage, "input_tokens") + cached + written, _count(usage, "output_tokens")

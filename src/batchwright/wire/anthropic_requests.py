@@ -191,8 +191,8 @@ def _format(wanted: object) -> Body:
     # The name is a label; a schema is always followed, so `strict` has nothing to add.
     _only(f"{name}.json_schema", given, {"name", "strict", "schema", "description"})
     schema = _object(f"{name}.json_schema.schema", given.get("schema"))
-    told = given.get("description")
-    return {"type": "json_schema", "schema": schema if told is None else {"description": told, **schema}}
+    description = given.get("description")
+    return {"type": "json_schema", "schema": schema if description is None else {"description": description, **schema}}
 
 
 # Messages.

@@ -28,7 +28,7 @@ ChoiceMode: TypeAlias = Literal["none", "auto", "required"]
 
 
 class Chat(list[ChatMessage]):
-    """Messages of a chat, and what else the model's chat template is told."""
+    """Messages of a chat, and what else the model's chat template is given."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ def read_chat(messages: Iterable[ChatMessage], body: Mapping[str, Any], tools: C
         raise InvalidRequest(
             f"reasoning_effort={shown(effort)}: must be one of {', '.join(EFFORTS)}", param="reasoning_effort"
         )
-    told = tools.tools if tools is not None and tools.choice != "none" else ()
+    offered = tools.tools if tools is not None and tools.choice != "none" else ()
     messages = [_for_template(position, message) for position, message in enumerate(messages)]
-    return Chat(messages, tools=told, options=_options(body.get("chat_template_kwargs")), effort=effort)
+    return Chat(messages, tools=offered, options=_options(body.get("chat_template_kwargs")), effort=effort)
 
 
 def read_tools(body: Mapping[str, Any]) -> ChatTools | None:

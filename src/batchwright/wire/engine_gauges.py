@@ -1,7 +1,7 @@
 """What engines say of the requests that they compute, that wait in them, and that they can compute at once.
 
 Names in metrics are those of vLLM, SGLang, llama.cpp's server, text-generation-inference and batchwright itself.
-llama.cpp's server has no metrics unless it is told so, but states its slots.
+llama.cpp's server has no metrics unless they are switched on, but states its slots.
 """
 
 from __future__ import annotations

@@ -109,14 +109,14 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, BatchwrightError):
         return _body(_NO_DETAILS, status, None, "internal_error")
     if isinstance(error, EndpointError):
-        told = {} if hides_details(error) else error.body or {}
-        message, kind, param, code = (told.get(name) for name in ("message", "type", "param", "code"))
+        reported = {} if hides_details(error) else error.body or {}
+        message, kind, param, code = (reported.get(name) for name in ("message", "type", "param", "code"))
         param = None if param is None else str(param)
         return _body(str(message or _failure_of(error)), status, param, str(code or error.code), str(kind or ""))
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     message = _NO_DETAILS if isinstance(error, _FOR_THE_OPERATOR) else str(error)
     if isinstance(error, StoreUnavailable):
-        message = error.told
+        message = error.public_message
     return _body(message, status, param, error.code, error.kind if isinstance(error, QuotaExceeded) else "")
 
 

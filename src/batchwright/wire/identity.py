@@ -1,4 +1,4 @@
-"""What tells requests apart: the fields on which the answer depends, and the prompt whose prefix may be cached."""
+"""What distinguishes requests: the fields on which the answer depends, and the prompt whose prefix may be cached."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def identity_of(
         fields.setdefault("model", model)
     try:
         # Defaults may have keys that are no text, which only JSON makes so.
-        told: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
-        ordered = [[name, told.pop(name)] for name in sorted(_IN_THEIR_ORDER & told.keys())]
-        return blake2b(_encode([endpoint, told]) + _encode_in_order(ordered), digest_size=16).digest()
+        values: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
+        ordered = [[name, values.pop(name)] for name in sorted(_IN_THEIR_ORDER & values.keys())]
+        return blake2b(_encode([endpoint, values]) + _encode_in_order(ordered), digest_size=16).digest()
     except (ValueError, OverflowError, TypeError, RecursionError):
         return None  # it has no form as JSON, for which it is refused when it is sent
 

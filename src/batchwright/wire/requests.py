@@ -209,7 +209,7 @@ def read_generation(
 
 
 def _settings_key(body: Mapping[str, Any], prompts: str) -> _Settings | None:
-    """Return all fields but the prompts, told apart by type as well; None where one is a list or an object, or long."""
+    """Return all fields but the prompts, with their types; None where one is a list or an object, or long."""
     found, size = [], 0
     for name, value in body.items():
         if name != prompts:

@@ -120,13 +120,13 @@ class AnthropicBatches(HttpBatches):
         if result.get("type") == "succeeded" and message:
             return LineResult(custom_id, answer=self._translation.answer(_CHAT, message))
         if result.get("type") == "errored":
-            told = part(result, "error")
-            told = part(told, "error") or told
-            kind = text(told.get("type"))
+            error = part(result, "error")
+            error = part(error, "error") or error
+            kind = text(error.get("type"))
             return LineResult(
                 custom_id,
                 status=_STATUSES.get(kind or ""),
-                error={"code": kind, "message": told.get("message") or "no reason given"},
+                error={"code": kind, "message": error.get("message") or "no reason given"},
             )
         return LineResult(custom_id)
 

@@ -204,8 +204,8 @@ class Collector:
             self._account.again += 1
             self._again(line)
         elif problem is not None:
-            told: dict[str, object] = {"code": problem.code, "message": problem.message, "param": None}
-            self._outcomes.error(line, EndpointError(problem.message, status=400, body=told))
+            body: dict[str, object] = {"code": problem.code, "message": problem.message, "param": None}
+            self._outcomes.error(line, EndpointError(problem.message, status=400, body=body))
         elif ending == "expired":
             # Not an error that may pass for the line executor: it had its tries.
             self._outcomes.error(line, DeadlineExceeded(reason_without_result(ending, line.tries)))

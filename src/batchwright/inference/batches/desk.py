@@ -446,7 +446,7 @@ class BatchDesk:
         batch.is_cancelled = True
         self._look_at = min(self._look_at, self._clock.now() + self._times.looks.shortest)
 
-    # What is told.
+    # What is reported.
 
     @property
     def standing(self) -> str | None:

@@ -86,7 +86,7 @@ class FireworksBatches(HttpBatches):
         )
 
     async def find_upload(self, entry: BatchEntry) -> str | None:
-        # Nothing tells a dataset whose upload broke off from a whole one.
+        # Nothing distinguishes a dataset whose upload broke off from a whole one.
         return None
 
     async def upload(self, entry: BatchEntry, path: Path) -> str | None:
@@ -161,10 +161,10 @@ class FireworksBatches(HttpBatches):
         response = part(response, "body") or response
         error = error or response.get("error")
         if error:
-            told = dict(error) if isinstance(error, dict) else {"message": str(error)}
-            code = told.get("code")
+            fields = dict(error) if isinstance(error, dict) else {"message": str(error)}
+            code = fields.get("code")
             status = code if isinstance(code, int) and not isinstance(code, bool) and code >= 400 else None
-            return LineResult(custom_id, status=status, error=told)
+            return LineResult(custom_id, status=status, error=fields)
         return LineResult(custom_id, answer=dict(response)) if "choices" in response else LineResult(custom_id)
 
     async def _account(self) -> str:
@@ -196,10 +196,11 @@ def _batch(answer: object) -> RemoteBatch:
     if not job:
         raise EndpointError("the provider answers without the name of a job")
     status = str(values.get("state") or "unspecified").lower().removeprefix("job_state_")
-    progress, told = part(values, "jobProgress"), part(values, "status")
+    progress, reported = part(values, "jobProgress"), part(values, "status")
     succeeded, failed = _number(progress.get("successfullyProcessedRequests")), _number(progress.get("failedRequests"))
     ending, output = _ENDINGS.get(status), _last(values.get("outputDatasetId"))
-    # A job that was refused as a whole has no output, and what becomes of the output of a deleted one is not said.
+    # A job that was refused as a whole has no output, and what becomes of the output of a deleted one is not
+    # documented.
     has_output = bool(output) and status not in _DELETED and (ending != "failed" or succeeded > 0)
     return RemoteBatch(
         id=job,
@@ -209,7 +210,7 @@ def _batch(answer: object) -> RemoteBatch:
         total=max(_number(progress.get("totalInputRequests")), _number(progress.get("totalProcessedRequests"))),
         succeeded=succeeded,
         failed=failed,
-        problems=(_problem(told),) if ending == "failed" else (),
+        problems=(_problem(reported),) if ending == "failed" else (),
         files=(output,) if ending is not None and has_output else (),
         created_at=time_of(values.get("createTime")),
         ends_by=time_of(values.get("expireTime")),
@@ -222,11 +223,11 @@ def _batch(answer: object) -> RemoteBatch:
     )
 
 
-def _problem(told: Mapping[str, Any]) -> Problem:
+def _problem(status: Mapping[str, Any]) -> Problem:
     """Return why a job failed. The line that its message names is not the one to blame, so none is."""
-    code = text(told.get("code"))
+    code = text(status.get("code"))
     return Problem(
-        "internal_error" if code in _PASSING else code, str(told.get("message") or "the provider gives no reason")
+        "internal_error" if code in _PASSING else code, str(status.get("message") or "the provider gives no reason")
     )
 
 

@@ -114,15 +114,15 @@ class OpenAIBatches(HttpBatches):
         status, body = response.get("status_code", _OK), response.get("body")
         if status == _OK and isinstance(body, dict) and not error:
             return LineResult(custom_id, answer=body)
-        told = part(body, "error") if isinstance(body, dict) else {}
-        told = told or (error if isinstance(error, dict) else {"message": str(error)} if error else {})
-        if text(told.get("code")) in _NOT_COMPUTED:
+        reported = part(body, "error") if isinstance(body, dict) else {}
+        reported = reported or (error if isinstance(error, dict) else {"message": str(error)} if error else {})
+        if text(reported.get("code")) in _NOT_COMPUTED:
             return LineResult(custom_id)
-        if not told and not response:
+        if not reported and not response:
             return LineResult(custom_id)
         code = status if isinstance(status, int) and status != _OK else None
         return LineResult(
-            custom_id, status=code, error=dict(told) or {"message": f"the line failed with status {status}"}
+            custom_id, status=code, error=dict(reported) or {"message": f"the line failed with status {status}"}
         )
 
     @property

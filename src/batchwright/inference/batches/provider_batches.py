@@ -229,9 +229,9 @@ class ProviderBatchInference(Inference):
             if "model" in result.answer and self._live.models:
                 result.answer["model"] = read_model(call.body) or self._live.models[0]
             return result.answer
-        told: dict[str, object] = dict(result.error or {})
-        message = str(told.get("message") or "no reason given")
-        raise EndpointError(message, status=result.status, body=told)
+        body: dict[str, object] = dict(result.error or {})
+        message = str(body.get("message") or "no reason given")
+        raise EndpointError(message, status=result.status, body=body)
 
     async def _answered_live(self, call: Call) -> dict[str, Any]:
         self._desk.live += 1

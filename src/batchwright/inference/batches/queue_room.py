@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 
 from batchwright.inference.batches.held import OpenBatch
-from batchwright.submitting.enqueueing import EnqueuedTokens, told_limit
+from batchwright.submitting.enqueueing import EnqueuedTokens, named_limit
 
 _log = logging.getLogger(__name__)
 _FEWEST = 8
@@ -53,7 +53,7 @@ class QueueRoom:
         model, tokens = batch.entry.model, batch.entry.tokens
         limit = self._limit(model)
         others = self._enqueued(model) - (tokens if batch.may_exist else 0.0)
-        limit.refuse(tokens, others, now, told_limit(message))
+        limit.refuse(tokens, others, now, named_limit(message))
         too_large = tokens > limit.most_of_one(now) and batch.entry.lines > _FEWEST
         if others <= 0 and not too_large:
             limit.closed_until = now + self._full_for

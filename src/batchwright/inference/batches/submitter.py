@@ -84,8 +84,8 @@ class Submitter:
             if not _was_not_carried_out(error):
                 raise
             self._note(batch, stage="uploaded")
-            told = error.body or {}
-            if is_enqueued_limit(told.get("code"), told.get("message") or error):
+            body = error.body or {}
+            if is_enqueued_limit(body.get("code"), body.get("message") or error):
                 raise Refused(error, is_full=True) from error
             if is_final(error):
                 raise Refused(error) from error

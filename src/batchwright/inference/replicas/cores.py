@@ -83,8 +83,8 @@ def visible_gpus() -> list[str]:
         return []
     # Whoever asks torch in this process gets an allocation on the first GPU with it.
     try:
-        told = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=True)
-        number = int(told.stdout)
+        done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=True)
+        number = int(done.stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):
         return []
     names = [name.strip() for name in named.split(",")] if named else [str(index) for index in range(number)]

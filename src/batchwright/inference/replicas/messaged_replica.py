@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 PATIENCE = 300.0
 """Seconds without a sign of life, or with calls and without a step, after which a replica counts as dead."""
 GRACE = 10.0
-"""Seconds in which a replica has to end once it was told to."""
+"""Seconds in which a replica has to end once it was asked to."""
 _Item = FromReplica | ReplicaDied
 
 
@@ -73,7 +73,7 @@ class MessagedReplica(Replica):
         self._numbers = count()
         self._waiting: dict[int, asyncio.Queue[_Item]] = {}
         self._is_up = False
-        self._told: str | None = None
+        self._reason: str | None = None
         """Reason for its death that it gave itself, or for which it was killed."""
 
     @property
@@ -86,13 +86,13 @@ class MessagedReplica(Replica):
 
     @abstractmethod
     async def _connect(self, progress: Callable[[str], None]) -> Connection:
-        """Start a process that has been told what to load, and return the connection to it.
+        """Start a process that knows what to load, and return the connection to it.
 
         Raises `ReplicaDied` if it dies meanwhile.
         """
 
     async def start(self, progress: Callable[[str], None]) -> ReplicaFacts:
-        self._stats, self._told = None, None
+        self._stats, self._reason = None, None
         connection = self._connection = await self._connect(progress)
         self._dead: asyncio.Future[ReplicaDied] = asyncio.get_running_loop().create_future()
         try:
@@ -191,7 +191,7 @@ class MessagedReplica(Replica):
                 if isinstance(message, Beat):
                     self._stats = decoded_figures(message.figures)
                 elif isinstance(message, Broken):
-                    self._told = message.reason
+                    self._reason = message.reason
                 elif isinstance(message, (Answered, Chunk, Raised, Found)) and message.id in self._waiting:
                     self._waiting[message.id].put_nowait(message)
         except ConnectionError:
@@ -200,8 +200,8 @@ class MessagedReplica(Replica):
             watching.cancel()
             self._is_up = False
             death = await connection.end()
-            if self._told is not None:
-                death = ReplicaDied(self._told, by_node=death.by_node)
+            if self._reason is not None:
+                death = ReplicaDied(self._reason, by_node=death.by_node)
             for replies in self._waiting.values():
                 replies.put_nowait(ReplicaDied(str(death), by_node=death.by_node))
             self._dead.set_result(death)
@@ -210,13 +210,13 @@ class MessagedReplica(Replica):
         """Return whether the engine goes on: while there are calls, a beat alone only shows that the process does."""
         if not isinstance(message, Beat) or not self._waiting or self._stats is None:
             return True
-        told = decoded_figures(message.figures)
-        return told is None or told.steps != self._stats.steps
+        stats = decoded_figures(message.figures)
+        return stats is None or stats.steps != self._stats.steps
 
     async def _watch(self, connection: Connection) -> None:
         while (left := self._heard + self._patience - time.monotonic()) > 0:  # noqa: ASYNC110 - time is awaited
             await asyncio.sleep(left)
-        self._told = f"it gave no sign of life, or computed nothing, for {self._patience:g} s"
+        self._reason = f"it gave no sign of life, or computed nothing, for {self._patience:g} s"
         connection.kill()
 
     def _send(self, message: ToReplica) -> None:

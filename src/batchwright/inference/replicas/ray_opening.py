@@ -139,7 +139,7 @@ def _join(ray: Any, address: str) -> str:
     """Start or join the cluster at `address`, and return which one it is. Raises `InputError`."""
     options: dict[str, Any] = {}
     if address == LOCAL:
-        # What is started here tells nobody outside.
+        # What is started here reports nothing to anybody outside.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     named = address

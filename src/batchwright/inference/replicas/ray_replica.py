@@ -149,7 +149,7 @@ class _RayConnection(Connection):
                 messages, self._outbox = self._outbox, []
                 await self._called(self._actor.take.remote(messages))
         except ConnectionError:
-            pass  # `receive` tells it
+            pass  # `receive` raises it
         finally:
             self._sending = None
 
@@ -204,6 +204,6 @@ def _death(error: Exception) -> ReplicaDied:
         return ReplicaDied(f"its node cannot be reached ({type(error).__name__})", by_node=True)
     # The last line of an actor's death says why. One that never ran was to be on a node that went.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("The actor is dead because")] or lines
-    reason = next(reversed(told), type(error).__name__).split(" Some common causes")[0]
+    reasons = [line for line in lines if line.startswith("The actor is dead because")] or lines
+    reason = next(reversed(reasons), type(error).__name__).split(" Some common causes")[0]
     return ReplicaDied(reason, by_node=_NEVER_RAN in str(error))

@@ -42,7 +42,7 @@ class Replica(Protocol):
 
     @property
     def stats(self) -> EngineStats | None:
-        """Figures of its engine since it was started last, as it told them last; None where there are none."""
+        """Figures of its engine since it was started last, as it reported them last; None where there are none."""
 
     @property
     def is_up(self) -> bool:
@@ -67,4 +67,4 @@ class Replica(Protocol):
         """Return the work of a job, see `KnowsWork`. Raises `ReplicaDied`."""
 
     async def close(self) -> None:
-        """End it; it has told its last figures then."""
+        """End it; it has reported its last figures then."""

@@ -57,8 +57,8 @@ class _Member:
     """None until it was up for the first time."""
     restarts: Restarts = field(default_factory=Restarts)
     is_up: bool = False
-    told: str = ""
-    """What it said last of its start, or the reason why it could not be started."""
+    status: str = ""
+    """What it reported last of its start, or the reason why it could not be started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +143,7 @@ class ReplicatedInference(Route):
             if isinstance(error, ReplicaDied):
                 raise EngineClosed(f"a replica died while it loaded the model: {error}") from None
             raise
-        members = [_Member(number, each, told) for number, (each, told) in enumerate(zip(replicas, facts, strict=True))]
+        members = [_Member(number, each, fact) for number, (each, fact) in enumerate(zip(replicas, facts, strict=True))]
         return cls(members, most_deaths, clock or MonotonicClock(), closed=closed)
 
     @classmethod
@@ -197,18 +197,18 @@ class ReplicatedInference(Route):
     def standing(self) -> str | None:
         """Why some replicas do not compute; None if all do."""
         down = [member for member in self._members if not member.is_up]
-        reasons = "; ".join(sorted({member.told for member in down if member.told})) or "being started"
+        reasons = "; ".join(sorted({member.status for member in down if member.status})) or "being started"
         return f"{len(down)} of {len(self._members)} replicas are not up: {reasons}" if down else None
 
     @property
     def engine_stats(self) -> EngineStats | None:
         """Figures of all engines since the first start, those of processes that have ended included."""
-        told = [stats for member in self._members if member.is_up and (stats := member.replica.stats)]
-        if not told and not self._gone:
+        reported = [stats for member in self._members if member.is_up and (stats := member.replica.stats)]
+        if not reported and not self._gone:
             return None
         from batchwright.engine.engine_stats import EngineStats
 
-        return EngineStats.merged(told, self._gone)
+        return EngineStats.merged(reported, self._gone)
 
     async def answer(self, call: Call) -> dict[str, Any]:
         key, entry = self._enter(call)
@@ -346,7 +346,7 @@ class ReplicatedInference(Route):
             self._entries[key].place.set_result(self._members[number])
 
     def _join(self, member: _Member, facts: ReplicaFacts) -> None:
-        member.facts, member.is_up, member.told = facts, True, ""
+        member.facts, member.is_up, member.status = facts, True, ""
         self._router.join(member.number, Capacity(facts.places, facts.kv_tokens))
         if not self._first_up.done():
             self._first_up.set_result(facts)
@@ -356,7 +356,7 @@ class ReplicatedInference(Route):
         if not member.is_up or self._is_closed:
             return
         reason = str(death)
-        member.is_up, member.told, self._why_down = False, reason, reason
+        member.is_up, member.status, self._why_down = False, reason, reason
         lost = [
             (key, entry)
             for key, entry in self._entries.items()
@@ -389,9 +389,9 @@ class ReplicatedInference(Route):
                 self._why_down = str(death)
                 await self._pause(member)
             try:
-                facts = await member.replica.start(partial(self._tell, member))
+                facts = await member.replica.start(partial(self._report, member))
             except (ReplicaDied, BatchwrightError, OSError) as error:
-                self._why_down = member.told = str(error)
+                self._why_down = member.status = str(error)
                 if not self._ends_opening(error):
                     _log.warning("replica %d cannot be started: %s", member.number + 1, error)
                 await self._pause(member)
@@ -405,8 +405,8 @@ class ReplicatedInference(Route):
         due = member.restarts.died(self._clock.now(), random.random())
         await asyncio.sleep(due - self._clock.now())
 
-    def _tell(self, member: _Member, text: str) -> None:
-        member.told = text
+    def _report(self, member: _Member, text: str) -> None:
+        member.status = text
         if not self._first_up.done():
             self._progress(text)
 

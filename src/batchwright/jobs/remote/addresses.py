@@ -12,7 +12,7 @@ from batchwright.errors import InputError, MissingExtra
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _HTTP = ("http", "https")
 _PACKAGES = {"http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
-"""Package that brings the driver of a scheme, where its module does not tell it."""
+"""Package that brings the driver of a scheme, where it is not that of its module."""
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "s3a": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",

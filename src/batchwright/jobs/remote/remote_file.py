@@ -52,7 +52,7 @@ _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", 
 
 
 class Version(NamedTuple):
-    """What tells whether a file has changed."""
+    """What shows whether a file has changed."""
 
     size: int | None
     """Bytes; None if the store does not say."""
@@ -102,7 +102,7 @@ class RemotePath:
         return self._opened[1]
 
     def info(self) -> Mapping[str, Any] | None:
-        """What the store tells about what is here, as fsspec has it; None if there is nothing. Raises `InputError`."""
+        """What the store reports of what is here, as fsspec has it; None if there is nothing. Raises `InputError`."""
         self.filesystem.invalidate_cache()
         try:
             return cast("Mapping[str, Any]", retried(partial(self.filesystem.info, self.path)))

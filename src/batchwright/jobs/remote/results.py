@@ -57,8 +57,8 @@ class RemoteResults:
 
     The file begins with the content of the parts; what follows is not there yet. After a kill, the next run on this
     machine goes on with the file, and one on another machine with the parts, so that there the lines that are in no
-    part are computed again. Which of them it is tells the epoch, a token that each run puts into the manifest: the file
-    belongs to it if the epoch stands beside the file.
+    part are computed again. The epoch decides which of them it is, a token that each run puts into the manifest: the
+    file belongs to it if the epoch stands beside the file.
 
     From `restore` to `close` the run holds the lease of the folder. Its number is in the manifest and in the names of
     parts, and before the manifest is written the lease is renewed, and the number compared. Where the store has

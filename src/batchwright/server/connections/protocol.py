@@ -159,8 +159,8 @@ class Connection(H11Protocol):
         overdue = self._patience.overdue(now, unsent=unsent, more_comes=more_comes)
         if overdue is Overdue.HEAD and not closing:
             if self.conn.trailing_data[0]:
-                told = "the head of the request took too long: send it again"
-                self._refuse(HttpError(408, told, kind="timeout_error", code="header_timeout"))
+                message = "the head of the request took too long: send it again"
+                self._refuse(HttpError(408, message, kind="timeout_error", code="header_timeout"))
             else:
                 self.transport.close()
         elif overdue is Overdue.WRITE or (overdue is Overdue.REST and not closing):

@@ -133,7 +133,7 @@ class ServerState(_Part):
     here: bool
     """Whether this is the process that serves the page."""
     online: int | None
-    """Online requests waiting or running. Null, like the next two, if the process has told nothing (yet)."""
+    """Online requests waiting or running. Null, like the next two, if the process has published nothing (yet)."""
     lines: int | None
     """Batch lines being computed."""
     tokens: TokenRates | None
@@ -347,7 +347,7 @@ def _sees_hosts(key: ApiKey | None) -> bool:
 
 
 def _servers(services: Services, *, named: bool) -> list[ServerState]:
-    others = [_server(peer.name, told, here=False) for peer, told in services.peers.others]
+    others = [_server(peer.name, snapshot, here=False) for peer, snapshot in services.peers.others]
     if not others:
         return []
     here = _server(process_name(), services.live.snapshot(services.worker.in_flight), here=True)
@@ -357,9 +357,9 @@ def _servers(services: Services, *, named: bool) -> list[ServerState]:
     return [server.model_copy(update={"name": f"server {number}"}) for number, server in enumerate(servers, 1)]
 
 
-def _server(name: str, told: Mapping[str, Any], *, here: bool) -> ServerState:
-    tokens = TokenRates(prompt=told["prompt"], generated=told["generated"]) if "prompt" in told else None
-    return ServerState(name=name, here=here, online=told.get("online"), lines=told.get("lines"), tokens=tokens)
+def _server(name: str, snapshot: Mapping[str, Any], *, here: bool) -> ServerState:
+    tokens = TokenRates(prompt=snapshot["prompt"], generated=snapshot["generated"]) if "prompt" in snapshot else None
+    return ServerState(name=name, here=here, online=snapshot.get("online"), lines=snapshot.get("lines"), tokens=tokens)
 
 
 def _percentiles(recent: Recent) -> Percentiles:

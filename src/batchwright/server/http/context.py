@@ -98,7 +98,7 @@ def within_quotas(services: Services, request: Request, *calls: Call) -> Abstrac
     Raises `QuotaExceeded`.
     """
 
-    def tell(standings: Mapping[Kind, Standing]) -> None:
+    def notify(standings: Mapping[Kind, Standing]) -> None:
         headers: dict[str, str] = {}
         for kind, standing in standings.items():
             headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
@@ -106,4 +106,4 @@ def within_quotas(services: Services, request: Request, *calls: Call) -> Abstrac
             headers[f"x-ratelimit-reset-{kind}"] = duration_text(standing.reset)
         setattr(request.state, ANSWER_HEADERS, headers)
 
-    return services.quotas.admitted(request.state.tenant, request.state.key, calls, tell)
+    return services.quotas.admitted(request.state.tenant, request.state.key, calls, notify)

@@ -69,11 +69,11 @@ def unavailable(message: str, code: str) -> HttpError:
 
 
 def as_http(error: BaseException) -> HttpError:
-    """Return the answer to any error. It tells no details of an error that is not batchwright's own."""
+    """Return the answer to any error. It gives no details of an error that is not batchwright's own."""
     if isinstance(error, HttpError):
         return error
-    told = error_body(error)["error"]
-    code = told["code"]
+    body = error_body(error)["error"]
+    code = body["code"]
     status = _BY_CODE.get(code, status_of(error)) if isinstance(error, InvalidRequest) else status_of(error)
     headers = {"retry-after": str(retry_after(error) or RETRY_AFTER)} if status in _RETRIED else {}
     # Headers by which OpenAI's clients decide when to try again.
@@ -81,7 +81,7 @@ def as_http(error: BaseException) -> HttpError:
         headers = {"x-should-retry": "false"}
     elif isinstance(error, QuotaExceeded) and error.retry_after is not None:
         headers["retry-after-ms"] = str(math.ceil(error.retry_after * 1e3))
-    return HttpError(status, told["message"], kind=told["type"], param=told["param"], code=code, headers=headers)
+    return HttpError(status, body["message"], kind=body["type"], param=body["param"], code=code, headers=headers)
 
 
 def error_response(error: HttpError) -> Response:
@@ -112,12 +112,12 @@ def _from_http(request: Request, error: HTTPException) -> HttpError:
     if error.status_code == 405:
         # The framework names only the methods of the first route that has the path.
         error.headers = {"allow": allowed(request.app.routes, request.scope)}
-    told = {
+    known = {
         404: ("unknown_url", f"there is nothing at {request.method} {request.url.path}"),
         405: ("method_not_allowed", f"{request.method} is not possible at {request.url.path}"),
         400: ("invalid_request", f"the request cannot be read: {error.detail}"),
     }
-    code, message = told.get(error.status_code, (None, str(error.detail)))
+    code, message = known.get(error.status_code, (None, str(error.detail)))
     return HttpError(error.status_code, message, code=code, headers=error.headers)
 
 

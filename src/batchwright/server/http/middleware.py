@@ -139,7 +139,7 @@ class CrossOriginMiddleware(CORSMiddleware):
 
 
 class MethodMiddleware:
-    """Answers OPTIONS with the methods of a path. No key is needed, as `/openapi.json` tells the same."""
+    """Answers OPTIONS with the methods of a path. No key is needed, as `/openapi.json` shows the same."""
 
     def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -254,17 +254,17 @@ class BodyMiddleware:
         except ClientDisconnect:
             raise
         except Exception as error:
-            told = as_http(error)
-            log_failure(error, told, path=scope["path"])
+            answered = as_http(error)
+            log_failure(error, answered, path=scope["path"])
             if not answer.begun:
-                if _closes_after(scope, headers) and told.status != 408:
+                if _closes_after(scope, headers) and answered.status != 408:
                     # A connection that is closed before all of the body has arrived is reset, and a client that reads
                     # only after it has sent everything would lose the answer.
                     with suppress(TimeoutError, HttpError):
                         async with asyncio.timeout(self._upload_timeout):
                             while not arrival.ended:
                                 await self._soon(receive, arrival)
-                await error_response(told)(scope, receive, answer.send)
+                await error_response(answered)(scope, receive, answer.send)
 
     def _bounded(self, receive: Receive, body: BodyCount, arrival: _Arrival) -> Receive:
         """Return `receive` with limits: it raises 408 when the body arrives too slowly, and what `BodyCount` raises."""

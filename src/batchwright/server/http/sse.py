@@ -51,7 +51,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 async def first_of(request: Request, bodies: AsyncIterator[_T]) -> AsyncIterator[_T]:
-    """Return `bodies` once the first has come, so that an earlier error is raised while a status can still tell it."""
+    """Return `bodies` once the first has come, so that an earlier error is raised while a status can still state it."""
 
     async def first_body() -> _T:
         return await anext(bodies)

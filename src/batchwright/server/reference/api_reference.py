@@ -159,7 +159,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Operatio
         title=operation.get("summary", "").capitalize(),
         description=operation.get("description", ""),
         parameters=tuple(
-            _field(each["name"], {**each["schema"], **_told(each)}, bool(each.get("required")), each["in"])
+            _field(each["name"], {**each["schema"], **_description(each)}, bool(each.get("required")), each["in"])
             for each in operation.get("parameters", ())
         ),
         body=type_of(schema) if schema is not None and named else None,
@@ -169,7 +169,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Operatio
     )
 
 
-def _told(parameter: Mapping[str, Any]) -> dict[str, Any]:
+def _description(parameter: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": parameter["description"]} if parameter.get("description") else {}
 
 

@@ -134,7 +134,7 @@ async def requests_of_table(
 ) -> ConvertedTable:
     """Make the input of a batch from an uploaded table or list of prompts: CSV, TSV, Parquet, JSON, JSON Lines or text.
 
-    The extension of the file's name tells its format. Rows that have nothing in the columns of the template are left
+    The extension of the file's name gives its format. Rows that have nothing in the columns of the template are left
     out.
     """
     body = body or TableRequests()

@@ -31,13 +31,13 @@ class Ready(ApiModel):
 
 @router.get("/health")
 async def health() -> Health:
-    """Tell that the process is alive."""
+    """Report that the process is alive."""
     return Health()
 
 
 @router.get("/ready")
 async def ready(services: ServicesOf) -> Ready:
-    """Tell whether work is taken: the database and the model answer, and the service is not stopping. If not, 503."""
+    """Report whether work is taken: the database and the model answer, and the service is not stopping. If not, 503."""
     reason = await services.why_not_ready()
     if reason is not None:
         raise unavailable(reason, "not_ready")

@@ -187,4 +187,4 @@ class SimpleBatchAsync(SimpleBatch):
     callback_url: (
         Annotated[str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})] | None
     ) = None
-    """Address that is told of the end, signed like webhooks. Its host must have only global addresses."""
+    """Address that is notified of the end, signed like webhooks. Its host must have only global addresses."""

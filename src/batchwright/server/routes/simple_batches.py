@@ -131,7 +131,7 @@ async def batch_sync(
     return SyncAnswer(
         batch_id=batch_id,
         outputs=[result["choices"][0]["text"] if isinstance(result, Mapping) else None for result in results],
-        errors=[_told(place, each) for place, each in enumerate(results) if isinstance(each, BatchwrightError)],
+        errors=[_prompt_error(place, each) for place, each in enumerate(results) if isinstance(each, BatchwrightError)],
         total_tokens=tokens,
         latency_ms=seconds * 1e3,
         throughput_tokens_per_sec=tokens / seconds if seconds > 0 else 0.0,
@@ -147,7 +147,7 @@ async def batch_async(
     deed: Annotated[Deed, audited("batch.create")],
     idempotency_key: IdempotencyKey = None,
 ) -> AsyncAnswer:
-    """Create a durable job of prompts; `callback_url` is told of its end as webhooks are."""
+    """Create a durable job of prompts; `callback_url` is notified of its end as webhooks are."""
     if body.callback_url is not None:
         try:
             await services.sender.check_host_for_client(body.callback_url)
@@ -162,7 +162,7 @@ async def batch_async(
 
 @router.get("/stats", dependencies=[needs("batches")])
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
-    """Count the jobs of prompts, and tell how full the batches of this process are."""
+    """Count the jobs of prompts, and report how full the batches of this process are."""
     counts = await services.jobs.count_batches(tenant, simple=True)
     inner = services.inference.inner
     engine, batchers = engine_stats(inner), batcher_stats(inner)
@@ -218,7 +218,7 @@ async def _computed(services: Services, calls: list[Call]) -> list[Mapping[str, 
         return [task.result() for task in tasks]
 
 
-def _told(place: int, error: BatchwrightError) -> PromptError:
+def _prompt_error(place: int, error: BatchwrightError) -> PromptError:
     answer = as_http(error)
     log_failure(error, answer)
     body = answer.body["error"]

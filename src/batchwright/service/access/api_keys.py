@@ -62,7 +62,7 @@ class ApiKeys:
 
     A recognized key is remembered for `SEEN_WITHIN` seconds, and for `LONGEST_UNCONFIRMED` while the database does not
     answer, so that online requests go on. An unknown key is looked up each time, so a new key works at once. Only
-    SHA-256 digests are compared: a digest cannot be chosen, so the time of a comparison tells nothing about a key. A
+    SHA-256 digests are compared: a digest cannot be chosen, so the time of a comparison reveals nothing about a key. A
     slow hash, as for passwords, would add nothing to 256 random bits.
     """
 
@@ -75,7 +75,7 @@ class ApiKeys:
         """Number of key changes by this process; lookups that began before the last change are not remembered."""
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._used: dict[str, float] = {}
-        """Unix seconds of the last uses of keys that the store has not been told of."""
+        """Unix seconds of the last uses of keys that the store does not know of yet."""
         self._any = False
         self._none_before = False
         """Whether the store once answered that there was no key."""

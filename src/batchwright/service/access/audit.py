@@ -96,9 +96,9 @@ class AuditLog:
             events = [event for event in group if event is not None]
             open_ = len(events) == len(group)
             lost, self._lost = self._lost, 0
-            told = [self._event("audit.lost", "failed", {"lines": lost})] if lost else []
+            notice = [self._event("audit.lost", "failed", {"lines": lost})] if lost else []
             try:
-                self._append([*events, *told])
+                self._append([*events, *notice])
             except OSError as error:
                 self._lost += lost + len(events)
                 _log.error("audit: %d lines could not be written: %s", len(events), error)

@@ -119,11 +119,12 @@ class OnlineQuotas:
 
     @asynccontextmanager
     async def admitted(
-        self, tenant: str, key: ApiKey | None, calls: Sequence[Call], told: Callable[[Mapping[Kind, Standing]], None]
+        self, tenant: str, key: ApiKey | None, calls: Sequence[Call], notify: Callable[[Mapping[Kind, Standing]], None]
     ) -> AsyncIterator[Use]:
         """Admit a request that consists of `calls` for the duration of the block. Raises `QuotaExceeded`.
 
-        If there are quotas, `told` is called once with the standings of the scarcest ones, also before that is raised.
+        If there are quotas, `notify` is called once with the standings of the scarcest ones, also before that is
+        raised.
 
         The block gets a function to be called with the number of used tokens. Until then, and if the client hangs up or
         the request fails midway, the request counts with the most it may use. One that was refused, here or by an
@@ -135,7 +136,7 @@ class OnlineQuotas:
             return
         asked = sum(tokens_of_request(call.endpoint, call.body) for call in calls)
         came = await self._decided(subjects, asked)
-        told(self._standings(subjects))
+        notify(self._standings(subjects))
         if isinstance(came, Refusal):
             self.refused[came.quota] += 1
             raise _exceeded(came)
@@ -159,11 +160,11 @@ class OnlineQuotas:
             await others.agree()
         except BaseException:
             self.limiter.withdraw(came)
-            others.tell()
+            others.notify()
             raise
         decided = self.limiter.confirm(came, subjects, self.now)
         if isinstance(decided, Refusal):
-            others.tell()  # others must not be refused because of what it was counted with
+            others.notify()  # others must not be refused because of what it was counted with
         return decided
 
     async def share(self) -> None:
@@ -224,14 +225,14 @@ def duration_text(seconds: float) -> str:
 def _exceeded(refusal: Refusal) -> QuotaExceeded:
     what = refusal.quota.replace("_", " ")
     kind, _, name = refusal.subject.partition(":")
-    told = f"rate limit reached for {kind} {name} on {what}: limit {refusal.limit:,}, used {refusal.used:,}, "
-    told += f"requested {refusal.asked:,}; "
+    message = f"rate limit reached for {kind} {name} on {what}: limit {refusal.limit:,}, used {refusal.used:,}, "
+    message += f"requested {refusal.asked:,}; "
     if refusal.wait is None:
-        told += "a request as large as this never fits: shorten its prompt or lower max_tokens"
+        message += "a request as large as this never fits: shorten its prompt or lower max_tokens"
     else:
-        told += f"try again in {duration_text(refusal.wait)}"
+        message += f"try again in {duration_text(refusal.wait)}"
     return QuotaExceeded(
-        told,
+        message,
         quota=refusal.quota,
         kind="tokens" if refusal.quota == "tokens_per_minute" else "requests",
         passing=refusal.wait is not None,

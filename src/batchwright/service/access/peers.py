@@ -74,7 +74,7 @@ class Peers:
         if self.others and not self._away:
             await asyncio.wait([self._joined()], timeout=_PATIENCE_OF_REQUESTS)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Begin an exchange soon, if there are other processes."""
         if self.others and not self._away:
             self._joined()
@@ -104,22 +104,22 @@ class Peers:
         """Exchange once. Raises `StoreUnavailable`."""
         await self._quotas.share()
         worker = self._worker()
-        found = await (self._told(worker) if self._published and worker else self._store.peers())
+        found = await (self._publish(worker) if self._published and worker else self._store.peers())
         # A process that is alone and foresees nothing publishes nothing, and withdraws what it has published before.
         alone = all(peer.worker == worker for peer in found) and not self._snapshot().get("forecasts")
         if not self._published and worker and not alone:
-            found = await self._told(worker)
+            found = await self._publish(worker)
         elif self._published and alone:
             found = await self._store.publish(worker, "{}")
             self._published = ""
         self.others = [(peer, read_snapshot(peer)) for peer in found if peer.worker != worker]
         inside: Counter[str] = Counter()
-        for _, told in self.others:
-            inside.update(told.get("inside", {}))
+        for _, snapshot in self.others:
+            inside.update(snapshot.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
-        self._learn_limits([_use_of_limits(told) for _, told in self.others])
+        self._learn_limits([_use_of_limits(snapshot) for _, snapshot in self.others])
 
-    async def _told(self, worker: str) -> list[Peer]:
+    async def _publish(self, worker: str) -> list[Peer]:
         """Publish the snapshot of this process, and return all processes."""
         snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
         if worker + snapshot == self._published:
@@ -131,13 +131,13 @@ class Peers:
 
 def read_snapshot(peer: Peer) -> dict[str, Any]:
     """Return what a process last published; nothing where another version published something else."""
-    told = {} if peer.snapshot is None else json.loads(peer.snapshot)
-    return told if isinstance(told, dict) else {}
+    snapshot = {} if peer.snapshot is None else json.loads(peer.snapshot)
+    return snapshot if isinstance(snapshot, dict) else {}
 
 
-def _use_of_limits(told: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _use_of_limits(snapshot: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the numbers that a snapshot has under `limits`, by limit and name, without what cannot be one."""
-    limits = told.get("limits")
+    limits = snapshot.get("limits")
     used = {name: each for name, each in limits.items() if isinstance(each, dict)} if isinstance(limits, dict) else {}
     return {
         name: {kind: amount for kind, amount in each.items() if type(amount) in (int, float) and 0 < amount < math.inf}

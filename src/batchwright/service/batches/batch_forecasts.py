@@ -112,8 +112,8 @@ class BatchForecasts:
         """
         own = self._current(batch.id, now, paused=batch.paused)
         found = [] if own is None else [own]
-        for told in self._others():
-            forecasts = told.get("forecasts")
+        for snapshot in self._others():
+            forecasts = snapshot.get("forecasts")
             each = forecasts.get(batch.id) if isinstance(forecasts, dict) else None
             if isinstance(each, list) and len(each) == 3 and all(isinstance(value, (int, float)) for value in each):
                 found.append(Forecast(*map(float, each)))

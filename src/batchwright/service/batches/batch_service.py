@@ -203,8 +203,8 @@ class BatchService:
         # A file that is gone may have existed when a batch was made with this key.
         if file is not None:
             if file.purpose != "batch":
-                told = f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'"
-                raise InvalidRequest(told, param="input_file_id")
+                message = f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'"
+                raise InvalidRequest(message, param="input_file_id")
             batch = await self._measured(batch, file)
         made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
         batch_checks.require_same(made, batch)
@@ -324,8 +324,8 @@ class BatchService:
 
         For programs that do not take part in the exchange of these processes.
         """
-        told = [read_snapshot(peer) for peer in await self._store.peers()]
-        rates = BatchRates(BatchForecasts(lambda: told))
+        snapshots = [read_snapshot(peer) for peer in await self._store.peers()]
+        rates = BatchRates(BatchForecasts(lambda: snapshots))
         return [rates.progress(batch, self._clock.now()) for batch in batches]
 
     async def _require_room(self) -> None:

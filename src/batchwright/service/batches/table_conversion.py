@@ -94,7 +94,7 @@ class TableConversion:
 async def _send(process: Process, options: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(options)
-    with suppress(BrokenPipeError, ConnectionResetError):  # what it says at its end tells why
+    with suppress(BrokenPipeError, ConnectionResetError):  # what it reports at its end shows why
         await process.stdin.drain()
     process.stdin.close()
 

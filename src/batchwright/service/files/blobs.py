@@ -215,7 +215,7 @@ class Blobs:
         return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
 
     async def same(self, old_id: str, new_id: str) -> bool:
-        """Return whether two blobs have the same bytes, or one of them is missing, so that it cannot be told."""
+        """Return whether two blobs have the same bytes, or one of them is missing, so that it cannot be known."""
         try:
             return await off_loop(filecmp.cmp, self.path(old_id), self.path(new_id), False)
         except FileNotFoundError:
@@ -283,7 +283,7 @@ class Blobs:
         if free < least:
             raise StoreUnavailable(
                 f"the disk of {self.folder} has {free:,} bytes free, and min_free_disk is {least:,}: make room on it",
-                told="the disk of the service is almost full: its operator must make room",
+                public_message="the disk of the service is almost full: its operator must make room",
             )
 
 

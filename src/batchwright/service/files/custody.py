@@ -86,8 +86,8 @@ class Custody:
                     await self._introduce(folder, state.identity)
                 case mismatch:
                     names = {"store": state.store_id, "folder_store": folder.store_id}
-                    told = _MISMATCHES[mismatch]
-                    raise StoreMismatch(told.format(database=database, folder=self._blobs.folder, **names))
+                    message = _MISMATCHES[mismatch]
+                    raise StoreMismatch(message.format(database=database, folder=self._blobs.folder, **names))
 
     async def check(self, database: str, *, inside: bool) -> None:
         """Do as `join`, for a process that needs only the store, whose files may be on another machine.

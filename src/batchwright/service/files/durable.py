@@ -98,7 +98,7 @@ def disk_errors() -> Iterator[None]:
         if error.errno not in _NO_SPACE:
             raise
         reason = f"the data folder cannot be written: {error.strerror}; make room on its disk"
-        raise StoreUnavailable(reason, told=reason) from error
+        raise StoreUnavailable(reason, public_message=reason) from error
 
 
 def _open(path: Path, flags: int) -> BinaryIO:

@@ -1,7 +1,7 @@
 """Decision what to do with a file in the data folder that has no record in the database, without a clock or I/O.
 
 Either a crash left the file, between its rename and the commit of its record, or its record is in a newer state of the
-database, or in another one. Only time tells these apart, so a file is first watched, then quarantined, then removed.
+database, or in another one. Only time distinguishes these, so a file is first watched, then quarantined, then removed.
 
 Time is what a process measures between its own sweeps on a monotonic clock. The time of day does not count, nor do
 hours in which no process ran, so no jump of a clock shortens a period.

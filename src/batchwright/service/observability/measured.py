@@ -83,8 +83,8 @@ class MeasuredInference:
             try:
                 async with closing(self.inner.stream(call)) as bodies:
                     async for body in bodies:
-                        told = body.get("response") or {} if is_response else body
-                        usage = told.get("usage") or usage
+                        answer = body.get("response") or {} if is_response else body
+                        usage = answer.get("usage") or usage
                         if _has_text(body):
                             last = self._clock.now()
                             if first is None:

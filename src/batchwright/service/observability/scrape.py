@@ -43,19 +43,19 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 """Bounds of the histograms' buckets."""
 
 
-def counter(name: str, told: str, *labels: str) -> CounterMetricFamily:
+def counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:
     """Return a counter; its name ends with `_total`, which is added."""
-    return CounterMetricFamily(_PREFIX + name, told, labels=labels)
+    return CounterMetricFamily(_PREFIX + name, documentation, labels=labels)
 
 
-def gauge(name: str, told: str, *labels: str) -> GaugeMetricFamily:
+def gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
     """Return a gauge, a value that goes up and down."""
-    return GaugeMetricFamily(_PREFIX + name, told, labels=labels)
+    return GaugeMetricFamily(_PREFIX + name, documentation, labels=labels)
 
 
-def histogram(name: str, told: str, *labels: str) -> HistogramMetricFamily:
+def histogram(name: str, documentation: str, *labels: str) -> HistogramMetricFamily:
     """Return a histogram, to be filled with `fill`."""
-    return HistogramMetricFamily(_PREFIX + name, told, labels=labels)
+    return HistogramMetricFamily(_PREFIX + name, documentation, labels=labels)
 
 
 def single(family: _ValueFamily, value: float) -> Metric:
@@ -115,16 +115,16 @@ def engine_families(stats: EngineStats) -> Iterator[Metric]:
     """Yield the engine's metrics. Occupancy is `rate(engine_step_sequences_total) / rate(engine_steps_total)`."""
     info = gauge("engine_info", "1, with what computes as a label.", "implementation")
     yield labelled(info, {stats.implementation: 1})
-    for name, told in _COUNTERS.items():
-        yield single(counter(*told), getattr(stats, name))
-    for name, told in _GAUGES.items():
-        yield single(gauge(*told), getattr(stats, name))
+    for name, described in _COUNTERS.items():
+        yield single(counter(*described), getattr(stats, name))
+    for name, described in _GAUGES.items():
+        yield single(gauge(*described), getattr(stats, name))
     for families, make in ((_BY_TRAFFIC_GAUGES, gauge), (_BY_TRAFFIC_COUNTERS, counter)):
-        for name, told in families.items():
+        for name, described in families.items():
             values: dict[str, float] = {traffic: getattr(each, name) for traffic, each in stats.traffic.items()}
-            yield labelled(make(*told, "traffic"), values)
-    for name, told in _BY_TRAFFIC_TIMES.items():
-        times = histogram(*told, "traffic")
+            yield labelled(make(*described, "traffic"), values)
+    for name, described in _BY_TRAFFIC_TIMES.items():
+        times = histogram(*described, "traffic")
         for traffic, each in stats.traffic.items():
             fill(times, [traffic], getattr(each, name))
         yield times
@@ -278,8 +278,8 @@ _ENDPOINT_GAUGES = {
 def _endpoints(endpoints: Iterable[tuple[str, str, PacerFigures]]) -> Iterator[Metric]:
     labels = ("endpoint", "model")
     families: dict[str, _ValueFamily] = {
-        **{name: counter(*told, *labels) for name, told in _ENDPOINT_COUNTERS.items()},
-        **{name: gauge(*told, *labels) for name, told in _ENDPOINT_GAUGES.items()},
+        **{name: counter(*described, *labels) for name, described in _ENDPOINT_COUNTERS.items()},
+        **{name: gauge(*described, *labels) for name, described in _ENDPOINT_GAUGES.items()},
     }
     limits = gauge(
         "endpoint_limit", "Limits of an endpoint elsewhere, in a window.", *labels, "kind", "window_seconds", "source"
@@ -336,5 +336,5 @@ def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric
         ("lines", "Lines of batches in progress that are not finished, of all processes.", "state", counts.lines),
         ("deliveries", "Messages to webhooks: under way, and given up.", "state", counts.deliveries),
     )
-    for name, told, label, values in shown:
-        yield labelled(gauge(name, told, label), values)
+    for name, documentation, label, values in shown:
+        yield labelled(gauge(name, documentation, label), values)

@@ -29,7 +29,7 @@ class TraceLog:
         self._unix_time = unix_time
         self._path = path
         self._failed = False
-        """Whether the last line could not be written, which is told once."""
+        """Whether the last line could not be written, which is logged once."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             size = os.fstat(self._file).st_size

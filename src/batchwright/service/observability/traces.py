@@ -40,5 +40,5 @@ class Tracing:
         """Return a span around a block, in which an exception that leaves the block is recorded."""
         if self._tracer is None:
             return nullcontext()
-        told = {f"batchwright.{key}": value for key, value in attributes.items()}
-        return cast("AbstractContextManager[object]", self._tracer.start_as_current_span(name, attributes=told))
+        named = {f"batchwright.{key}": value for key, value in attributes.items()}
+        return cast("AbstractContextManager[object]", self._tracer.start_as_current_span(name, attributes=named))

@@ -186,12 +186,12 @@ class Courier:
         try:
             outputs = await _persistently(outputs_of, self._store, batch, MOST_OUTPUT_BYTES)
         except Exception:
-            # The end of the batch is to be told all the same.
+            # The end of the batch is to be reported all the same.
             _log.exception("the outputs of %s cannot be read", batch.id)
             outputs = None
         texts = None if outputs is None else [each.text for each in outputs]
-        told = {"batch_id": batch.id, "outputs": texts, "url": f"/v1/batch/{batch.id}"}
-        return told if len(msgspec.json.encode(texts)) <= MOST_OUTPUT_BYTES else told | {"outputs": None}
+        fields = {"batch_id": batch.id, "outputs": texts, "url": f"/v1/batch/{batch.id}"}
+        return fields if len(msgspec.json.encode(texts)) <= MOST_OUTPUT_BYTES else fields | {"outputs": None}
 
     async def _webhook(self, delivery: Delivery) -> Webhook | None:
         webhooks = await _persistently(self._store.webhooks, delivery.tenant)
@@ -249,7 +249,7 @@ class _Round:
 
 
 def event_body(delivery: Delivery, results: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """Return the body of a message as JSON, with further fields that tell its `results`."""
+    """Return the body of a message as JSON, with further fields for its `results`."""
     event = {
         "id": delivery.event_id,
         "object": "event",

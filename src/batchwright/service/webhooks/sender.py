@@ -42,7 +42,7 @@ _MOST_ADDRESSES = 4
 _EARLY = 3.0
 """Most seconds for resolving a name that is only checked early."""
 _REFUSAL_STEP = 1.0
-"""Seconds; refusals are delayed to multiples of it, so that their time does not tell how a name was resolved."""
+"""Seconds; refusals are delayed to multiples of it, so that their time does not reveal how a name was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Function that returns the addresses of a host, as text, for a port. Raises `OSError` when there are none."""
@@ -95,7 +95,7 @@ class Sender:
     async def check_host(self, url: str) -> None:
         """Do as `check_url`, and check the addresses of the host too if it resolves now. Raises `UrlRefused`.
 
-        This tells the owner early; the check that counts is made at each sending.
+        This informs the owner early; the check that counts is made at each sending.
         """
         target = check_url(url, self._allowed)
         with suppress(OSError):  # including a timeout

@@ -23,7 +23,7 @@ def process_name() -> str:
 
 
 def this_process(proc: Path = _PROC) -> str | None:
-    """Return the unique identity of this process, for `has_ended`; None where the system does not tell it."""
+    """Return the unique identity of this process, for `has_ended`; None where the system does not show it."""
     place, started = _place(proc), _started(proc, os.getpid())
     return None if place is None or started is None else f"{place}/{os.getpid()}/{started}"
 

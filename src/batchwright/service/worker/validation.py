@@ -109,8 +109,8 @@ class LineCheck:
     def _take(self, number: int, offset: int, content: bytes) -> None:
         self.total += 1
         if self.total > self._limits.max_lines:
-            told = f"The input file has more than {self._limits.max_lines:,} lines: split it."
-            self.problems.append(BatchProblem("too_many_lines", told))
+            message = f"The input file has more than {self._limits.max_lines:,} lines: split it."
+            self.problems.append(BatchProblem("too_many_lines", message))
             self._ended = True
             return
         try:

@@ -117,7 +117,7 @@ class Worker:
         unix_time: Callable[[], float] = time.time,
         draw: random.Random | None = None,
     ) -> None:
-        """`rates` is told of committed lines; `draw` gives the random part of the delays between tries."""
+        """`rates` is notified of committed lines; `draw` gives the random part of the delays between tries."""
         self._store = store
         self._blobs = blobs
         self._inference = inference

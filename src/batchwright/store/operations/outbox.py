@@ -63,7 +63,7 @@ def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
 
 
 def announce(tx: Tx, key: int, kind: str) -> None:
-    """Put an event about the batch of this key into the outbox, once for each address that is told of it."""
+    """Put an event about the batch of this key into the outbox, once for each address that is notified of it."""
     [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
     addresses = tx.rows("webhooks_to_tell", tenant=tenant)
     if callback_url is not None:

@@ -20,7 +20,7 @@ from batchwright.store.transaction import Tx
 def register_worker(tx: Tx, name: str, lease: float, process: str | None = None, *, former: str | None = None) -> str:
     """Add a worker, whose lease runs out `lease` seconds from now, and return its id. `name` is for people to read.
 
-    `process`, for `processes`: a text from which others can tell whether its process has ended. `former`: the
+    `process`, for `processes`: a text from which others can see whether its process has ended. `former`: the
     worker that this process was until its lease ran out; its lines are no longer suspects for that reason.
     """
     if former is not None:

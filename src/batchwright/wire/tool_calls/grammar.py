@@ -77,7 +77,8 @@ def lazy_call_grammar(
     """Return the grammar of answers that are any text until a marker begins a call, which is one of a tool then.
 
     Arguments of the tools that `strict` names are as their schemas say, those of others any JSON object. All else as
-    in `call_grammar`. None if calls of the format cannot be told from text by their markers, or be held to a schema.
+    in `call_grammar`. None if calls of the format cannot be distinguished from text by their markers, or be held to a
+    schema.
     """
     if not form.openings or form.at_start or form.name == "qwen_coder":
         return None
