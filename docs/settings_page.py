@@ -45,9 +45,9 @@ def _rows(fields: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
         kind = type_name(field).replace("|", ", ")
         flag = flag_of(name)
         flags = f"`{flag}`, `--no-{flag[2:]}`" if field.annotation is bool else f"`{flag}`" if has_flag(field) else ""
-        told = str(field.description).replace("|", "\\|")
+        description = str(field.description).replace("|", "\\|")
         default = f"`{shown}`" if (shown := shown_default(field)) else ""
-        yield f"| `{name}` | {flags} | `{ENV_PREFIX}{name.upper()}` | {kind} | {default} | {told} |\n"
+        yield f"| `{name}` | {flags} | `{ENV_PREFIX}{name.upper()}` | {kind} | {default} | {description} |\n"
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ def _service(data: Path) -> Iterator[str]:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            told = json.loads(line) if line.startswith("{") else {}
-            if told.get("event") == "serving":
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "serving":
                 # Nobody reads the rest; the pipe must not fill up.
                 threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield str(told["url"])
+                yield str(event["url"])
                 return
         raise SystemExit(f"the service ended with status {process.wait()}")
     finally:

@@ -63,8 +63,8 @@ def page() -> str:
     """Return the page. Raises `Undocumented`."""
     if names := undocumented():
         raise Undocumented(f"public names without a docstring: {', '.join(names)}")
-    told = "Everything in `batchwright.__all__`, and public modules. Names are loaded when they are first used."
-    parts = ["# Python", told]
+    introduction = "Everything in `batchwright.__all__`, and public modules. Names are loaded when they are first used."
+    parts = ["# Python", introduction]
     for subject, names in subjects().items():
         parts += [f"## {subject}", *(f"::: batchwright.{name}" for name in names)]
     for subject, module in MODULES.items():

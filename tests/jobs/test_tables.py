@@ -229,7 +229,7 @@ def test_compressed_lines_go_on_and_may_be_ordered(tmp_path: Path) -> None:
 def test_names_that_say_nothing_known_are_refused(tmp_path: Path) -> None:
     source = table(tmp_path / "in.csv", {"prompt": ["a"]})
     for name in ("out.xlsx", "out.json", "out.parquet.gz", "out.gz"):
-        with pytest.raises(InputError, match=r"extension tells no form.*\.parquet"):
+        with pytest.raises(InputError, match=r"extension stands for no form.*\.parquet"):
             run(source, tmp_path / name, model=fake())
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 

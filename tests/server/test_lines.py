@@ -188,7 +188,7 @@ async def test_prompts_need_no_template(service: Service, name: str, content: by
         ("a.parquet", b"PAR1 no more", {"prompt_template": "{text}"}, "a.parquet"),
         ("a.csv.gz", b"packed", {"prompt_template": "{text}"}, "is compressed: upload it as a.csv"),
         ("a.jsonl", b'{"prompt": "x", "id": "row-2"}\n', {}, "ids like 'row-2' are for rows without one"),
-        ("a.xlsx", b"PK", {"prompt_template": "{text}"}, "its extension does not tell its format"),
+        ("a.xlsx", b"PK", {"prompt_template": "{text}"}, "its extension does not give its format"),
         ("a.csv", b"id,text\n1,\n", {"prompt_template": "{text}"}, "no row from which a request could be made"),
         ("a.jsonl", b'{"text": 1}\nnot json\n', {"prompt_template": "{text}"}, "row 2"),
         (

@@ -1,6 +1,6 @@
-"""One look for all pictures: 800 pixels wide, on white, in the colours of Okabe and Ito, which all can tell apart.
+"""One look for all pictures: 800 pixels wide, on white, in the colours of Okabe and Ito, which all can distinguish.
 
-Nothing is told by colour alone: what a colour means is also written, or told by a shape.
+Nothing is shown by colour alone: what a colour means is also written, or shown by a shape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_REASON = {
     "drain": GREY,
 }
 CYCLE = (BLUE, ORANGE, GREEN)
-"""For neighbours that are to be told apart."""
+"""For neighbours that are to be distinguished."""
 
 _WIDTH_INCHES = 800 / 96
 

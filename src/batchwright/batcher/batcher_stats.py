@@ -167,14 +167,14 @@ class BatcherStats:
         """Return a line for each priority, where there are several."""
         lines = []
         for name, level in self.levels.ordered() if len(self.levels) > 1 else ():
-            told = [f"{level.succeeded} succeeded"]
+            parts = [f"{level.succeeded} succeeded"]
             if level.latency_ms.count:
-                told.append(_times(level.latency_ms))
+                parts.append(_times(level.latency_ms))
             if level.in_time_share is not None:
-                told.append(f"{level.in_time_share:.1%} in time")
+                parts.append(f"{level.in_time_share:.1%} in time")
             if others := _listed({"failed": level.failed, "refused": level.refused}):
-                told.append(others)
-            lines.append(f"  priority {name}: {', '.join(told)}")
+                parts.append(others)
+            lines.append(f"  priority {name}: {', '.join(parts)}")
         return lines
 
     def _dispatches(self) -> list[str]:

@@ -168,8 +168,8 @@ class ContinuousBatcher(
     ) -> asyncio.Future[InferenceResponse]:
         """Take a request now, in the event loop to which the batcher is bound; the future is its answer.
 
-        `listener` is told each piece of its text, and last the response. Cancelling the future cancels the request.
-        Raises as `add_request`, and RuntimeError in another event loop.
+        `listener` is called with each piece of its text, and last the response. Cancelling the future cancels the
+        request. Raises as `add_request`, and RuntimeError in another event loop.
         """
         here = asyncio.get_running_loop()
         core = self._settled(here)

@@ -1,7 +1,7 @@
 """Calls from one event loop into another, which may end before they are answered, and a loop for callers without one.
 
 `asyncio.run` cancels the tasks that there are when its own has returned, and then goes on for a few turns, in which
-others may still hand something over. So a call is told apart from its task: its answer comes from the task, or, when
+others may still hand something over. So a call is distinguished from its task: its answer comes from the task, or, when
 the loop ends, from whoever notices that.
 """
 
@@ -93,9 +93,9 @@ async def _last_words(
     try:
         yield
     finally:
-        here, tell = loop(), ended()
-        if here is not None and tell is not None:
-            tell(here)
+        here, notify = loop(), ended()
+        if here is not None and notify is not None:
+            notify(here)
 
 
 class BackgroundLoop:

@@ -4,8 +4,8 @@ A core lives in one asyncio event loop, and everything here is called in the thr
 nothing is locked. It keeps no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the
 policy for as long as the model can take batches. So a core with nothing to do holds nothing alive, and many arrivals
 in one turn of the event loop are asked about once. What is done for each request is kept small: those that ask for
-nothing special are told to the policy together, when it is to decide, and what can be counted of a batch is counted of
-it as a whole.
+nothing special are handed to the policy together, when it is to decide, and what can be counted of a batch is counted
+of it as a whole.
 
 What holds, whatever the policy and the model do:
 
@@ -165,7 +165,7 @@ class DispatchLoop:
         self._count_room()
 
     def place_arrived(self) -> None:
-        """Tell the policy about requests that arrived since the last call. To be called in the core's loop."""
+        """Hand the policy the requests that arrived since the last call. To be called in the core's loop."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._stats.requests += len(arrived)

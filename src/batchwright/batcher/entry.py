@@ -88,7 +88,7 @@ class Entry(Item, eq=False, kw_only=True):
         self._fail(error, now, "error")
 
     def abandon(self, now: float) -> None:
-        """Note that the caller went away: nothing awaits the answer, but the callback is told."""
+        """Note that the caller went away: nothing awaits the answer, but the callback is called."""
         if self.request is not None and self.request.callback is not None:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))

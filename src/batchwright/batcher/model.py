@@ -90,7 +90,8 @@ class StreamModel(Protocol):
 
     Each list has one entry for each prompt, in their order: its next token; an empty text when there is nothing new;
     None when it has ended; an exception object, which fails it alone. All end with the iterator. A plain generator is
-    run in a thread. A model for which None is "nothing new" and an empty text the end is told by what follows them.
+    run in a thread. A model for which None is "nothing new" and an empty text the end is recognised by what follows
+    them.
     """
 
     def generate_stream_batch(

@@ -154,7 +154,7 @@ class ParallelBatchProcessor(Processor[Batcher]):
 
     `models` may be engines. There is one queue: a replica gets its next batch when it has none, so a slow one gets
     less. A replica that fails is taken out and its batch goes to another; it is tried again after a second, then ever
-    more rarely. `replicas` tells how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
+    more rarely. `replicas` shows how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ParallelBatchProcessor(Processor[Batcher]):
 
 
 def _end(worker: asyncio.Future[None]) -> None:
-    """Tell those who await a worker, in whatever event loop, that there is nothing more to wait for."""
+    """Inform those who await a worker, in whatever event loop, that there is nothing more to wait for."""
     loop = worker.get_loop()
     if not loop.is_closed():
         loop.call_soon_threadsafe(_set_done, worker)

@@ -123,11 +123,11 @@ class _Families:
 
     def __init__(self) -> None:
         batcher = ["batcher"]
-        self.counters = {key: _counter(*told, batcher) for key, told in _COUNTERS.items()}
-        self.gauges = {key: _gauge(*told, batcher) for key, told in _GAUGES.items()}
+        self.counters = {key: _counter(*described, batcher) for key, described in _COUNTERS.items()}
+        self.gauges = {key: _gauge(*described, batcher) for key, described in _GAUGES.items()}
         self.histograms = {
-            key: HistogramMetricFamily(_PREFIX + name, told, labels=batcher)
-            for key, (name, told) in _HISTOGRAMS.items()
+            key: HistogramMetricFamily(_PREFIX + name, documentation, labels=batcher)
+            for key, (name, documentation) in _HISTOGRAMS.items()
         }
         by_priority = [*batcher, "priority"]
         self.level_latency = HistogramMetricFamily(
@@ -146,7 +146,9 @@ class _Families:
         self.rejections = _counter("rejections", "Requests not taken, by why.", [*batcher, "reason"])
         self.batches = _counter("batches", "Batches by why they were dispatched when they were.", [*batcher, "reason"])
         self.batched = _counter("batched_requests", "Requests in those batches.", [*batcher, "reason"])
-        self.replicas = {key: _counter(*told, [*batcher, "replica"]) for key, told in _REPLICA_COUNTERS.items()}
+        self.replicas = {
+            key: _counter(*described, [*batcher, "replica"]) for key, described in _REPLICA_COUNTERS.items()
+        }
         self.pauses = _gauge(
             "replica_pause_seconds",
             "For how long this replica was last taken out; 0 since it last computed a batch.",
@@ -199,12 +201,12 @@ _exports: weakref.WeakKeyDictionary[CollectorRegistry, _Exports] = weakref.WeakK
 _exporting = threading.Lock()
 
 
-def _counter(name: str, told: str, labels: list[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(_PREFIX + name, told, labels=labels)
+def _counter(name: str, documentation: str, labels: list[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, documentation, labels=labels)
 
 
-def _gauge(name: str, told: str, labels: list[str]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(_PREFIX + name, told, labels=labels)
+def _gauge(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, documentation, labels=labels)
 
 
 def _fill(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:

@@ -84,7 +84,7 @@ class TokenEntry(Entry, eq=False, kw_only=True):
             self.listener(piece)
 
     def leave_slot(self) -> None:
-        """Tell the listener that another request may have its slot, although it is not answered yet."""
+        """Inform the listener that another request may have its slot, although it is not answered yet."""
         if self.listener is not None:
             self.listener("")
 

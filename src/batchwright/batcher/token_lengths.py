@@ -32,7 +32,7 @@ class Measure:
         if self._encode is not None and _accepts(self._encode, "add_special_tokens"):
             self._bare = {"add_special_tokens": False}
         self._length = length
-        self._estimates_told = False
+        self._estimates_logged = False
 
     def length(self, prompt: Any) -> int:
         """Return the length, at least 0. Raises `InvalidRequest` for a prompt that cannot be measured."""
@@ -48,8 +48,8 @@ class Measure:
         except Exception as error:
             by = "length=" if self._length is not None else "the model's tokenizer"
             raise InvalidRequest(f"prompt: its length cannot be measured by {by}: {error}", param="prompt") from error
-        if not self._estimates_told:
-            self._tell_estimates(prompt)
+        if not self._estimates_logged:
+            self._log_estimates(prompt)
         return _size(prompt, estimated_tokens)
 
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
@@ -79,9 +79,9 @@ class Measure:
             return len(prompt)
         return 0
 
-    def _tell_estimates(self, prompt: Any) -> None:
+    def _log_estimates(self, prompt: Any) -> None:
         if isinstance(prompt, str):
-            self._estimates_told = True
+            self._estimates_logged = True
             _log.info(
                 "the model has no tokenizer: lengths are estimated at four characters a token; give the model an "
                 "attribute `tokenizer`, or the batcher length="

@@ -191,7 +191,7 @@ def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]]
             if error.status in NO_SUCH_API and (asks_for_all or error.is_no_such_path):
                 raise RunFailed(
                     f"{place.backend} has no batch API (it answered {error.status}), so no batches lie there: "
-                    "`batchwright run` has lines computed as requests, unless told otherwise"
+                    "`batchwright run` has lines computed as requests, unless configured otherwise"
                 ) from error
             raise
         finally:

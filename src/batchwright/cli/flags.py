@@ -160,8 +160,8 @@ def flag(
     """
     dashed = name.replace("_", "-")
     names = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-    told = f"{help} (default: {default})" if default else help
-    option = typer.Option(names, help=told, rich_help_panel=group, show_default=False, **more)
+    description = f"{help} (default: {default})" if default else help
+    option = typer.Option(names, help=description, rich_help_panel=group, show_default=False, **more)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

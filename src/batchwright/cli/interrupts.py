@@ -27,7 +27,7 @@ class Stop:
 
 @contextmanager
 def terminable() -> Iterator[Stop]:
-    """Have SIGTERM end the command as Ctrl-C does; the result tells the exit status.
+    """Have SIGTERM end the command as Ctrl-C does; the result gives the exit status.
 
     An interrupt that comes while Python destroys an object, where exceptions are ignored, comes again.
     """

@@ -104,8 +104,8 @@ async def waiting(jobs: BatchService, batch: BatchRecord) -> BatchRecord:
             if batch.status in ENDED:
                 return batch
             if batch.status == "validating" and waited < _PATIENCE <= waited + _POLL:
-                told = f"nobody has taken {batch.id} up yet: start `batchwright serve` or `batchwright jobs work`"
-                typer.echo(told, err=True)
+                hint = f"nobody has taken {batch.id} up yet: start `batchwright serve` or `batchwright jobs work`"
+                typer.echo(hint, err=True)
             await asyncio.sleep(_POLL)
             waited += _POLL
 

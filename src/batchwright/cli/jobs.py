@@ -296,5 +296,5 @@ def _endpoint_of(path: Path) -> str:
     except (ValueError, RecursionError):
         raise InputError(
             f"{path}: its first line is not a JSON object with a url, as batch lines are; prompts, text and tables are "
-            "for `batchwright run`; with --endpoint the file is taken as it is, and every line that is wrong is told"
+            "for `batchwright run`; with --endpoint the file is taken as it is, and each wrong line is reported"
         ) from None

@@ -45,7 +45,9 @@ _BEST_PRIORITY = "The smallest `priority` that its requests get; smaller ones ar
 @store_command(app, "create")
 def create(
     flags: StoreFlags,
-    name: Annotated[str, typer.Argument(help="What the key is for, to tell it from others.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="What the key is for, to distinguish it from others.", show_default=False)
+    ],
     tenant: TenantOption = DEFAULT_TENANT,
     expires: Annotated[str | None, typer.Option(help=f"{_EXPIRES}. Default: never.")] = None,
     scopes: Annotated[str, typer.Option(help=_SCOPES)] = ",".join(DEFAULT_SCOPES),

@@ -176,10 +176,10 @@ def _both_ends(text: str) -> str:
 
 
 def _price_unknown(model: str | None) -> str:
-    told = "give prices with --price or --prices"
+    advice = "give prices with --price or --prices"
     if model is None:
-        return f"What it would cost is not known: name the model with --model, or {told}."
-    return f"What it would cost is not known: no table has prices of {model} at this endpoint; if it is paid, {told}."
+        return f"What it would cost is not known: name the model with --model, or {advice}."
+    return f"What it would cost is not known: no table has prices of {model} at this endpoint; if it is paid, {advice}."
 
 
 def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:

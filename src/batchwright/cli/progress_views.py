@@ -61,7 +61,7 @@ class ThroughputMeter:
         self._started: float | None = None
 
     def of(self, progress: RunProgress, now: float) -> float:
-        """Return generated tokens per second; 0 while they cannot be told."""
+        """Return generated tokens per second; 0 while they are not known."""
         if progress.phase != "running":
             return 0.0
         if self._started is None:
@@ -71,17 +71,17 @@ class ThroughputMeter:
 
 
 class FirstFailure:
-    """The first failure of a run, to be told once, when it happens: it may well be that of all lines."""
+    """The first failure of a run, to be shown once, when it happens: it may well be that of all lines."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._is_shown = False
 
     def of(self, progress: RunProgress) -> str | None:
         """Return the text about it, the first time that there is one."""
         failure = progress.first_failure
-        if self._told or failure is None:
+        if self._is_shown or failure is None:
             return None
-        self._told = True
+        self._is_shown = True
         message = " ".join(failure.message.split())[:MESSAGE_SHOWN]
         return visible(f"line {failure.line:,} ({failure.custom_id}) failed: {failure.code}: {message}")
 
@@ -95,7 +95,7 @@ class LogProgress:
         self._rates = ThroughputMeter()
         self._first_failure = FirstFailure()
         self._shown: tuple[str, str | None] = ("", None)
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         """What lines were said to wait for."""
         self._last = 0.0
 
@@ -107,11 +107,11 @@ class LogProgress:
         # Numbers and single errors change all the time, such as the seconds until a provider is asked again.
         waiting = _NUMBERS.sub("", (progress.waiting or "").partition(LATEST)[0])
         shown = progress.phase, progress.detail
-        is_news = bool(waiting) and waiting not in self._told
+        is_news = bool(waiting) and waiting not in self._printed
         if shown == self._shown and not is_news and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
         self._shown, self._last = shown, now
-        self._told.add(waiting)
+        self._printed.add(waiting)
         print(
             f"batchwright: {_PHASES[progress.phase]}{visible(_standing(progress, rate))}", file=self._stream, flush=True
         )

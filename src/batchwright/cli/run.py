@@ -128,7 +128,7 @@ _MESSAGES_TEMPLATE = (
 )
 _PROBE = (
     "For a dry run, to say how long the job takes: load the model and measure its steps, if none were measured on this "
-    "machine, and answer some lines, if no run tells how long answers to such lines are; each for some seconds."
+    "machine, and answer some lines, if no run shows how long answers to such lines are; each for some seconds."
 )
 _REORDER = (
     "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "

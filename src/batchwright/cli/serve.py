@@ -158,8 +158,10 @@ def _run_with_settings(
         for name, field in setting_fields().items()
         if name not in without and has_flag(field)
     ]
-    told = f"TOML file of settings, else the one that {CONFIG_VARIABLE} names, else {default_config()} if there is one."
-    set_parameters(command, [*flags, *settings, flag("config", Path, told, "Operation", metavar="FILE")])
+    description = (
+        f"TOML file of settings, else the one that {CONFIG_VARIABLE} names, else {default_config()} if there is one."
+    )
+    set_parameters(command, [*flags, *settings, flag("config", Path, description, "Operation", metavar="FILE")])
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=help_text)(command)
     app(context.args, prog_name=context.command_path)
@@ -173,10 +175,10 @@ def _joined(given: object) -> object:
 def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
     from batchwright.service.settings import group_of, shown_default, type_name
 
-    told, group, default = field.description or "", group_of(field), shown_default(field)
+    description, group, default = field.description or "", group_of(field), shown_default(field)
     if field.annotation is bool:
-        return flag(name, bool, told, group, default)
+        return flag(name, bool, description, group, default)
     kind = type_name(field)
     if kind == "list":
-        return flag(name, list[str], told, group, default, metavar="LIST")
-    return flag(name, str, told, group, default, metavar=kind if "|" in kind else kind.upper())
+        return flag(name, list[str], description, group, default, metavar="LIST")
+    return flag(name, str, description, group, default, metavar=kind if "|" in kind else kind.upper())

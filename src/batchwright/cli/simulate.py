@@ -40,7 +40,7 @@ _LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
 """Bounds of flags: far beyond them figures would be infinite."""
 _MOST_REPLICAS = 1000
 _LEAST_IN_MINUTES = 600.0
-"""Seconds below which their tenths tell numbers of replicas apart."""
+"""Seconds below which their tenths distinguish numbers of replicas."""
 
 _traffic = partial(typer.Option, rich_help_panel="Traffic", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
@@ -59,7 +59,7 @@ _JOB = (
 )
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 _MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
-_EXPECTED = "Tokens of an answer of the job, where the file does not tell (default: as many as a line allows)."
+_EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
 _MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
 _COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
 _SAVE_COSTS = "Write the step costs that were used."
@@ -110,7 +110,7 @@ def simulate_command(
         require_writable(save_costs, "--save-costs")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = _measured_costs(console, model, engine) if costs is None else _told_costs(costs)
+    kept = _measured_costs(console, model, engine) if costs is None else _costs_in(costs)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
@@ -251,7 +251,7 @@ def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptC
             return measure_costs(engine, progress)
 
 
-def _told_costs(file: Path) -> KeptCosts:
+def _costs_in(file: Path) -> KeptCosts:
     """Return the step costs in `file`."""
     from batchwright.kept_costs import read_costs
 

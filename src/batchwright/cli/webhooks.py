@@ -1,4 +1,4 @@
-"""`batchwright webhooks`: the addresses that are told when a tenant's batches end."""
+"""`batchwright webhooks`: the addresses that are notified when a tenant's batches end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-app = typer.Typer(name="webhooks", help="Manage the addresses that are told when batches end.", no_args_is_help=True)
+app = typer.Typer(
+    name="webhooks", help="Manage the addresses that are notified when batches end.", no_args_is_help=True
+)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: wh_….", show_default=False)]
 

@@ -18,7 +18,7 @@ Pair: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TypedTokens:
-    """Tokens of a text or of a pair, special ones included, with the type of each, which tells its part of a pair."""
+    """Tokens of a text or of a pair, special ones included, with the type of each, which marks its part of a pair."""
 
     ids: Ids
     types: Ids

@@ -36,7 +36,7 @@ class TextTokenizer:
             raise UnsupportedModel(f"{folder} has no fast tokenizer: save one as tokenizer.json")
         self.pad_token_id = int(inner.pad_token_id or 0)
         self.has_types = "token_type_ids" in inner.model_input_names
-        """Whether the model is given the types of tokens, which tell the two texts of a pair apart."""
+        """Whether the model is given the types of tokens, which distinguish the two texts of a pair."""
         self.max_length = max_length
         self._vocab_size, self._truncate, self._lower_case = vocab_size, truncate, lower_case
         self._whole = Tokenizer.from_str(whole.to_str())

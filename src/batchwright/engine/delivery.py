@@ -43,7 +43,7 @@ class Delivery:
             self.generations[generation.sequence.ordinal] = generation
 
     def settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
-        """End or fail requests by what a step has told of their prompts, and return events."""
+        """End or fail requests by what a step has shown of their prompts, and return events."""
         return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
 
     def deliver(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:

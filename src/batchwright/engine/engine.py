@@ -253,7 +253,7 @@ class Engine:
         """Keep what its steps took, for forecasts of later work; return all that is kept of its model, if there is any.
 
         It may be called after `close`. Each step is kept once. `is_run`: whether they were those of a run, which is
-        compared with what was told of them.
+        compared with what was predicted of them.
         """
         kept = keep_costs(self.model_name, self._config, self.facts, self._record, is_run=is_run)
         self._record.clear()

@@ -76,9 +76,9 @@ _KEYWORDS = "Unimplemented keys:"
 """What llguidance says before keywords of a schema that it cannot keep."""
 _ONE_OF = "oneOf constraints are not supported"
 """What it says of a `oneOf` that it cannot keep, before advice for programs."""
-_NOT_TOLD_APART = (
-    "oneOf: its schemas cannot be told apart, so that a value could satisfy several: use anyOf, or give each of them a "
-    "type, a const or enum, or a required property with a const of its own"
+_NOT_EXCLUSIVE = (
+    "oneOf: its schemas cannot be distinguished, so that a value could satisfy several: use anyOf, or give each of "
+    "them a type, a const or enum, or a required property with a const of its own"
 )
 _NOTHING_FOLLOWS = "NoExtension"
 """What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
@@ -180,7 +180,7 @@ class Matcher:
 
     @property
     def failure(self) -> GenerationError | None:
-        """Why it can tell nothing any more, None if it can: a grammar took more work than a step may, or has no way."""
+        """Why it allows nothing any more, None if it does: a grammar took more work than a step may, or has no way."""
         if not self.inner.is_error():
             return None
         reason = _first_line(self.inner.get_error())
@@ -279,7 +279,7 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
         return matcher, None
     if constraint.around and (own := _compile(replace(constraint, around=""), vocabulary)[1]) is not None:
         return None, own
-    return None, refusal or _told(constraint, matcher.get_error())
+    return None, refusal or _refusal_text(constraint, matcher.get_error())
 
 
 @lru_cache(maxsize=1024)
@@ -291,7 +291,7 @@ def refusal_of(constraint: Constraint) -> str | None:
     if source is None:
         return refusal
     matcher = LLMatcher(LLTokenizer("byte"), source, log_level=0, limits=_limits())
-    return _told(constraint, matcher.get_error()) if matcher.is_error() else _dead_end(matcher)
+    return _refusal_text(constraint, matcher.get_error()) if matcher.is_error() else _dead_end(matcher)
 
 
 def _readable(constraint: Constraint) -> tuple[str | None, str | None]:
@@ -326,8 +326,8 @@ def _dead_end(matcher: LLMatcher) -> str | None:
     return f"the beginning of an answer takes too much work: {reason}"
 
 
-def _told(constraint: Constraint, reason: str) -> str:
-    """Return what is said of a constraint that llguidance refuses for this reason."""
+def _refusal_text(constraint: Constraint, reason: str) -> str:
+    """Return the message about a constraint that llguidance refuses for this reason."""
     if constraint.kind == "regex" and (found := _OF_PATTERN.search(reason)):
         return f"{shown(constraint.text)} is no pattern: {found[1]}"
     if constraint.kind == "grammar" and "::=" in constraint.text:
@@ -336,7 +336,7 @@ def _told(constraint: Constraint, reason: str) -> str:
         return _shown(reason)
     place = _place(json.loads(constraint.text), reason)
     if reason.startswith(_ONE_OF):
-        return f"{place} is not supported: {_NOT_TOLD_APART}"
+        return f"{place} is not supported: {_NOT_EXCLUSIVE}"
     what = "has keywords that are not supported" if reason.startswith(_KEYWORDS) else "is not supported"
     return f"{place} {what}: {_shown(reason.removeprefix(_KEYWORDS))}"
 

@@ -64,7 +64,7 @@ def machine_rates(
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
     They are measured once a day, in about two seconds, and kept in the cache folder; `again` measures them at once.
-    `progress` is called with a line of text when they are measured. None if the times of the body cannot be told apart,
+    `progress` is called with a line of text when they are measured. None if the times of the body cannot be separated,
     or its KV cache is too small for a measurement.
     """
     model, seconds = body.costs, body.watch()

@@ -188,7 +188,7 @@ def _plain(tokenizer: Any, backend: Any) -> Any:
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    added = {token for token, told in tokenizer.added_tokens_decoder.items() if told.special}
+    added = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     return frozenset(added.union(tokenizer.all_special_ids))
 
 
@@ -203,18 +203,18 @@ def _loaded(folder: Path) -> Any:
         named, model = (json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json"))
     except (OSError, ValueError):
         named, model = {}, {}
-    told_class, model_type = named.get("tokenizer_class"), model.get("model_type")
-    if "auto_map" not in named and "model_name" not in model and (told_class, model_type) in _GENERIC:
+    stated_class, model_type = named.get("tokenizer_class"), model.get("model_type")
+    if "auto_map" not in named and "model_name" not in model and (stated_class, model_type) in _GENERIC:
         from transformers import TokenizersBackend
 
         return TokenizersBackend.from_pretrained(folder, local_files_only=True)
     from transformers import AutoTokenizer, PreTrainedConfig
 
     config = None
-    if told_class and "auto_map" not in named and model_type:
-        told: dict[str, Any] = {"name_or_path": str(folder)}
-        told |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
-        config = PreTrainedConfig(**told)
+    if stated_class and "auto_map" not in named and model_type:
+        fields: dict[str, Any] = {"name_or_path": str(folder)}
+        fields |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
+        config = PreTrainedConfig(**fields)
     return AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True)
 
 

@@ -123,7 +123,7 @@ def shared_use(inference: Inference) -> dict[str, dict[str, float]]:
 
 
 def learn_use(inference: Inference, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-    """Tell `inference` what each of the other processes used lately of the limits that they share."""
+    """Inform `inference` of what each of the other processes used lately of the limits that they share."""
     if isinstance(inference, SharesLimits):
         inference.learn_use(others)
 

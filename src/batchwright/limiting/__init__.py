@@ -1,1 +1,1 @@
-"""Limits on what is let in, and from whom: pure decisions, which are told the time."""
+"""Limits on what is let in, and from whom: pure decisions, which are given the time."""

@@ -3,7 +3,7 @@
 A minute is a sliding window: in no minute is more let in than a limit allows, up to what other processes let in that is
 not known here yet. What was used is counted in slots of a few seconds; a slot counts until all of it is a minute old.
 
-Several processes share counters: each hands over what it has counted (`take_changes`), and is told what all have
+Several processes share counters: each hands over what it has counted (`take_changes`), and is informed of what all have
 (`learn`). A request that was let in is looked at once more after that (`confirm`), and withdrawn if it is too much
 beside what the others have counted. Where exchanges come one after the other, that keeps all processes together within
 a limit: of two that let in too much at once the later one sees both. While nothing can be shared, each goes on with

@@ -227,9 +227,9 @@ def line_error(error: BaseException) -> dict[str, Any]:
     """`code`, `message` and `param` of an error, for the owner of the job, from whom no detail is hidden."""
     if is_timeout(error):
         return {"code": REQUEST_TIMEOUT, "message": str(error), "param": None}
-    told = error_body(error)["error"]
-    message = str(error) if hides_details(error) else told["message"]
-    return {"code": told["code"], "message": message, "param": told["param"]}
+    body = error_body(error)["error"]
+    message = str(error) if hides_details(error) else body["message"]
+    return {"code": body["code"], "message": message, "param": body["param"]}
 
 
 def token_count(body: Mapping[str, Any], name: str, detail: str | None = None) -> int:

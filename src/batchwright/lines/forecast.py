@@ -253,8 +253,8 @@ class Forecaster:
         prompt_left = now.prompt_tokens_left + prompt_rate * max(0.0, now.weight_total - now.weight_read)
         left = lengths.left + unread * lengths.mean
         steps = self._steps(now, lengths, unread, left)
-        # A token costs the same in a prompt and in an answer. A batch that is always full would not tell the cost of
-        # the answers' tokens from that of the steps, but prompts do.
+        # A token costs the same in a prompt and in an answer. A batch that is always full would not separate the cost
+        # of the answers' tokens from that of the steps, but prompts do.
         others = max(0.0, self._others.rate)
         of_step, of_token = self._cost.coefficients
         seconds = float(of_step * steps + of_token * (prompt_left + left + others * steps))

@@ -151,8 +151,8 @@ def _keep_numbers(reader: Any, folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
-    told = {"quant_method": "batchwright", "bits": min(bits)}
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": told}), encoding="utf-8")
+    quantization = {"quant_method": "batchwright", "bits": min(bits)}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}), encoding="utf-8")
 
 
 def _numbers(stored: Mapping[str, Any], name: str, values: torch.Tensor, heads: Mapping[str, int]) -> Numbers | None:

@@ -35,7 +35,7 @@ class PaddingConfig:
 
 
 class PaddingOptimizer:
-    """Pads batches, and tells how much of them is padding. Raises TypeError for a `config` of another type."""
+    """Pads batches, and reports how much of them is padding. Raises TypeError for a `config` of another type."""
 
     def __init__(self, config: PaddingConfig | None = None) -> None:
         if config is not None and not isinstance(config, PaddingConfig):

@@ -132,8 +132,8 @@ def _expected(shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths:
     numbers: dict[tuple[Cluster, int], int] = {}
     answers = [numbers.setdefault((clusters[line], shapes[line].limit), len(numbers)) for line in unknown.tolist()]
     found = Lengths(*(said.astype(np.float64) for _ in Lengths._fields))
-    for values, told in zip(found, lengths.of([*numbers]), strict=True):
-        values[unknown] = told[answers]
+    for values, each in zip(found, lengths.of([*numbers]), strict=True):
+        values[unknown] = each[answers]
     return found
 
 

@@ -277,11 +277,11 @@ PART_NAMES = {
     "recomputation": "computed again or in vain",
     "other": "rest of the model",
 }
-"""What time is spent on, with what people are told of it. The tail is products of steps that nothing is left to fill;
+"""What time is spent on, with what people are shown of it. The tail is products of steps that nothing is left to fill;
 the host is everything outside the model: reading, planning, sampling, writing."""
 PARTS = tuple(PART_NAMES)
 LEAST_SHARE_SHOWN = 0.005
-"""Share of the time that people are told of."""
+"""Share of the time that people are shown."""
 
 
 @dataclass(frozen=True, slots=True)

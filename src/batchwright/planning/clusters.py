@@ -9,8 +9,8 @@ import numpy as np
 from batchwright.planning.expected_lengths import Cluster, ExpectedLengths, Template
 from batchwright.planning.prefix_tree import Paths, PrefixTree
 
-_LEAST_TOLD = 8
-"""Lines with a common prefix from which on it may tell something about their answers."""
+_LEAST_SHARED = 8
+"""Lines with a common prefix from which on it may say something about their answers."""
 
 
 def clusters_of(
@@ -39,11 +39,11 @@ def clusters_of(
 
 def _templates(tree: PrefixTree, paths: Paths, lines: int) -> list[tuple[Template | None, Template | None]]:
     """For each line, the two longest of its prefixes that enough others share, the longest first."""
-    told = (tree.counts_of(lines) >= _LEAST_TOLD) & (tree.depths > 0)
-    nearest, ids = tree.nearest(told), tree.ids(paths)
+    shared = (tree.counts_of(lines) >= _LEAST_SHARED) & (tree.depths > 0)
+    nearest, ids = tree.nearest(shared), tree.ids(paths)
     above = np.where(tree.parents < 0, -1, nearest[tree.parents])
     templates: dict[int, Template | None] = {-1: None}
-    templates |= {node: Template(int(ids[node]), int(tree.depths[node])) for node in np.flatnonzero(told).tolist()}
+    templates |= {node: Template(int(ids[node]), int(tree.depths[node])) for node in np.flatnonzero(shared).tolist()}
     nodes = nearest[tree.nodes[:lines]]
     return [
         (templates[node], templates[parent])

@@ -151,7 +151,7 @@ def _exceeded(shares: _Shares, beyond: float) -> _Floats:
     longer = np.cumsum(shares[:, ::-1], axis=1)[:, ::-1]
     last = np.maximum(0, (longer > beyond).sum(axis=1) - 1)
     rows = np.arange(len(shares))
-    # How much of the bin is beyond tells clusters apart whose tails end in the same one.
+    # How much of the bin is beyond distinguishes clusters whose tails end in the same one.
     inside = (longer[rows, last] - beyond) / np.maximum(1e-12, shares[rows, last])
     found: _Floats = _LENGTHS[last] * (1.0 + (_GROWTH - 1.0) * np.minimum(1.0, inside)) / _GROWTH
     return found

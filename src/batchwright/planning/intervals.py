@@ -33,7 +33,7 @@ def covering_error(errors: Sequence[float], first: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Forecast:
     """A forecast at one moment."""
 
     at: float
@@ -53,7 +53,7 @@ class ForecastIntervals:
     """
 
     def __init__(self) -> None:
-        self._told: deque[_Told] = deque(maxlen=_KEPT)
+        self._forecasts: deque[_Forecast] = deque(maxlen=_KEPT)
         self._errors: deque[float] = deque(maxlen=_KEPT)
         """Absolute logarithms of true over forecast seconds."""
 
@@ -62,7 +62,7 @@ class ForecastIntervals:
 
         `done` and `left` are amounts of work, in any unit. To be called with rising `at`, in seconds of any clock.
         """
-        last = self._told[-1] if self._told else None
+        last = self._forecasts[-1] if self._forecasts else None
         if (
             done > 0.0
             and left > 0.0
@@ -70,7 +70,7 @@ class ForecastIntervals:
             and (last is None or done - last.done >= _SPACING * (done + left))
         ):
             self._judge(at, done)
-            self._told.append(_Told(at, done, left, seconds))
+            self._forecasts.append(_Forecast(at, done, left, seconds))
         factor = math.exp(self._error)
         return seconds / factor, seconds * factor
 
@@ -82,9 +82,9 @@ class ForecastIntervals:
         """Note how wrong the forecasts were that spoke of the time until now."""
         # One error for each moment, of the latest forecast of which enough came true: what a job did long ago says
         # little of what it does next.
-        for told in reversed(self._told):
-            share = (done - told.done) / told.left
-            expected = told.seconds * min(1.0, share)
-            if share >= _LEAST_SPAN and at > told.at and expected > 0.0:
-                self._errors.append(min(_MOST_ERROR, abs(math.log(at - told.at) - math.log(expected))))
+        for forecast in reversed(self._forecasts):
+            share = (done - forecast.done) / forecast.left
+            expected = forecast.seconds * min(1.0, share)
+            if share >= _LEAST_SPAN and at > forecast.at and expected > 0.0:
+                self._errors.append(min(_MOST_ERROR, abs(math.log(at - forecast.at) - math.log(expected))))
                 return

@@ -31,7 +31,7 @@ _SOONEST, _LATEST = 1.0, 60.0
 
 
 class Breaker:
-    """Breaker of one model: `succeeded` and `failed` tell it how calls ended."""
+    """Breaker of one model: `succeeded` and `failed` record how calls ended."""
 
     def __init__(self) -> None:
         self.is_open = False

@@ -57,7 +57,7 @@ class Slots:
             return ()
         placed = self._queue.items[:free]
         self._queue.take(placed)
-        # Before the order is told, so that not even a faulty one can lose them.
+        # Before the order is notified, so that not even a faulty one can lose them.
         self._live.update(dict.fromkeys(placed))
         self.order.served(placed)
         return placed

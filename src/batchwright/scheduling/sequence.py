@@ -51,7 +51,7 @@ class Sequence:
     flow: Flow | None = None
     """Flow whose share of the engine it uses."""
     drafter: Drafter | None = None
-    """Maker of drafts, where the caller can tell from all their logits at once which are right; else None."""
+    """Maker of drafts, where the caller can see from all their logits at once which are right; else None."""
     scored: range = range(0)
     """Positions of the prompt whose logits are still wanted, besides those of the last known token.
 

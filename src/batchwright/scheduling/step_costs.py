@@ -29,7 +29,7 @@ BENDS = (4, 16)
 """Rows beyond which each further one may cost more."""
 NUM_FEATURES = 6 + len(BENDS)
 _QUANTILES = 64
-"""Number of quantiles by which the spread of errors is told."""
+"""Number of quantiles by which the spread of errors is given."""
 _WORST_RATIO = 4.0
 """Largest ratio of measured to predicted seconds that counts: what is beyond was a pause of the machine."""
 _OUTLIER = 5.0
@@ -41,11 +41,11 @@ _APART = 8
 """Steps of a kind for each measurement of them that is kept of many, so that what is kept is of some minutes: a machine
 is faster or slower for seconds without a reason that lasts."""
 _LEAST_ALIKE = 4
-"""Measurements of steps that are alike from which on their spread and their factor are told."""
+"""Measurements of steps that are alike from which on their spread and their factor are known."""
 _DOUBT = 2
 """Measurements that the factor of 1 counts as, beside those of a kind."""
 _LEAST_SPREAD = 20
-"""Fewest measurements of which a spread is told."""
+"""Fewest measurements of which a spread is given."""
 _KINDS = 512
 """Kinds of steps kept."""
 Kind: TypeAlias = tuple[int, ...]
@@ -172,12 +172,12 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     level = float((weights * seconds)[chosen].sum() / (weights * predicted)[chosen].sum())
     coefficients, predicted = coefficients * level, predicted * level
     errors = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
-    spread, is_told = errors / _medians(errors, places, len(counts))[places], counts[places] >= _LEAST_ALIKE
-    if is_told.sum() < _LEAST_SPREAD:
-        spread, is_told = errors, np.ones(len(errors), dtype=bool)
-    long_from = _quantiles(predicted[is_told], weights[is_told], 1)[0]
-    is_long = is_told & (predicted >= long_from)
-    is_short = is_told & (predicted < long_from)
+    spread, is_known = errors / _medians(errors, places, len(counts))[places], counts[places] >= _LEAST_ALIKE
+    if is_known.sum() < _LEAST_SPREAD:
+        spread, is_known = errors, np.ones(len(errors), dtype=bool)
+    long_from = _quantiles(predicted[is_known], weights[is_known], 1)[0]
+    is_long = is_known & (predicted >= long_from)
+    is_short = is_known & (predicted < long_from)
     if not is_short.any():
         is_short = is_long
     return StepCosts(

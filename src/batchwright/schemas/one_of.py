@@ -1,7 +1,7 @@
 """`oneOf` as `anyOf`, where no answer can satisfy several of its schemas.
 
 llguidance takes `oneOf` only where it sees that the schemas exclude each other. It does not look at what is around
-them, at optional properties that tell them apart (tagged unions of pydantic whose tags have defaults), or at which of
+them, at optional properties that distinguish them (tagged unions of pydantic whose tags have defaults), or at which of
 them requires which property. Where they do not exclude each other, they are narrowed: a tag becomes required, or a
 property that another one requires is left out. Each answer to the narrower schema satisfies the one that was given.
 """
@@ -53,7 +53,8 @@ def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may
     """Return the schemas of the `oneOf` of `part`, of which no value satisfies two once they are narrowed.
 
     Those in a `oneOf` or `anyOf` that is all of a schema are among them. `root`: the whole schema, for references;
-    `draft`: its `$schema`. None if some cannot be told apart; without `may_narrow`, if they would have to be narrowed.
+    `draft`: its `$schema`. None if some cannot be distinguished; without `may_narrow`, if they would have to be
+    narrowed.
     """
     leaves = list(_leaves("oneOf", part, part["oneOf"]))
     if not 0 < len(leaves) <= _MOST_SCHEMAS or "$ref" in part:
@@ -263,7 +264,7 @@ class _Narrowing:
         )
 
     def _narrows(self, other: _View) -> bool:
-        """Have a property that tells both apart required, or one that `other` requires forbidden, if there is one."""
+        """Have a property that distinguishes both required, or one that `other` requires forbidden, if there is one."""
         view = self.view
         if tags := [name for name in view.properties if name not in self.forbidden and view.differs_in(name, other)]:
             self.required[tags[0]] = None

@@ -39,7 +39,7 @@ _ANY = r"[\x{0}-\x{10ffff}]"
 def in_rust(pattern: str, *, exact: bool = False) -> str:
     """Return `pattern` in Rust's syntax: for texts that every validator takes, or `exact` as ECMAScript has it.
 
-    Raises ValueError for what the two syntaxes read differently and cannot be told apart.
+    Raises ValueError for what the two syntaxes read differently and cannot be distinguished.
     """
     found: list[str] = []
     at = 0

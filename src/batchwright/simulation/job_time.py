@@ -30,7 +30,7 @@ def job_seconds(
     """Return the seconds from the first line to the last of a job of `total` requests, of which `lines` are a sample.
 
     `prompt_tokens`: those of all prompts that are computed, not found in a cache. All `lines` can be computed. Where a
-    sample is smaller than the job, or has more answers than are worth simulating, the middle of what is simulated tells
+    sample is smaller than the job, or has more answers than are worth simulating, the middle of what is simulated gives
     the pace at which all further work is done. Where so few lines could be simulated that they would be all beginning
     and end, the time is that of engines whose places are all taken, and at least that of the longest answer. `planned`
     as in `simulate`; `stepped`: lines that are simulated, 0 for none; None: as `lines_to_step` says. Raises ValueError
@@ -55,7 +55,7 @@ def job_seconds(
 
 
 def lines_to_step(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, most_stepped: int = MOST_STEPPED) -> int:
-    """Return how many of `lines`, a sample of `total`, are to be simulated; 0 where too few can be to tell a pace.
+    """Return how many of `lines`, a sample of `total`, are to be simulated; 0 where too few can be to give a pace.
 
     `most_stepped`: about the most tokens of answers that are simulated.
     """

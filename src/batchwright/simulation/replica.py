@@ -121,7 +121,7 @@ class SimulatedReplica:
         return now + seconds
 
     def end(self, now: float) -> list[Served]:
-        """End the step, at the time that `begin` has told, and return the requests that it completed."""
+        """End the step, at the time that `begin` has predicted, and return the requests that it completed."""
         assert self._step is not None
         (plan, seconds), self._step = self._step, None
         self.scheduler.commit(plan)

@@ -31,7 +31,7 @@ class SimulatedRequest:
     """Tokens of such a block."""
     flow: Flow | None = None
     expected_tokens: int | None = None
-    """Tokens of its answer that are expected beforehand, which a planner is told; None: nothing is known."""
+    """Tokens of its answer that are expected beforehand, which a planner is given; None: nothing is known."""
 
     def __post_init__(self) -> None:
         if min(self.prompt_tokens, self.output_tokens) < 1 or not self.arrived_at >= 0.0 or self.block_tokens < 1:

@@ -1,6 +1,6 @@
 """Traces: requests with times and lengths, in the forms in which services publish them, and drawn ones.
 
-Three forms are told apart by their first line:
+Three forms are distinguished by their first line:
 
 - CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`: Azure's traces of LLM inference.
 - JSON Lines with `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of

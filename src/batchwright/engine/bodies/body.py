@@ -121,7 +121,7 @@ class ModelBody(ABC):
 
     @property
     def costs(self) -> ModelCosts | None:
-        """What it takes of a machine, known after `allocate`; None where its times cannot be told apart."""
+        """What it takes of a machine, known after `allocate`; None where its times cannot be separated."""
         return None
 
     def watch(self) -> KernelSeconds | None:

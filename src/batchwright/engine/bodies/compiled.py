@@ -1,6 +1,6 @@
 """Llama layers in one compiled call for each step, on the CPU: in bfloat16, in 8 bits, or with weights in groups.
 
-Greedy tokens of models with tied embeddings are found through a copy of the head in 8 bits, which tells the tokens
+Greedy tokens of models with tied embeddings are found through a copy of the head in 8 bits, which finds the tokens
 that can be the likeliest at all (`native/screening.h`).
 """
 

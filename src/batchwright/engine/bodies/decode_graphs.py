@@ -158,7 +158,7 @@ class DecodeGraphs:
         # The largest first: the others find room in its memory.
         for size in reversed(self._sizes[: bisect_left(self._sizes, most) + 1]):
             for keys in (1, longest):
-                # The first step is computed as it is, or tells which attention there is.
+                # The first step is computed as it is, or shows which attention there is.
                 for step in range(2 + _PROOFS):
                     each = -(-(keys + step) // block_size)
                     if self.disabled is not None or keys < 1 or min(size, most) * each > num_blocks:

@@ -73,9 +73,9 @@ class PackedFormat:
             if form not in ("gptq", "gptq_v2"):
                 return f"GPTQ in the checkpoint_format {form!r}; only gptq and gptq_v2 are read"
             overrides, bits = fields.get("dynamic"), fields.get("bits")
-            for module, told in overrides.items() if isinstance(overrides, Mapping) else ():
-                if isinstance(told, Mapping) and told.get("bits", bits) != bits:
-                    return f"GPTQ whose dynamic gives {module!r} {told['bits']!r} bits; all modules must have as many"
+            for module, changed in overrides.items() if isinstance(overrides, Mapping) else ():
+                if isinstance(changed, Mapping) and changed.get("bits", bits) != bits:
+                    return f"GPTQ whose dynamic gives {module!r} {changed['bits']!r} bits; all must have as many"
             found = cls._checked("gptq", bits)
             return found if isinstance(found, str) else replace(found, zeros_less_one=form == "gptq")
         if method == "compressed-tensors":

@@ -48,7 +48,7 @@ class StepLauncher:
     ) -> LaunchedStep:
         """Begin to compute a step that was planned at `began`; a GPU goes on by itself.
 
-        `before` is the step whose tokens may not be known yet. `meter` is told what was computed.
+        `before` is the step whose tokens may not be known yet. `meter` is informed of what was computed.
 
         Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
         """

@@ -61,7 +61,7 @@ class ParallelBody(ModelBody):
             if threads is not None:
                 torch.set_num_threads(threads)
             self._own = load_shard(folder, _config_on(config, device), Shard(0, ranks))
-            self._told = [each.loaded() for each in self._others]
+            self._loaded = [each.loaded() for each in self._others]
         except BaseException:
             self.close()
             raise
@@ -91,7 +91,7 @@ class ParallelBody(ModelBody):
 
     def free_memory(self) -> int:
         if self.device.type == "cuda":
-            return min([free_bytes(self.device), *(each.free_memory for each in self._told)])
+            return min([free_bytes(self.device), *(each.free_memory for each in self._loaded)])
         return free_bytes(self.device) // (len(self._others) + 1)
 
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
@@ -105,7 +105,7 @@ class ParallelBody(ModelBody):
             each.send(Allocate(num_blocks, block_size, attention, meeting))
         self._own.allocate(num_blocks, block_size, attention)
         for each in self._others:
-            each.allocated()  # or its reason, which a meeting that it does not come to would not tell
+            each.allocated()  # or its reason, which a meeting that it does not come to would not show
         join_group(meeting, 0, len(self._others) + 1, self.device)
         self._is_joined = True
         for each in self._others:

@@ -28,7 +28,7 @@ class RankProcess:
         self._name = f"rank {order.rank} of {order.ranks}"
         self._when_lost = when_lost
         self._replies: SimpleQueue[Loaded | Allocated | Joined | None] = SimpleQueue()
-        self._told: Failed | None = None
+        self._failure: Failed | None = None
         self.lost: str | None = None
         """Why it ended; None while it lives."""
         ours, theirs = socket.socketpair()
@@ -55,7 +55,7 @@ class RankProcess:
     @property
     def is_cause(self) -> bool:
         """Whether it ended for a reason of its own, and not because another rank did."""
-        return self.lost is not None and (self._told is None or self._told.is_own)
+        return self.lost is not None and (self._failure is None or self._failure.is_own)
 
     def send(self, message: ToRank) -> None:
         """Send `message`. Raises `EngineClosed` with the reason if the process has ended."""
@@ -101,7 +101,7 @@ class RankProcess:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, Failed):
-                    self._told = message
+                    self._failure = message
                 else:
                     self._replies.put(message)
         except (EOFError, OSError):
@@ -111,8 +111,8 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
-        if self._told is not None:
-            how = self._told.reason if self._told.is_own else f"it lost another rank ({self._told.reason})"
+        if self._failure is not None:
+            how = self._failure.reason if self._failure.is_own else f"it lost another rank ({self._failure.reason})"
             self.lost = f"{self._name} failed: {how}"
         elif status < 0:
             self.lost = f"{self._name} was ended by {signal.Signals(-status).name}"
