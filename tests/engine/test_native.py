@@ -238,7 +238,8 @@ def test_a_cache_folder_that_cannot_be_made(fresh_cache: Path, monkeypatch: pyte
         pytest.skip(KERNELS)
     (fresh_cache / "file").write_text("")
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(fresh_cache / "file"))
-    assert "cannot write" in reason()
+    assert "cannot compile into" in reason()
+    assert "set BATCHWRIGHT_CACHE" in reason()
 
 
 @needs_native
@@ -294,8 +295,30 @@ def test_what_another_process_compiles_is_waited_for(fresh_cache: Path, monkeypa
         os.close(lock)
 
     assert library_path("one", (source,), finish) == path
-    assert lines == [f"another process is preparing {path.stem}; waiting for it"]
+    assert lines == ["another process is compiling the kernels; waiting for it"]
     assert compiled.read_text().split() == ["one.cpp"]
+
+
+@needs_native
+def test_what_fails_in_another_process_is_not_tried_again_by_those_that_waited(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, compiled = one_source(fresh_cache), noting_compiler(fresh_cache, monkeypatch)
+    path = library_path("one", (source,))
+    path.unlink()
+    locks = fresh_cache / "cache" / "locks"
+    lock = os.open(locks / f"{path.stem}.lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def fail(_: str) -> None:
+        (locks / f"{path.stem}.failed").write_text("no room for objects")
+        os.close(lock)
+
+    with pytest.raises(BuildError, match="no room for objects"):
+        library_path("one", (source,), fail)
+    assert compiled.read_text().split() == ["one.cpp"]
+    assert library_path("one", (source,)) == path, "who begins anew tries it"
+    assert not (locks / f"{path.stem}.failed").exists()
 
 
 @needs_native

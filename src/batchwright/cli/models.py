@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from batchwright.inference.loading import prepare_kernels
+from batchwright.engine_config import EngineConfig
+from batchwright.inference.loading import prepare_kernels, resolve_generating
 from batchwright.models import ModelStatus, inventory, resolve
 from batchwright.models.cache import Progress
 
@@ -40,7 +41,7 @@ def list_models(
 def pull_model(name: Name) -> None:
     """Fetch a model, convert it and compile the kernels where needed, and print the path of its folder."""
     with _progress() as progress:
-        path = resolve(name, progress=progress)
+        path = resolve_generating(name, EngineConfig(), progress)
         with suppress(ModuleNotFoundError):  # of the extra `engine`, without which nothing is computed here
             prepare_kernels(progress)
     typer.echo(path)

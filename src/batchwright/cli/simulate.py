@@ -120,7 +120,7 @@ def simulate_command(
     lines = []
     if job is not None:
         defaults = SamplingParams(max_tokens=max_tokens)
-        lines = _lines(job, input_format, model, engine, sizes.max_model_len, defaults, expected_tokens)
+        lines = _lines(job, input_format, model, sizes.max_model_len, defaults, expected_tokens)
     step_costs = kept.costs
     outcomes = []
     for number in numbers:
@@ -217,7 +217,6 @@ def _lines(
     job: str,
     input_format: str | None,
     model: str,
-    config: EngineConfig,
     longest: int,
     defaults: SamplingParams,
     expected_tokens: int | None,
@@ -227,7 +226,7 @@ def _lines(
 
     return job_lengths(
         job,
-        lambda: load_tokenizer(model, config),
+        lambda: load_tokenizer(model),
         defaults=defaults,
         longest=longest,
         expected_tokens=expected_tokens,

@@ -185,9 +185,8 @@ def checked_length(given: int | None, made_for: int | None, positions: int) -> i
     return given
 
 
-def load_text_tokenizer(model: str) -> TextTokenizer:
-    """Load only the tokenizer of an encoder, which knows the longest text that it takes. Raises as `Encoder`."""
-    folder = resolve(model, as_values=True)
+def tokenizer_of(folder: Path) -> TextTokenizer:
+    """Load only the tokenizer of the encoder in `folder`, with the longest text that it takes. Raises as `Encoder`."""
     config, settings = read_config(folder), read_settings(folder)
     is_wrapped = unsuitable(config, Weights(folder, torch.float32, torch.device("cpu"))) is not None
     positions = (WrappedBody if is_wrapped else BertBody).positions_of(config)

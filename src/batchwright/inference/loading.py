@@ -6,8 +6,8 @@ import hashlib
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +56,13 @@ def load_models(
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
     loading a model.
     """
-    try:
+    with _translated_errors("running a model", ", or have an endpoint elsewhere compute: --backend http://host/v1"):
         # Importing torch takes seconds, so a wrong name is reported before.
         if model is not None:
             resolve_generating(model, config, progress)
         if embedding_model is not None:
             resolve(embedding_model, progress=progress, as_values=True)
-        if model is not None and config.device in (None, "cpu"):
+        if model is not None and _is_on_cpu(config.device):
             prepare_kernels(progress)
         progress("reading the weights")
         from batchwright.encoder.encoder import Encoder
@@ -70,31 +70,46 @@ def load_models(
 
         encoder = None if embedding_model is None else Encoder(embedding_model, device=config.device)
         return None if model is None else Engine(model, config, forms=forms), encoder
+
+
+@contextmanager
+def _translated_errors(what: str, remedy: str = "", *, of: str = "") -> Iterator[None]:
+    """Raise `MissingExtra` for a module that `what` needs and is not installed, and `InputError` for a ValueError.
+
+    `remedy` is added to what can be done about a missing module, `of` put before the message of a ValueError.
+    """
+    try:
+        yield
     except BatchwrightError:
         raise
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]', or have an endpoint "
-            "elsewhere compute: --backend http://host/v1"
+            f"{what} needs {error.name}; install it: pip install 'batchwright[engine]'{remedy}"
         ) from error
     except ValueError as error:
-        raise InputError(str(error)) from error
+        raise InputError(f"{of}{error}") from error
+
+
+def _is_on_cpu(device: str) -> bool:
+    """Whether `device` is the CPU. Imports torch for other names. Raises ValueError for one that does not exist."""
+    if device == "cpu":
+        return True
+    from batchwright.engine.bodies.load import choose_device
+
+    return choose_device(device).type == "cpu"
 
 
 def resolve_generating(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Path:
     """Return the folder of a generating model, with weights in the form that an engine with `config` reads.
 
-    torch is imported only for a GGUF file, if the device is not "cpu". Raises as `resolve`, and ValueError for a device
-    that does not exist.
+    torch is imported only for a GGUF file, if the device is not "cpu". Raises as `resolve`, and `InputError` for a
+    device that does not exist.
     """
     if not Path(model).expanduser().is_file():
         return resolve(model, progress=progress)
-    on_cpu = config.device == "cpu"
-    if not on_cpu:
-        from batchwright.engine.bodies.load import choose_device
-
-        on_cpu = choose_device(config.device).type == "cpu"
-    return resolve(model, progress=progress, as_values=config.needs_values(on_cpu=on_cpu))
+    with _translated_errors("converting a GGUF file"):
+        as_values = config.needs_values(on_cpu=_is_on_cpu(config.device))
+    return resolve(model, progress=progress, as_values=as_values)
 
 
 def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
@@ -126,18 +141,10 @@ def load_classifiers(
         resolve(name, progress=progress, as_values=True)
     if not names:
         return ()
-    try:
+    with _translated_errors("running a model"):
         from batchwright.encoder.classifier import Classifier
 
         return tuple(Classifier(name, device=device) for name in names)
-    except BatchwrightError:
-        raise
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]'"
-        ) from error
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def prepare_kernels(progress: Progress) -> None:
@@ -147,37 +154,27 @@ def prepare_kernels(progress: Progress) -> None:
     prepare_library(progress=progress)
 
 
-def load_tokenizer(model: str, config: EngineConfig) -> Tokenizer:
-    """Load only the tokenizer of a generating model, which an engine with `config` runs.
+def load_tokenizer(model: str, config: EngineConfig | None = None) -> Tokenizer:
+    """Load only the tokenizer of a generating model, which an engine with `config` will run; None: no engine will.
 
     Takes up to seconds; raises as `load_models`.
     """
-    try:
-        folder = resolve_generating(model, config)
+    with _translated_errors("counting tokens", of=f"the tokenizer of {model} cannot be loaded: "):
+        folder = resolve(model, as_values=None) if config is None else resolve_generating(model, config)
         from batchwright.engine.tokenizer import Tokenizer
 
         vocab_size, context = _text_sizes(folder)
         return Tokenizer(folder, vocab_size, context=context)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
-        ) from error
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def load_text_tokenizer(model: str) -> TextTokenizer:
     """Load only the tokenizer of an embedding model. Takes seconds, since it imports torch; raises as `load_models`."""
-    resolve(model, as_values=True)
-    try:
-        from batchwright.encoder.encoder import load_text_tokenizer as load
+    folder = resolve(model, as_values=True)
+    with _translated_errors("counting tokens", of=f"the tokenizer of {model} cannot be loaded: "):
+        from batchwright.encoder.encoder import tokenizer_of
         from batchwright.inference.encoder_inference import REMEDY
 
-        tokenizer = load(model)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
-        ) from error
+        tokenizer = tokenizer_of(folder)
     tokenizer.remedy = REMEDY
     return tokenizer
 

@@ -4,7 +4,8 @@ Layout under `cache_dir()`:
 
     models/KEY/             a finished model and its manifest
     tmp/KEY/PID-RANDOM/     work folder of the holder of KEY's lock
-    locks/KEY.lock          flock: at most one process builds KEY, which may be a library of native/, too
+    locks/KEY.lock          flock: at most one process builds KEY
+    native/KEY.so           compiled kernels, in their own form (`engine/native/build.py`); locks/ has theirs, too
 
 Invariants:
 - `models/KEY` is only ever created by renaming a complete, synced folder whose manifest was written last.

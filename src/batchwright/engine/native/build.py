@@ -14,8 +14,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from batchwright.cgroups import threads_for
 from batchwright.durable_files import sync
 from batchwright.engine.native.shipped import shipped_library
 from batchwright.models import cache_dir
-from batchwright.models.cache import Progress, locked, remove_abandoned
+from batchwright.models.cache import CACHE_VARIABLE, Progress, locked, remove_abandoned
 
 _HERE = Path(__file__).parent
 SOURCES = tuple(
@@ -68,15 +69,42 @@ def _compiled_here(name: str, sources: tuple[Path, ...], progress: Progress) -> 
     library = _compiled_folder() / f"{name}-{_key(compiler, target, sources)}.so"
     if library.exists():
         return library
-    root, key = cache_dir(), library.stem
+    root = cache_dir()
     try:
-        with locked(root, key, progress):
+        with _turn_to_compile(root, library, progress):
             if not library.exists():
-                remove_abandoned(root, key, _work_folders(library.parent))
+                remove_abandoned(root, library.stem, _work_folders(library.parent))
                 compile_library(compiler, (target,), sources, library, progress)
     except OSError as error:
-        raise BuildError(f"cannot write to {root}: {error}") from error
+        raise BuildError(
+            f"cannot compile into {root}: {error}; free some space there, or set {CACHE_VARIABLE} to a folder that can "
+            "be written"
+        ) from error
     return library
+
+
+@contextmanager
+def _turn_to_compile(root: Path, library: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock of `library`. A `BuildError` while it is held is also that of the processes that wait for it.
+
+    Each of them would else compile for minutes, one after another, and fail alike.
+    """
+    failure, waited = root / "locks" / f"{library.stem}.failed", False
+
+    def wait(_: str) -> None:
+        nonlocal waited
+        waited = True
+        progress("another process is compiling the kernels; waiting for it")
+
+    with locked(root, library.stem, wait):
+        if waited and failure.exists():
+            raise BuildError(failure.read_text(encoding="utf-8"))
+        failure.unlink(missing_ok=True)
+        try:
+            yield
+        except BuildError as error:
+            failure.write_text(str(error), encoding="utf-8", errors="replace")
+            raise
 
 
 def _work_folders(folder: Path) -> list[tuple[str, Path]]:
@@ -153,14 +181,11 @@ def compile_library(
 ) -> None:
     """Compile each source on its own, as many at a time as there are processors, and link `library`.
 
-    `options` are the compiler's, besides those of all kernels. Raises `BuildError`.
+    `options` are the compiler's, besides those of all kernels. Raises `BuildError`, and OSError if the folder of
+    `library` cannot be written.
     """
-    try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent)
-    except OSError as error:
-        raise BuildError(f"cannot write to {library.parent}: {error}") from error
-    with folder as name:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent) as name:
         flags = [compiler, *_FLAGS, *options, f"-I{_HERE}"]
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
