@@ -447,12 +447,21 @@ def test_what_is_marked_is_cached_with_all_before_it() -> None:
     plain: list[dict[str, Any]] = [{"content": "Be brief."}, {"role": "user", "content": [part("a"), part("b")]}]
     assert cached_prefixes({}, plain) == []
     assert cached_prefixes({"cache_control": None}, plain) == []
-    assert cached_prefixes(mark, plain) == [plain]
+    assert cached_prefixes(mark, plain) == [([], plain, False)]
     system = [part("Be brief.", **mark)]
     result = {"type": "tool_result", "tool_use_id": "c", "content": [part("r", **mark)]}
     marked: list[dict[str, Any]] = [{"content": system}, {"role": "user", "content": [part("a"), result, part("b")]}]
-    assert cached_prefixes({}, marked) == [
+    assert [each.messages for each in cached_prefixes({}, marked)] == [
         [{"content": system}],
         [{"content": system}, {"role": "user", "content": [part("a"), result]}],
     ]
-    assert cached_prefixes(mark, marked)[2] == marked
+    assert cached_prefixes(mark, marked)[2].messages == marked
+
+
+def test_tools_come_before_what_is_cached_and_a_mark_may_ask_for_an_hour() -> None:
+    hourly = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    tools: list[dict[str, Any]] = [{"type": "function", **hourly}, {"type": "function"}]
+    text = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
+    assert cached_prefixes({"tools": tools}, messages) == [(tools[:1], (), True), (tools, messages, False)]
+    assert cached_prefixes({"tools": tools[1:], **hourly}, messages)[-1] == (tools[1:], messages, True)

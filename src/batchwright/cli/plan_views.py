@@ -188,7 +188,7 @@ def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
     rows = []
     prices = (
         ("live", planned.live),
-        ("live, shared prefixes cached", planned.cached),
+        ("live, with the provider's cache", planned.cached),
         ("as a batch", planned.batch),
     )
     for name, price in prices:

@@ -108,8 +108,9 @@ _BUDGET = (
     "are sent. When it is spent, the same command with a larger one goes on."
 )
 _PRICE = (
-    "With --backend: dollars per million tokens, input=2.50,cached=1.25,output=10.00 (also cache_write, and batch=0.5, "
-    "the part that batches cost), or the PROVIDER/MODEL of published prices (default: those of the endpoint's address)."
+    "With --backend: dollars per million tokens, input=2.50,cached=1.25,output=10.00 (also cache_write, "
+    "cache_write_1h, and batch=0.5, the part that batches cost), or the PROVIDER/MODEL of published prices (default: "
+    "those of the endpoint's address)."
 )
 _PRICES = "With --backend: such prices by model, in TOML ([gpt-4o] input = 2.50 ...) or JSON."
 _VIA = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import BatchwrightError, ContextLengthExceeded, InvalidRequest
@@ -13,16 +12,18 @@ from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
-from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts, of_wholes
+from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
+from batchwright.jobs.provider_cache import CacheableTokens, cacheable_prompt, sent_text
 from batchwright.jobs.token_counts import PromptCounter, TextCounter, TokenCount, bytes_of, token_ids, uncounted
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
+from batchwright.wire.classifying import read_rerank, read_score
 from batchwright.wire.dialects import Dialect
 from batchwright.wire.fields import completions_of, expected_tokens
-from batchwright.wire.requests import EMBEDDINGS_URL, ENCODER_URLS, most_tokens_of
+from batchwright.wire.requests import EMBEDDINGS_URL, ENCODER_URLS, RERANK_URL, most_tokens_of
 
 if TYPE_CHECKING:
     from batchwright.encoder.texts import TextTokenizer
@@ -95,14 +96,14 @@ def plan(
     job: Job,
     tokenizer: Any | None,
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-    add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None = None,
+    add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None = None,
     identify: Callable[[Line], bytes | None] | None = None,
     *,
     limit: int | None,
     context: int | None = None,
     capacity: Capacity | None = None,
     endpoint: Dialect | None = None,
-    text_tokenizer: Callable[[], TextTokenizer | None] = lambda: None,
+    text_tokenizer: Callable[[str], TextTokenizer | None] = lambda endpoint: None,
     sample: LineSample | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
@@ -117,8 +118,9 @@ def plan(
     - `capacity`: that of the engine that computes; None where there is none here.
     - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes only;
       None: there is none.
-    - `text_tokenizer` returns the tokenizer of the embedding model, and is called once there are texts to embed; None
-      if there is none here, so that the tokens of these are estimates, as those of texts to classify are.
+    - `text_tokenizer` returns the tokenizer of the embedding model that computes lines for an endpoint, and is called
+      when the first of them comes; what it raises is raised. None if it is not known which model computes them, so that
+      their tokens are estimates.
     """
     return _Planner(
         job, tokenizer, check, add_cost, identify, limit, context, capacity, endpoint, text_tokenizer, sample
@@ -133,18 +135,19 @@ class _Planner:
         job: Job,
         tokenizer: Any | None,
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-        add_cost: Callable[[str, Mapping[str, Any], int, int], None] | None,
+        add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None,
         identify: Callable[[Line], bytes | None] | None,
         limit: int | None,
         context: int | None,
         capacity: Capacity | None,
         endpoint: Dialect | None,
-        text_tokenizer: Callable[[], TextTokenizer | None],
+        text_tokenizer: Callable[[str], TextTokenizer | None],
         sample: LineSample | None,
     ) -> None:
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
         self._limit, self._context, self._capacity, self._sample = limit, context, capacity, sample
         self._counter, self._text_tokenizer = PromptCounter(tokenizer, context), text_tokenizer
+        self._text_counters: dict[str, TextCounter | None] = {}
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
         self._asked = IdTable(job.total)
@@ -154,8 +157,10 @@ class _Planner:
         self._is_estimate = self._kv_is_estimate = False
         # What is computed elsewhere finds in a cache what that of a provider keeps.
         self._endpoint, self._survey = endpoint, PromptSurvey(0 if endpoint is None else LEAST_SHARED)
-        self._surveyed = self._cacheable = 0
-        """Tokens of the prompts that are answered, as far as a cache keeps them, and those in a provider's."""
+        self._surveyed = 0
+        """Tokens of the prompts in the survey."""
+        self._cacheable = 0
+        """Those of them that a provider's cache keeps."""
         self._largest: list[int] = []
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
@@ -165,8 +170,9 @@ class _Planner:
             custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
             error: Exception | None = line.error if isinstance(line, BadLine) else duplicate
             if error is None and not isinstance(line, BadLine):
+                counter = self._text_counter(line.endpoint)
                 try:
-                    self._add(line, custom_id)
+                    self._add(line, custom_id, counter)
                 except BatchwrightError as raised:
                     error = raised
             if error is not None:
@@ -191,11 +197,16 @@ class _Planner:
             self._cacheable,
         )
 
-    def _add(self, line: Line, custom_id: str) -> None:
+    def _add(self, line: Line, custom_id: str, text_counter: TextCounter | None) -> None:
         prompts = self._check(line.endpoint, line.body)
         encodes = line.endpoint in ENCODER_URLS
-        texts = [bytes_of(each) if encodes else self._counter.text_of(each) for each in prompts]
-        counted = self._encoded(line, prompts, texts) if encodes else self._generated(line, prompts, texts)
+        texts = [bytes_of(each) if encodes else self._text_of(line, each) for each in prompts]
+        if text_counter is not None:
+            counted = _counts_of_texts(text_counter, line, prompts)
+        elif encodes:
+            counted = [uncounted(*pair) for pair in zip(prompts, texts, strict=True)]
+        else:
+            counted = self._counts_of_prompts(line, prompts, texts)
         counts, is_estimate = [tokens for tokens, _ in counted], any(estimate for _, estimate in counted)
         is_shown = len(self._first) < _SHOWN
         shown = self._counter.as_the_model_gets(prompts[0]) if is_shown and prompts and not encodes else None
@@ -207,7 +218,7 @@ class _Planner:
             return
         self._tokens += sum(counts)
         self._is_estimate |= is_estimate
-        cacheable = 0
+        cacheable = CacheableTokens()
         if not encodes:
             self._kv_is_estimate |= is_estimate
             self._add_answers(line, counts)
@@ -221,7 +232,7 @@ class _Planner:
                 PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), shown, is_estimate)
             )
 
-    def _generated(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> list[TokenCount]:
+    def _counts_of_prompts(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> list[TokenCount]:
         """The tokens of the prompts of a line that is answered. Raises `ContextLengthExceeded` as the engine will."""
         limit = allowed_tokens(line.body, self._limit or 1)
         counted = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
@@ -229,29 +240,27 @@ class _Planner:
             _check_length(line, max((tokens for tokens, _ in counted), default=0), limit, self._context)
         return counted
 
-    def _encoded(self, line: Line, inputs: Sequence[Prompt], texts: Sequence[bytes]) -> list[TokenCount]:
-        """The tokens of the texts of a line for an encoder, which raises what the encoder will of those it embeds."""
-        if line.endpoint != EMBEDDINGS_URL or (counter := self._text_counter) is None:
-            return [uncounted(*pair) for pair in zip(inputs, texts, strict=True)]
-        return counter.count(inputs, texts, most_tokens_of(line.body))
+    def _text_counter(self, endpoint: str) -> TextCounter | None:
+        if endpoint not in self._text_counters:
+            tokenizer = self._text_tokenizer(endpoint)
+            self._text_counters[endpoint] = None if tokenizer is None else TextCounter(tokenizer)
+        return self._text_counters[endpoint]
 
-    @cached_property
-    def _text_counter(self) -> TextCounter | None:
-        tokenizer = self._text_tokenizer()
-        return None if tokenizer is None else TextCounter(tokenizer)
+    def _text_of(self, line: Line, prompt: Prompt) -> bytes:
+        return self._counter.text_of(prompt) if self._endpoint is None else sent_text(line.body, prompt)
 
-    def _surveyed_of(self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes], counts: Sequence[int]) -> int:
+    def _surveyed_of(
+        self, line: Line, prompts: Sequence[Prompt], texts: Sequence[bytes], counts: Sequence[int]
+    ) -> CacheableTokens:
         """Add what a cache keeps of the prompts of a line to the survey; return its tokens in a provider's cache."""
-        cacheable = 0
+        cacheable = CacheableTokens()
         for prompt, text, count in zip(prompts, texts, counts, strict=True):
             if self._endpoint is not None:
-                if (kept := self._endpoint.cached_prefixes(line.body, prompt)) is not None:
-                    text = of_wholes([bytes_of(each) for each in kept])
-                    count = uncounted(kept[-1], text).tokens if kept else 0
-                cacheable += count if len(text) >= LEAST_SHARED else 0
+                text, count, kept = cacheable_prompt(self._endpoint, line.body, prompt, text, count)
+                cacheable += kept
             self._survey.add(line.number, text)
             self._surveyed += count
-        self._cacheable += cacheable
+        self._cacheable += cacheable.all
         return cacheable
 
     def _texts_of(self, places: Collection[PromptPlace]) -> dict[PromptPlace, bytes | Sequence[int]]:
@@ -267,7 +276,7 @@ class _Planner:
                 prompts = self._check(line.endpoint, line.body)
                 for place in wanted[record.number]:
                     ids = token_ids(prompts[place])
-                    texts[record.number, place] = self._counter.text_of(prompts[place]) if ids is None else ids
+                    texts[record.number, place] = self._text_of(line, prompts[place]) if ids is None else ids
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
@@ -284,6 +293,16 @@ class _Planner:
             for _ in range(min(completions, self._capacity.places)):
                 push = heapq.heappush if len(self._largest) < self._capacity.places else heapq.heappushpop
                 push(self._largest, count + limit)
+
+
+def _counts_of_texts(counter: TextCounter, line: Line, inputs: Sequence[Prompt]) -> list[TokenCount]:
+    """Return the tokens of the texts of a line for an embedding model. Raises as that will."""
+    most = most_tokens_of(line.body)
+    if line.endpoint == EMBEDDINGS_URL:
+        return counter.count("input", inputs, most)
+    # Each text of a pair is embedded by itself.
+    pairs = read_rerank(line.body) if line.endpoint == RERANK_URL else read_score(line.body)
+    return counter.count(pairs.first_param, pairs.first, most) + counter.count(pairs.param, pairs.second, most)
 
 
 def _completions(body: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchwright.clock import Clock
@@ -253,10 +253,17 @@ class JobPlan:
             return self.given_engine.core.tokenizer
         return None if self.given_inference is not None else self.choice.tokenizer()
 
-    def _text_tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of the embedding model; None if there is none on this machine."""
+    def _text_tokenizer(self, endpoint: str) -> TextTokenizer | None:
+        """The tokenizer of the embedding model that computes lines for `endpoint`; None if that is not known here.
+
+        Which of several models computes a line, and whether a classifier does, is known only when it is routed.
+        """
         is_given = self.given_engine is not None or self.given_inference is not None
-        return None if is_given else self.choice.text_tokenizer()
+        return None if is_given or endpoint not in self.choice.embedded else self._embedding_tokenizer
+
+    @cached_property
+    def _embedding_tokenizer(self) -> TextTokenizer | None:
+        return self.choice.text_tokenizer()
 
 
 def _cached_share(found: Plan) -> float:

@@ -243,6 +243,11 @@ class ModelChoice:
         """The tokenizer of the embedding model; None if there is none here. Takes seconds; raises as `load`."""
         return None if self.embedding_model is None else load_text_tokenizer(self.embedding_model)
 
+    @property
+    def embedded(self) -> frozenset[str]:
+        """Endpoints whose lines the embedding model computes, if there is one."""
+        return _EMBEDDED - CLASSIFIER_URLS if self.classifiers else _EMBEDDED
+
     @asynccontextmanager
     async def opened(
         self,

@@ -6,11 +6,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
 
+from batchwright.jobs.token_counts import BYTES_OF_A_TOKEN
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.planning.prefix_tree import Paths, PrefixTree, block_ids
 
@@ -28,7 +28,7 @@ _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
 """Number of a line, and the place of a prompt among those of the line."""
 PromptTexts = Mapping[PromptPlace, bytes | Sequence[int]]
-"""Prompts by their places, as texts or token ids; each id has `_WORD` bytes of what was added."""
+"""Prompts by their places, as texts or token ids, each of which has `BYTES_OF_A_TOKEN` bytes of what was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,6 @@ class SharedPrompts:
     """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
     provider_tokens: int = 0
     """About those that are found in the cache of a provider, which keeps long prefixes only."""
-
-
-def of_wholes(prefixes: Sequence[bytes]) -> bytes:
-    """Return the last of some prefixes of a prompt, so changed that others share each of them only as a whole.
-
-    `prefixes`: the shortest first.
-    """
-    text, start = bytearray(prefixes[-1] if prefixes else b""), 0
-    for each in prefixes:
-        digest = blake2b(each, digest_size=_WORD).digest()
-        text[start : start + _WORD] = digest[: len(text) - start]
-        start = len(each)
-    return bytes(text)
 
 
 class PromptSurvey:
@@ -179,7 +166,8 @@ def _shown(prompt: bytes | Sequence[int], start: int, end: int) -> str:
     """Return what a prompt says between two of its bytes."""
     if isinstance(prompt, bytes):
         return prompt[start:end].decode(errors="replace")
-    return f"token ids {', '.join(map(str, prompt[start // _WORD : end // _WORD]))}"
+    ids = prompt[start // BYTES_OF_A_TOKEN : end // BYTES_OF_A_TOKEN]
+    return f"token ids {', '.join(map(str, ids))}"
 
 
 def _saved_blocks(tree: PrefixTree, least: int) -> _Ints:

@@ -149,8 +149,9 @@ def run(
       `backend`, lines with long prefixes in common one after the other. False keeps the order of the input.
     - `budget`: dollars that all runs of the job with a `backend` may cost, as a number or a text such as `"5.00"`.
     - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
-      `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By
-      default those of the provider whose address `backend` is. `prices`: a file with such prices by model (TOML, JSON).
+      `cache_write`, `cache_write_1h` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for
+      published prices. By default those of the provider whose address `backend` is. `prices`: a file with such prices
+      by model (TOML, JSON).
     - `cost`: says in the `usage` of each answer what it cost, in dollars, or in a column `cost` of a table.
     - `via`: `"batch"` has the provider compute the lines in its own batches, at its price for these. `"auto"` does so
       as far as they will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and has the

@@ -15,6 +15,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import Line
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.provider_cache import CacheableTokens
 from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.limiting.estimates import sequences_of_request
 from batchwright.lines.forecast import answer_limit
@@ -112,7 +113,7 @@ class PlannedCost:
     """Why the first line without a bound has none."""
     cached: PlannedPrice | None = None
     """As `live`, if prefixes that prompts share are found in the provider's cache, and all else of what it keeps is put
-    into it; None if that is no cheaper."""
+    into it, which may cost more; None if that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +265,14 @@ class CostPlanner:
         self._lines = 0
         self._no_bound: str | None = None
 
-    def add(self, endpoint: str, body: Mapping[str, Any], prompt_tokens: int, cacheable_tokens: int = 0) -> None:
-        """Add a line whose prompts have about so many tokens, of which a provider's cache keeps `cacheable_tokens`."""
+    def add(
+        self,
+        endpoint: str,
+        body: Mapping[str, Any],
+        prompt_tokens: int,
+        cacheable: CacheableTokens = CacheableTokens(),  # noqa: B008  it is immutable
+    ) -> None:
+        """Add a line whose prompts have about `prompt_tokens`, of which a provider's cache keeps those `cacheable`."""
         if endpoint not in ENCODER_URLS:
             body = with_defaults(body, self._defaults, chat=endpoint == CHAT_URL)
         body = {"model": self._model, **body}
@@ -275,8 +282,10 @@ class CostPlanner:
         self._lines += 1
         output = 0 if endpoint in ENCODER_URLS else _QUOTED_TOKENS
         answers = sequences_of_request(endpoint, body)
-        self._saved += TokensUsed(prompt_tokens, 0, cached=cacheable_tokens).saved_by_cache(prices.live)
-        self._saved_by_writing += TokensUsed(prompt_tokens, 0, written=cacheable_tokens).saved_by_cache(prices.live)
+        found = TokensUsed(prompt_tokens, 0, cached=cacheable.all)
+        put = TokensUsed(prompt_tokens, 0, written=cacheable.all - cacheable.hourly, written_1h=cacheable.hourly)
+        self._saved += found.saved_by_cache(prices.live)
+        self._saved_by_writing += put.saved_by_cache(prices.live)
         for index, rates in enumerate((prices.live, prices.batch)):
             self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
             self._answers[index] += output * rates.output.at(prompt_tokens)
@@ -297,7 +306,7 @@ class CostPlanner:
         if not self._lines:
             return None
         saved = int(self._saved * cached_share + self._saved_by_writing * (1.0 - cached_share))
-        cached = self._price(0, saved) if saved > 0 else None
+        cached = self._price(0, saved) if saved else None
         return PlannedCost(self._price(0), self._price(1), self._lines, self._no_bound, cached)
 
     def _price(self, index: int, saved: Picodollars = 0) -> PlannedPrice:

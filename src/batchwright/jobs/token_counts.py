@@ -18,8 +18,9 @@ _COUNTED = 4096
 """Prompts whose tokens are counted; those of others are estimated from their bytes."""
 _ROLES_KNOWN = 256
 """Sequences of roles that are remembered."""
-_BYTES_OF_A_TOKEN = 4
-"""Bytes of English text that are about one token, for models whose tokenizer is elsewhere."""
+BYTES_OF_A_TOKEN = 4
+"""Bytes of a token id, and of English text that are about one token, for models whose tokenizer is elsewhere."""
+_LARGEST_ID = 2 ** (8 * BYTES_OF_A_TOKEN) - 1
 _SPECIAL_TOKENS = 8
 """Most tokens that an encoder puts around a text."""
 
@@ -41,7 +42,7 @@ def bytes_of(prompt: Prompt) -> bytes:
     if isinstance(prompt, str):
         return prompt.encode(errors="replace")
     if (ids := token_ids(prompt)) is not None:
-        return array("q", ids).tobytes()
+        return array("I", [each & _LARGEST_ID for each in ids]).tobytes()
     return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(
         errors="replace"
     )
@@ -51,7 +52,7 @@ def uncounted(prompt: Prompt, text: bytes) -> TokenCount:
     """Return the tokens of a prompt for a model whose tokenizer is elsewhere."""
     if (ids := token_ids(prompt)) is not None:
         return TokenCount(len(ids))
-    return TokenCount(-(-len(text) // _BYTES_OF_A_TOKEN), is_estimate=bool(text))
+    return TokenCount(-(-len(text) // BYTES_OF_A_TOKEN), is_estimate=bool(text))
 
 
 class _Counted:
@@ -128,26 +129,33 @@ class TextCounter:
         self._tokenizer = tokenizer
         self._counted = _Counted()
 
-    def count(self, inputs: Sequence[Prompt], texts: Sequence[bytes], most_tokens: int | None) -> list[TokenCount]:
-        """The tokens of the inputs of a line, whose `texts` are cut to `most_tokens`, if that is not None.
+    def count(self, param: str, inputs: Sequence[Prompt], most_tokens: int | None) -> list[TokenCount]:
+        """The tokens of the inputs in the field `param` of a line, cut to `most_tokens`, if that is not None.
 
         Raises what computing the line would raise for an input that is too long, or that the tokenizer refuses.
         """
         most = self._tokenizer.max_length if most_tokens == WHOLE_LENGTH else most_tokens
         self._tokenizer.require_room(most)
-        return [self._count(*each, most) for each in zip(range(len(inputs)), inputs, texts, strict=True)]
+        counts = {place: self._estimated(each, most) for place, each in enumerate(inputs)}
+        open_places = [place for place, count in counts.items() if count is None]
+        found = self._tokenizer.encode_many([inputs[place] for place in open_places], most)
+        for place, tokens in zip(open_places, found, strict=True):
+            if isinstance(tokens, InvalidRequest):
+                raise type(tokens)(f"{param}[{place}]: {tokens}", param=param) from tokens
+            counts[place] = TokenCount(len(tokens))
+            if isinstance(inputs[place], str) and (most is None or len(tokens) < most):
+                self._counted.add(bytes_of(inputs[place]), len(tokens))
+        return [count for count in counts.values() if count is not None]
 
-    def _count(self, position: int, given: Prompt, text: bytes, most: int | None) -> TokenCount:
-        is_text = isinstance(given, str)
-        fits = len(text) + _SPECIAL_TOKENS <= (most or self._tokenizer.max_length)
-        if is_text and fits and (estimate := self._counted.estimate(text)) is not None:
-            return estimate
-        (found,) = self._tokenizer.encode_many([given], most)
-        if isinstance(found, InvalidRequest):
-            raise type(found)(f"input[{position}]: {found}", param="input") from found
-        if is_text and most is None:
-            self._counted.add(text, len(found))
-        return TokenCount(len(found))
+    def _estimated(self, given: Prompt, most: int | None) -> TokenCount | None:
+        """An estimate of the tokens of a text that is cut, or surely not too long; None if they are to be counted."""
+        if not isinstance(given, str):
+            return None
+        text = bytes_of(given)
+        if most is None and len(text) + _SPECIAL_TOKENS > self._tokenizer.max_length:
+            return None
+        estimate = self._counted.estimate(text)
+        return estimate if estimate is None or most is None else estimate._replace(tokens=min(estimate.tokens, most))
 
 
 class _ChatTexts:

@@ -101,8 +101,8 @@ class PriceBook:
 def given_prices(text: str) -> ModelPrices:
     """Read prices such as `input=2.50,cached=1.25,output=10.00`, in dollars per million tokens.
 
-    `cache_write` is another kind of token, and `batch` the part of these prices that batches cost, 0.5 by default.
-    Raises `InputError`.
+    `cache_write` and `cache_write_1h` are further kinds of tokens, and `batch` the part of these prices that batches
+    cost, 0.5 by default. Raises `InputError`.
     """
     values: dict[str, object] = {}
     for part in text.split(","):

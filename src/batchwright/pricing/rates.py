@@ -121,7 +121,7 @@ class ModelPrices:
         return cls(live, live.times(batch_factor))
 
 
-PRICE_NAMES = tuple(each.name for each in fields(Rates) if each.name not in ("cache_write_1h", "request"))
+PRICE_NAMES = tuple(each.name for each in fields(Rates) if each.name != "request")
 """Names under which a user gives prices."""
 
 

@@ -8,7 +8,7 @@ fields of Anthropic's own are taken besides OpenAI's, as its compatible endpoint
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -99,28 +99,49 @@ def messages_body(body: Mapping[str, Any]) -> Body:
     return sent | _output_config(given)
 
 
-def cached_prefixes(
-    body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
-) -> list[Sequence[Mapping[str, Any]]]:
-    """Return the prefixes of the `messages` of a sent body that are to be cached, the shortest first.
+class CachedPrefix(NamedTuple):
+    """What a prompt begins with, which its provider is asked to cache."""
 
-    Each ends with a part that is marked with `cache_control`; that of the body itself marks the last part.
+    tools: Sequence[object]
+    """Tools of the body, all of them where messages follow."""
+    messages: Sequence[Mapping[str, Any]]
+    is_hourly: bool
+    """Whether it is to be kept for an hour, in place of five minutes."""
+
+
+def cached_prefixes(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[CachedPrefix]:
+    """Return the prefixes of the tools of OpenAI's `body` and its `messages` that are to be cached, the shortest first.
+
+    Each ends with a tool or a part that is marked with `cache_control`; that of the body itself marks the last part.
     """
-    found: list[Sequence[Mapping[str, Any]]] = []
+    tools = _list(body.get("tools"))
+    found = [
+        CachedPrefix(tools[:end], (), is_hourly)
+        for end, tool in enumerate(tools, 1)
+        if (is_hourly := _mark(tool)) is not None
+    ]
     for place, message in enumerate(messages):
         parts = _list(message.get("content"))
         found += [
-            [*messages[:place], {**message, "content": parts[:end]}]
+            CachedPrefix(tools, [*messages[:place], {**message, "content": parts[:end]}], is_hourly)
             for end, part in enumerate(parts, 1)
-            if _is_marked(part)
+            if (is_hourly := _mark(part)) is not None
         ]
-    return found if body.get("cache_control") is None else [*found, messages]
+    control = body.get("cache_control")
+    return found if control is None else [*found, CachedPrefix(tools, messages, _is_hourly(control))]
 
 
-def _is_marked(part: object) -> bool:
+def _mark(part: object) -> bool | None:
+    """Return whether what is marked in a part is to be kept for an hour; None if nothing is marked."""
     if not isinstance(part, Mapping):
-        return False
-    return part.get("cache_control") is not None or any(map(_is_marked, _list(part.get("content"))))
+        return None
+    if (control := part.get("cache_control")) is not None:
+        return _is_hourly(control)
+    return next((mark for each in _list(part.get("content")) if (mark := _mark(each)) is not None), None)
+
+
+def _is_hourly(control: object) -> bool:
+    return isinstance(control, Mapping) and control.get("ttl") == "1h"
 
 
 def _list(value: object) -> list[Any]:

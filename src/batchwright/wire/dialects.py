@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.request import Prompt
 from batchwright.wire.anthropic_answers import MessageChunks, openai_body, openai_error, status_of_error
-from batchwright.wire.anthropic_requests import cached_prefixes, messages_body
+from batchwright.wire.anthropic_requests import CachedPrefix, cached_prefixes, messages_body
 from batchwright.wire.error_bodies import status_of_kind
 from batchwright.wire.requests import (
     CHAT_URL,
@@ -60,7 +60,7 @@ class Dialect(Protocol):
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         """Return the body to send for OpenAI's `body`. Raises `InvalidRequest` for a field without a counterpart."""
 
-    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[CachedPrefix] | None:
         """Return the prefixes of a prompt of OpenAI's `body` that its provider is asked to cache, the shortest first.
 
         Each of them is found again as a whole only. None: the provider caches unasked, and finds whatever prompts begin
@@ -113,7 +113,7 @@ class OpenAIDialect:
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return body if isinstance(body, dict) else dict(body)
 
-    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[CachedPrefix] | None:
         return None
 
     def answer(self, answer: Body, created: int) -> Body:
@@ -153,7 +153,7 @@ class AnthropicDialect:
     def body(self, endpoint: str, body: Mapping[str, Any]) -> Body:
         return messages_body(body)
 
-    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[Prompt] | None:
+    def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[CachedPrefix] | None:
         return cached_prefixes(body, cast("Sequence[Mapping[str, Any]]", prompt))
 
     def answer(self, answer: Body, created: int) -> Body:

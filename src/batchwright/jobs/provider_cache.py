@@ -1,0 +1,87 @@
+"""What the cache of an endpoint's provider can keep of prompts, estimated from their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from batchwright.jobs.token_counts import BYTES_OF_A_TOKEN, bytes_of
+from batchwright.planning.prefix_order import LEAST_SHARED
+from batchwright.request import Prompt
+from batchwright.wire.dialects import Dialect
+
+_DIGEST = 8
+"""Bytes by which texts are made to differ."""
+
+
+class CacheableTokens(NamedTuple):
+    """Prompt tokens that a provider's cache keeps."""
+
+    all: int = 0
+    hourly: int = 0
+    """Those of them that it is asked to keep for an hour."""
+
+    def __add__(self, other: tuple[Any, ...]) -> CacheableTokens:
+        return CacheableTokens(self.all + other[0], self.hourly + other[1])
+
+
+class CacheablePrompt(NamedTuple):
+    """What a provider's cache can keep of a prompt."""
+
+    text: bytes
+    """Two prompts can share what their texts begin with alike."""
+    tokens: int
+    """About the tokens of `text`."""
+    cacheable: CacheableTokens
+    """Nothing for a prompt that is too short to be kept."""
+
+
+def sent_text(body: Mapping[str, Any], prompt: Prompt) -> bytes:
+    """Return a prompt of `body` as a provider's model gets it: its tools, and then what is said."""
+    tools = body.get("tools")
+    return _text_of(tools if isinstance(tools, list) else (), prompt)
+
+
+def cacheable_prompt(
+    dialect: Dialect, body: Mapping[str, Any], prompt: Prompt, text: bytes, tokens: int
+) -> CacheablePrompt:
+    """Return what a provider's cache can keep of a prompt, which has about `tokens` tokens and the `text` that is sent.
+
+    A cache keeps prompts of different models apart.
+    """
+    model = repr(body.get("model")).encode()
+    prefixes, hourly = dialect.cached_prefixes(body, prompt), 0
+    if prefixes is None:
+        text = _digest(model, text[:_DIGEST])[: len(text)] + text[_DIGEST:]
+    else:
+        texts = [_text_of(each.tools, each.messages) for each in prefixes]
+        text, tokens = _with_atomic_prefixes(texts, model), 0
+        for prefix, each in zip(prefixes, texts, strict=True):
+            before, tokens = tokens, -(-len(each) // BYTES_OF_A_TOKEN)
+            hourly += tokens - before if prefix.is_hourly else 0
+    is_kept = tokens * BYTES_OF_A_TOKEN >= LEAST_SHARED
+    return CacheablePrompt(text, tokens, CacheableTokens(tokens, hourly) if is_kept else CacheableTokens())
+
+
+def _text_of(tools: Sequence[object], prompt: Prompt | Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(map(msgspec.json.encode, tools)) + bytes_of(prompt)
+
+
+def _with_atomic_prefixes(prefixes: Sequence[bytes], key: bytes) -> bytes:
+    """Return the last of some prefixes of a prompt with a digest of each, and of `key`, over where it begins.
+
+    Two prompts then share all of a prefix, or nothing of what it adds to the one before. `prefixes`: the shortest
+    first.
+    """
+    text, start = bytearray(prefixes[-1] if prefixes else b""), 0
+    for each in prefixes:
+        text[start : start + _DIGEST] = _digest(key, each)[: len(text) - start]
+        start = len(each)
+    return bytes(text)
+
+
+def _digest(key: bytes, text: bytes) -> bytes:
+    return blake2b(key + b"\0" + text, digest_size=_DIGEST).digest()
