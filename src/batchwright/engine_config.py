@@ -171,7 +171,7 @@ class EngineConfig:
         return replace(self, **options)
 
     def needs_values(self, *, on_cpu: bool) -> bool:
-        """Whether an engine on a CPU, or elsewhere, does not multiply the numbers of a GGUF file as they are."""
+        """Whether the engine needs the weights of a GGUF file as values, rather than as quantized numbers."""
         is_plain = self.body != "transformers" and self.quantization is None and self.tensor_parallel == 1
         return not is_plain or self.dtype in ("float32", "float16") or not on_cpu
 

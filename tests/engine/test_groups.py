@@ -57,7 +57,7 @@ def test_numbers_are_the_nearest_of_their_group(bits: int, seed: int, size: floa
     # A scale is rounded to 11 bits, which moves the farthest number by as much; below 6e-8 there is none.
     slack = scales / 2 + weight.abs() * 2.0**-10 + 6e-8 * 2**bits
     assert bool(((rounded.values - weight).abs() <= slack).all())
-    assert int(rounded.bytes_each.max()) < 2**bits
+    assert int(rounded.unpacked.max()) < 2**bits
     assert torch.equal(rounded.values[2, :GROUP], torch.zeros(GROUP))
 
 
@@ -79,7 +79,7 @@ def test_packing_can_be_undone(outputs: int, inputs: int, bits: int) -> None:
         numbers = of_groups[:, :size].reshape(groups, -1, 16, 4)[:, :, lane]
         if bits == 4:
             numbers = torch.cat((numbers & 15, numbers >> 4), dim=1)
-        assert torch.equal(numbers.reshape(inputs), rounded.bytes_each[output])
+        assert torch.equal(numbers.reshape(inputs), rounded.unpacked[output])
         halves = of_groups[:, size:].contiguous().view(torch.float16).view(groups, -1, 16)[:, :, lane].T
         assert torch.equal(halves[0], rounded.scales[output])
         if rounded.offsets is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchwright.jobs.earlier_answers import JobLikeness, RunAnswers, earlier_answers, keep_answers, likely_lengths
+from batchwright.jobs.earlier_answers import JobSignature, RunAnswers, earlier_answers, keep_answers, likely_lengths
 from batchwright.jobs.spec import JobSpec
 from batchwright.lines.forecast import AnswerTally
 from batchwright.models import DEFAULT_MODEL
@@ -22,9 +22,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(content: str = "some lines", template: str | None = None, name: str = "in.jsonl", **more: Any) -> JobLikeness:
+def job(content: str = "some lines", template: str | None = None, name: str = "in.jsonl", **more: Any) -> JobSignature:
     spec = JobSpec(inputs=(name,), output="out.jsonl", model=DEFAULT_MODEL, prompt_template=template, **more)
-    return JobLikeness.of(spec, [content])
+    return JobSignature.of(spec, [content])
 
 
 def answers(ended: Mapping[int, int], cut: Mapping[int, int] = {}) -> AnswerTally:
@@ -64,7 +64,7 @@ def test_templates_tell_more_than_other_jobs() -> None:
     assert found.lengths.mean == pytest.approx(2.0, rel=0.1)
 
 
-def source_of(asked: JobLikeness) -> str | None:
+def source_of(asked: JobSignature) -> str | None:
     found = likely_lengths(earlier_answers(DEFAULT_MODEL), asked, {100: 5})
     return None if found is None else found.source
 

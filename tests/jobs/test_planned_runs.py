@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import random
+import shutil
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,11 +19,12 @@ from tests.jobs.fakes import FakeEngine, by_id, codes, encode, killed, read, tex
 
 from batchwright.cli.plan_views import show_plan
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import ContextLengthExceeded, InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InputError, InvalidRequest, ModelNotFound
 from batchwright.inference.inference import Inference
 from batchwright.jobs import loading, token_counts
 from batchwright.jobs.loading import LoadedModels, NoModel
 from batchwright.jobs.run import run
+from batchwright.models import resolve
 
 
 def write(path: Path, bodies: list[dict[str, Any]]) -> Path:
@@ -300,6 +302,37 @@ def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many
     source = write(tmp_path / "in.jsonl", [embedded(number, f"ab{number} cd ef") for number in range(3)])
     report = run(source, None, embedding_model="minilm", dry_run=True)
     assert (report.prompt_tokens, report.prompt_tokens_estimated) == (9, True)
+
+
+def ranked(number: int, *documents: str, **more: Any) -> dict[str, Any]:
+    body = {"query": "two words", "documents": [*documents], **more}
+    return {"custom_id": str(number), "method": "POST", "url": "/v1/rerank", "body": body}
+
+
+def test_texts_that_the_embedding_model_compares_are_counted_as_it_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    lines = [ranked(0, "one", "two of three"), ranked(1, "one", "more than five words are here")]
+    lines += [{"custom_id": "s", "method": "POST", "url": "/v1/score", "body": {"text_1": "a b", "text_2": ["c", "d"]}}]
+    report = run(write(tmp_path / "in.jsonl", lines), None, embedding_model="minilm", dry_run=True)
+    assert [each.message for each in report.failures] == ["documents[1]: it is too long"]
+    assert (report.prompt_tokens, report.prompt_tokens_estimated) == (2 + 1 + 3 + 2 + 1 + 1, False)
+    with_classifier = run(tmp_path / "in.jsonl", None, embedding_model="minilm", classifiers=["./c"], dry_run=True)
+    assert (with_classifier.failed, with_classifier.prompt_tokens_estimated) == (0, True), "which may compare them"
+
+
+def test_what_keeps_an_embedding_model_from_loading_fails_the_plan_as_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in.jsonl", [embedded(number, "a") for number in range(3)])
+    with pytest.raises(ModelNotFound, match="no model is called 'no-such-model'"):
+        run(source, None, embedding_model="no-such-model", dry_run=True)
+    broken = tmp_path / "broken"
+    shutil.copytree(resolve("minilm"), broken)
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=f"the tokenizer of {broken} cannot be loaded: "):
+        run(source, None, embedding_model=str(broken), dry_run=True)
 
 
 def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

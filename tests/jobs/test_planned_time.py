@@ -18,7 +18,7 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
 from batchwright.jobs import job_plan
 from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines
-from batchwright.jobs.earlier_answers import JobLikeness, keep_answers
+from batchwright.jobs.earlier_answers import JobSignature, keep_answers
 from batchwright.jobs.lines import Line
 from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.planned_time import SampledLine
@@ -60,10 +60,10 @@ def source(tmp_path: Path, count: int = 300, **more: object) -> Path:
     return path
 
 
-def likeness(path: Path, content: str | None = None) -> JobLikeness:
+def likeness(path: Path, content: str | None = None) -> JobSignature:
     """What is known of a job by, with the content of `path` or other `content`."""
     spec = JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL)
-    return JobLikeness.of(spec, [content or hashlib.sha256(path.read_bytes()).hexdigest()])
+    return JobSignature.of(spec, [content or hashlib.sha256(path.read_bytes()).hexdigest()])
 
 
 def told(path: Path) -> tuple[float, float, float, str]:

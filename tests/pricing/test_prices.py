@@ -53,7 +53,7 @@ def test_told_prices_are_exact() -> None:
         ("input", "must be a list of names and prices"),
         ("input=1,input=2,output=1", "must be a list"),
         ("input=1", "lacks output"),
-        ("input=1,output=2,ouput=3", "has 'ouput': choose from input, output, cached, cache_write, cache_write_1h, batch"),
+        ("input=1,output=2,ouput=3", "has 'ouput': choose from input, output, cached, cache_write, cache_write_1h"),
         ("input=1,output=x", "output='x' must be dollars per million tokens"),
         ("input=-1,output=1", "input='-1' must be"),
         ("input=nan,output=1", "input='nan' must be"),

@@ -41,8 +41,8 @@ _NOT_ABOUT_LENGTHS = frozenset({
     "classifiers", "embedding_model", "id_column", "logprobs", "max_line_bytes", "max_tokens", "model", "n", "ordered",
     "output", "prompt_logprobs", "prompt_logprobs_start", "seed", "served_model_names",
 })  # fmt: skip
-"""Parameters of a job that, like options of its engine, leave the lengths of answers about what they are, or are
-allowed for otherwise: limits as those of lines, the model as what runs are kept by."""
+"""Parameters that the hash of a job leaves out, like options of its engine: they hardly change how long answers are, or
+are accounted for elsewhere (limits by line, the model by the file that runs are kept in)."""
 _WEIGHT = 100.0
 """Answers as which those of each run count."""
 _RunSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
@@ -52,8 +52,8 @@ _FIRST_ERRORS: Mapping[_RunSource, float] = {"same job": 0.1, "same templates": 
 
 
 @dataclass(frozen=True, slots=True)
-class JobLikeness:
-    """What jobs have in common whose answers are alike."""
+class JobSignature:
+    """Hashes by which earlier runs of the same job, or of one with the same templates, are recognized."""
 
     job: str
     """Hash of what is asked: the lines of the input, and all parameters on which the lengths of answers depend."""
@@ -61,8 +61,8 @@ class JobLikeness:
     """Hash of how it is asked: the templates, and the form that answers are to have; empty without templates."""
 
     @classmethod
-    def of(cls, spec: JobSpec, contents: Sequence[str]) -> JobLikeness:
-        """The likeness of a job with an input of these `Job.contents`."""
+    def of(cls, spec: JobSpec, contents: Sequence[str]) -> JobSignature:
+        """The signature of a job with an input of these `Job.contents`."""
         left_out = _NOT_ABOUT_LENGTHS | spec.engine_parameters.keys()
         asked = {name: value for name, value in spec.parameters().items() if name not in left_out}
         job = _hash([*contents, spec.limit, *sorted(asked.items())])
@@ -76,7 +76,7 @@ class RunAnswers(msgspec.Struct, frozen=True):
     """Answers of one run."""
 
     job: str
-    """As in its `JobLikeness`, like `template`."""
+    """As in the `JobSignature`, like `template`."""
     template: str
     ended: dict[int, int]
     """Numbers of answers that ended by themselves, by their tokens."""
@@ -84,9 +84,9 @@ class RunAnswers(msgspec.Struct, frozen=True):
     """Numbers of answers that ended by their limit, in the same way."""
 
     @classmethod
-    def of(cls, like: JobLikeness, answers: AnswerTally) -> RunAnswers:
+    def of(cls, signature: JobSignature, answers: AnswerTally) -> RunAnswers:
         """The answers that a run of a job has counted."""
-        return cls(like.job, like.template, _histogram(answers.ended), _histogram(answers.cut))
+        return cls(signature.job, signature.template, _histogram(answers.ended), _histogram(answers.cut))
 
     def lengths(self, limits: Mapping[int, int]) -> AnswerLengths:
         """The lengths that answers with these limits, each of so many lines, would have if they were like its own."""
@@ -131,26 +131,30 @@ class LikelyLengths:
         return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile))))
 
 
-def likely_lengths(runs: Sequence[RunAnswers], asked: JobLikeness, limits: Mapping[int, int]) -> LikelyLengths | None:
+def likely_lengths(
+    runs: Sequence[RunAnswers], signature: JobSignature, limits: Mapping[int, int]
+) -> LikelyLengths | None:
     """Return what `runs` of a model say about a job whose lines have these `limits`; None if they say nothing.
 
     Runs of the same job count alone where there are some, else those with the same templates, else all.
     """
-    likes: tuple[tuple[_RunSource, list[RunAnswers]], ...] = (
-        ("same job", [each for each in runs if each.job == asked.job]),
-        ("same templates", [each for each in runs if asked.template and each.template == asked.template]),
+    alike: tuple[tuple[_RunSource, list[RunAnswers]], ...] = (
+        ("same job", [each for each in runs if each.job == signature.job]),
+        ("same templates", [each for each in runs if signature.template and each.template == signature.template]),
         ("earlier runs", list(runs)),
     )
-    for source, like in likes:
-        if not like or not limits:
+    for source, those in alike:
+        if not those or not limits:
             continue
-        means = [each.lengths(limits).mean for each in like]
+        means = [each.lengths(limits).mean for each in those]
         errors = [
             abs(math.log(mean / fmean([*means[:number], *means[number + 1 :]])))
             for number, mean in enumerate(means)
             if len(means) > 1
         ]
-        return LikelyLengths(_together(like, limits), covering_error(errors, _FIRST_ERRORS[source]), source, len(like))
+        return LikelyLengths(
+            _together(those, limits), covering_error(errors, _FIRST_ERRORS[source]), source, len(those)
+        )
     return None
 
 
@@ -180,14 +184,14 @@ def earlier_answers(model: str) -> Sequence[RunAnswers]:
     return kept.runs if kept.schema == _SCHEMA else ()
 
 
-def keep_answers(model: str, like: JobLikeness, answers: AnswerTally) -> None:
+def keep_answers(model: str, signature: JobSignature, answers: AnswerTally) -> None:
     """Add the answers of a run of a job to what is kept of `model`.
 
     Nothing is kept of a few. Nothing is raised: the work is done, and a cache that cannot be written costs no more than
     what is known of the next job.
     """
     try:
-        run = RunAnswers.of(like, answers)
+        run = RunAnswers.of(signature, answers)
         if len(run) < _LEAST_ANSWERS:
             return
         path = _path(model)

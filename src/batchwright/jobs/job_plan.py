@@ -17,7 +17,7 @@ from batchwright.inference.loading import load_engine, measure_costs
 from batchwright.jobs.answer_probe import SECONDS, ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import AnswersPlanned, Capacity, Plan, plan
-from batchwright.jobs.earlier_answers import JobLikeness, earlier_answers, likely_lengths
+from batchwright.jobs.earlier_answers import JobSignature, earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job, local_output
@@ -126,7 +126,7 @@ class JobPlan:
                 text_tokenizer=self._text_tokenizer,
                 sample=sample if tokenizer is not None and self._is_here else None,
             )
-            time = self._time(sample, tokenizer, found, JobLikeness.of(self.spec, job.contents))
+            time = self._time(sample, tokenizer, found, JobSignature.of(self.spec, job.contents))
             return RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -160,7 +160,9 @@ class JobPlan:
         config = self.choice.config if self.given_engine is None else self.given_engine.config
         return self.choice.backend is not None or config.prefix_caching
 
-    def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan, asked: JobLikeness) -> PlannedTime | None:
+    def _time(
+        self, sample: LineSample, tokenizer: Any | None, found: Plan, signature: JobSignature
+    ) -> PlannedTime | None:
         """The time of the job; None if nothing of the model was measured on this machine, or is now."""
         model = self.choice.model
         if model is None or tokenizer is None or not sample.is_usable:
@@ -175,7 +177,7 @@ class JobPlan:
                     kept = probes.costs()
                 if kept is None or (job := sample.job(kept, self.choice.config, self.spec, tokenizer.encode)) is None:
                     return None
-                likely = likely_lengths(earlier_answers(model), asked, job.limits)
+                likely = likely_lengths(earlier_answers(model), signature, job.limits)
                 probed = None
                 if self.probes and job.open_lines and (likely is None or likely.is_of_others):
                     probed = self._probed(probes, job)

@@ -22,7 +22,7 @@ from batchwright.inference.batches.provider_batches import BatchJob, memory_for_
 from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.common_failure import CommonFailure
-from batchwright.jobs.earlier_answers import JobLikeness, keep_answers
+from batchwright.jobs.earlier_answers import JobSignature, keep_answers
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
@@ -291,8 +291,8 @@ class JobRun:
                 self._engine.keep_costs()
                 # Of a run that was stopped, or of the rest of one, the answers are not like those of the job.
                 if is_complete and not job.finished:
-                    like = JobLikeness.of(self.spec, job.contents)
-                    keep_answers(self._engine.model_name, like, self._tally.answers)
+                    signature = JobSignature.of(self.spec, job.contents)
+                    keep_answers(self._engine.model_name, signature, self._tally.answers)
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)

@@ -231,7 +231,7 @@ def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int |
 
 
 def lines_per_answer(tally: Tally, repeats: Repeats | None, lines: int) -> float:
-    """Return how many of `lines` end for each answer that is paid: copies and failures cost nothing, repetitions do.
+    """Return how many of `lines` are done for each answer that is paid: copies and failures are free, repeats are not.
 
     `repeats`: the lines that are asked once with others; None: each is asked.
     """

@@ -39,8 +39,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 LEAST_POSITIONS = 1024
-"""Positions that every body can compute, if its model has them, however short the sequences of its engine are: steps
-that measure the machine have them."""
+"""Every body can compute this many positions (or the model's maximum, if that is less) whatever `max_model_len` is:
+steps that measure the machine have them."""
 
 
 class KernelSeconds(Protocol):

@@ -151,7 +151,7 @@ class LlamaBody(ModelBody):
             kind = PRODUCT_KINDS[self.quantization]
             self.stack = CompiledStack(self._weights, self.caches, kernels, kind=kind, bits=self._group_bits)
             self.free_rows = kernels.product_rows(kind)
-        self._weights.head = Projection(torch.empty(0, 0))  # which the stack holds as it multiplies it
+        self._weights.head = Projection(torch.empty(0, 0))  # the stack keeps its own packed copy
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
             stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
             self._graphs = DecodeGraphs(

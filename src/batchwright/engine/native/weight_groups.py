@@ -53,7 +53,7 @@ class GroupedWeight:
         return torch.Size((outputs, groups * GROUP))
 
     @property
-    def bytes_each(self) -> Tensor:
+    def unpacked(self) -> Tensor:
         """The numbers, each in a byte of its own: [outputs, inputs] uint8."""
         if self.offsets is None:
             return self.numbers
@@ -68,7 +68,7 @@ class GroupedWeight:
     @property
     def values(self) -> Tensor:
         """The weight itself: [outputs, inputs] float32."""
-        groups = self.bytes_each.float().view(*self.scales.shape, GROUP)
+        groups = self.unpacked.float().view(*self.scales.shape, GROUP)
         scales = self.scales.float()[..., None]
         if self.offsets is None:
             return ((groups - _ZERO) * scales).view(self.shape)
