@@ -28,7 +28,7 @@ PRECISIONS: dict[str, tuple[DtypeName, QuantizationName | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of each foretold token, over all documents."""
+    """Of each predicted token, over all documents."""
 
     losses: Tensor
     """[tokens] float64: minus the natural log of its probability."""
@@ -56,7 +56,7 @@ class Scores:
 
 @torch.inference_mode()
 def score(folder: Path, documents: list[list[int]], precision: str) -> Scores:
-    """Every token of each document but its first, foretold from those before it. Raises as `load_body`."""
+    """Every token of each document but its first, predicted from those before it. Raises as `load_body`."""
     dtype, quantization = PRECISIONS[precision]
     body = load_body(folder, EngineConfig(body="auto", dtype=dtype, device="auto", quantization=quantization))
     body.allocate(-(-max(map(len, documents)) // BLOCK_SIZE), BLOCK_SIZE, "auto")
