@@ -63,8 +63,8 @@ def score(folder: Path, documents: list[list[int]], precision: str) -> Scores:
     losses, likeliest = [], []
     for document in documents:
         logits = body.forward(_all_rows(document, body.device))[:-1].float()
-        said = torch.tensor(document[1:], device=body.device)
-        losses.append(functional.cross_entropy(logits, said, reduction="none").double().cpu())
+        targets = torch.tensor(document[1:], device=body.device)
+        losses.append(functional.cross_entropy(logits, targets, reduction="none").double().cpu())
         likeliest.append(logits.argmax(-1).cpu())
     return Scores(torch.cat(losses), torch.cat(likeliest), body.description)
 
