@@ -17,7 +17,7 @@ SECONDS_PER_REQUEST = 1.5
 PROMPT_TOKENS = 100
 """And what a prompt has."""
 MAX_ATTEMPTS = 10
-"""Where a client is to be given how often to try: enough that a fault in two requests is survived."""
+"""Tries, where a client has to be given their number: enough that a fault in two requests is survived."""
 
 
 @dataclass(frozen=True, slots=True)
