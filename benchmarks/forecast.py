@@ -1,4 +1,4 @@
-"""How good the time left is that a run and the service tell: jobs of three kinds, and the end predicted at each moment.
+"""How good the time left is that a run and the service report: jobs of three kinds, the end predicted at each moment.
 
     python benchmarks/forecast.py --save benchmarks/results/forecast.md
 
@@ -36,8 +36,8 @@ WORDS = (
 )  # fmt: skip
 
 
-class Told(NamedTuple):
-    """What was told at one moment."""
+class Reported(NamedTuple):
+    """What was reported at one moment."""
 
     at: float
     seconds_left: float | None
@@ -80,19 +80,19 @@ KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], int]] = {
 }  # fmt: skip
 
 
-def told_by_run(source: Path, folder: Path, model: str) -> Iterator[Told]:
+def reported_by_run(source: Path, folder: Path, model: str) -> Iterator[Reported]:
     """Run the job with `batchwright.run`."""
-    told: list[Told] = []
+    reported: list[Reported] = []
 
     def look(progress: RunProgress) -> None:
         if progress.phase == "running":
-            told.append(Told(time.monotonic(), progress.seconds_left, progress.generated_tokens))
+            reported.append(Reported(time.monotonic(), progress.seconds_left, progress.generated_tokens))
 
     run(source, folder / "out.jsonl", model=model, max_num_seqs=64, kv_memory="1GB", progress=look)
-    return iter(told)
+    return iter(reported)
 
 
-def told_by_service(source: Path, folder: Path, model: str) -> Iterator[Told]:
+def reported_by_service(source: Path, folder: Path, model: str) -> Iterator[Reported]:
     """Have a server compute the job, and ask it twice a second."""
     flags = ["--model", model, "--max-num-seqs", "64", "--kv-memory", "1GB"]
     with serving(HERE, folder, flags, None) as service, httpx.Client(base_url=service.url, timeout=60) as client:
@@ -104,16 +104,16 @@ def told_by_service(source: Path, folder: Path, model: str) -> Iterator[Told]:
             figures = client.get("/metrics").text.splitlines()
             tokens = sum(float(line.split()[-1]) for line in figures if line.startswith(_GENERATED))
             if batch["status"] == "in_progress":
-                yield Told(time.monotonic(), batch["progress"]["eta_seconds"], int(tokens))
+                yield Reported(time.monotonic(), batch["progress"]["eta_seconds"], int(tokens))
             time.sleep(0.5)
 
 
-def measure(told: Sequence[Told]) -> dict[str, float]:
-    """Compare the end of a job with what was told of it."""
-    began, end, whole = told[0].at, told[-1].at, told[-1].tokens
+def measure(reported: Sequence[Reported]) -> dict[str, float]:
+    """Compare the end of a job with what was predicted of it."""
+    began, end, whole = reported[0].at, reported[-1].at, reported[-1].tokens
     errors = []
     for moment in range(MOMENTS // 5, MOMENTS):
-        at, left, _ = next(each for each in told if each.tokens >= whole * moment / MOMENTS)
+        at, left, _ = next(each for each in reported if each.tokens >= whole * moment / MOMENTS)
         errors.append(1.0 if left is None else abs(at + left - end) / (end - began))
     return {
         "seconds": end - began,
@@ -130,10 +130,10 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="a file for the table")
     arguments = parser.parse_args()
     rows = [
-        "| told by | job | lines | s | near | median error | worst error |",
+        "| reported by | job | lines | s | near | median error | worst error |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for teller, follow in {"run": told_by_run, "the service": told_by_service}.items():
+    for source_name, follow in {"run": reported_by_run, "the service": reported_by_service}.items():
         for name, (kind, lines) in KINDS.items():
             for seed in range(arguments.seeds):
                 with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def main() -> None:
                     write_job(source, kind, lines, seed)
                     found = measure([*follow(source, Path(folder), arguments.model)])
                 rows.append(
-                    f"| {teller} | {name} | {lines:,} | {found['seconds']:.0f} | {found['near']:.0%} | "
+                    f"| {source_name} | {name} | {lines:,} | {found['seconds']:.0f} | {found['near']:.0%} | "
                     f"{found['median']:.1%} | {found['worst']:.1%} |"
                 )
                 print(rows[-1], flush=True)
@@ -149,7 +149,7 @@ def main() -> None:
     print(table)
     if arguments.save is not None:
         arguments.save.write_text(
-            "# The time left that a run and the service tell\n\n"
+            "# The time left that a run and the service report\n\n"
             f"`python benchmarks/forecast.py --seeds {arguments.seeds}`, on two cores. Near: share of the moments,\n"
             "from 20% of the generated tokens on, at which the predicted end was within 15% of the time that the\n"
             f"whole job took. Errors are shares of that time.\n\n{table}\n"

@@ -74,8 +74,8 @@ def main() -> None:
         each = 1e6 * statistics.median(seconds[form]) / arguments.lines
         rows.append(f"| {output} | {each:.0f} | {memory[form] / 2**20:.0f} MiB |")
     ratio = statistics.median(seconds["table"]) / statistics.median(seconds["lines"])
-    told = f"Parquet to Parquet over JSON Lines to JSON Lines: {ratio:.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
-    text = "\n".join([*rows, "", told])
+    summary = f"Parquet to Parquet over JSON Lines to JSON Lines: {ratio:.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
+    text = "\n".join([*rows, "", summary])
     print(text)
     if arguments.save is not None:
         command = f"python benchmarks/tables.py --lines {arguments.lines} --rounds {arguments.rounds}"

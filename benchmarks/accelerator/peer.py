@@ -1,6 +1,6 @@
 """transformers' continuous batching, the machinery of its `generate_batch`.
 
-`generate_batch` itself has one number of new tokens for all prompts, so its manager is told each request's own.
+`generate_batch` itself has one number of new tokens for all prompts, so its manager is given each request's own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _made(model: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _options(lengths: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """A KV cache that holds all requests at once, and what `generate_batch` tells of the job; the rest as it comes."""
+    """A KV cache that holds all requests at once, and what `generate_batch` states of the job; the rest as it comes."""
     pages = [-(-(prompt + output) // _PAGE) + 1 for prompt, output in lengths]
     wanted = {
         "num_blocks": sum(pages),
@@ -101,5 +101,7 @@ def _run(manager: Any, name: str, job: Job, ends: float) -> bool:
         elif result.error is not None:
             raise RuntimeError(f"a request failed: {result.error}")
         elif result.is_finished() and (generated := len(result.generated_tokens)) != waiting.pop(result.request_id):
-            raise RuntimeError(f"request {result.request_id} has {generated} tokens, another number than it was told")
+            raise RuntimeError(
+                f"request {result.request_id} has {generated} tokens, another number than it was asked for"
+            )
     return True

@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. `met` is None where there is no bar, or where `reason` says why it cannot be told."""
+    """One line. `met` is None where there is no bar, or where `reason` says why it is not known."""
 
     what: str
     measured: str = ""

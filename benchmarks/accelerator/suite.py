@@ -41,20 +41,20 @@ def run_tests(limit: float) -> Suite:
         except subprocess.TimeoutExpired:
             ended = False
         log.seek(0)
-        said = log.read()
-    tests = read_verdicts(said, ended=ended)
+        output = log.read()
+    tests = read_verdicts(output, ended=ended)
     if tests.failed or not ended:
-        print(said[-20_000:], file=sys.stderr)
+        print(output[-20_000:], file=sys.stderr)
     if not (tests.passed or tests.failed or tests.skipped):
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip()]
         raise NoTests(lines[-1] if lines else f"pytest said nothing within {limit:.0f} s")
     return tests
 
 
-def read_verdicts(said: str, *, ended: bool) -> Suite:
+def read_verdicts(output: str, *, ended: bool) -> Suite:
     """What `pytest -v` said of each test. One that passed and then failed in a fixture's end has failed."""
     verdicts: dict[str, str] = {}
-    for found in _VERDICT.finditer(said):
+    for found in _VERDICT.finditer(output):
         verdicts[found["name"]] = found["verdict"]
     bad = tuple(name for name, verdict in verdicts.items() if verdict in ("FAILED", "ERROR"))
     good = sum(verdict == "PASSED" for verdict in verdicts.values())

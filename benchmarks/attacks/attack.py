@@ -33,7 +33,7 @@ class Attack:
     name: str
     """What `--only` calls it."""
     title: str
-    told: str
+    text: str
     """What is done and what is measured, in a few sentences of Markdown."""
     run: Callable[[Service], Awaitable[Sequence[Figure]]]
     backend: Literal["engine", "scripted"] = "scripted"

@@ -93,5 +93,5 @@ def _attacked(attack: Attack, source: Path | None) -> list[Figure]:
 def _revision(checkout: Path) -> str:
     """The commit of a checkout; its folder's name where it is none."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or checkout.name
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or checkout.name

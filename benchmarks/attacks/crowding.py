@@ -79,11 +79,11 @@ class _Round:
         return [answer.wait - step for answer, step in zip(self.asked.answers, self.met, strict=True)]
 
 
-def _attack(name: str, title: str, told: str, abuse: _Abuse) -> Attack:
+def _attack(name: str, title: str, text: str, abuse: _Abuse) -> Attack:
     async def run(service: Service) -> Sequence[Figure]:
         return await _beside(service, abuse)
 
-    return Attack(name=name, title=title, told=told, run=run, backend="engine", seconds=400.0)
+    return Attack(name=name, title=title, text=text, run=run, backend="engine", seconds=400.0)
 
 
 async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:

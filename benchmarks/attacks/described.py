@@ -29,7 +29,7 @@ class Counts:
     """Of those made to fit, the ones answered with 2xx: a service that refuses everything passes most checks."""
     failures: Sequence[str]
     """What was not as described, in a line each; errors of schemathesis itself too."""
-    told: str
+    output: str
     """What schemathesis printed: for each failure the request and its answer."""
 
 
@@ -77,12 +77,12 @@ def run(
             "SCHEMATHESIS_HOOKS": "benchmarks.attacks.schema_hooks",
             "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
         }
-        told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if not report.exists():
-            raise RuntimeError(f"schemathesis ended with status {told.returncode}: {told.stdout[-2000:]}{told.stderr}")
+            raise RuntimeError(f"schemathesis ended with status {done.returncode}: {done.stdout[-2000:]}{done.stderr}")
         found = msgspec.json.decode(report.read_bytes(), type=_Report)
     if not found.complete:
-        raise RuntimeError(f"schemathesis did not come to its end: {told.stdout[-2000:]}")
+        raise RuntimeError(f"schemathesis did not come to its end: {done.stdout[-2000:]}")
     accepted = sum(rate.accepted for phase in found.valid_rates.values() for rate in phase.values())
     failures = [f"{each.title or each.type}: {', '.join(each.operations)}" for each in found.failures + found.errors]
-    return Counts(found.test_cases["generated"], accepted, failures, told.stdout)
+    return Counts(found.test_cases["generated"], accepted, failures, done.stdout)

@@ -34,7 +34,7 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="idle-sockets",
     title="Idle sockets",
-    told=f"{_SOCKETS:,} connections that send nothing, to a service with 1,024 descriptors, held for "
+    text=f"{_SOCKETS:,} connections that send nothing, to a service with 1,024 descriptors, held for "
     f"{_HELD_SECONDS:g} s. Memory and log are what the attack added.",
     run=_run,
     descriptors=1024,

@@ -66,7 +66,7 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="large-bodies",
     title="Large JSON bodies",
-    told=f"{_AT_ONCE} clients send bodies of up to {_BYTES / 1e6:g} MB for {_SECONDS:g} s: prompts, a chat, and masses "
+    text=f"{_AT_ONCE} clients send bodies of up to {_BYTES / 1e6:g} MB for {_SECONDS:g} s: prompts, a chat, and masses "
     "of brackets, lists, numbers and names. Memory is what the attack added.",
     run=_run,
 )

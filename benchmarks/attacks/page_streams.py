@@ -61,6 +61,6 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="page-streams",
     title="A thousand page streams",
-    told=f"{_STREAMS:,} streams of the dashboard's state are asked for by one tenant and read for {_SECONDS:g} s.",
+    text=f"{_STREAMS:,} streams of the dashboard's state are asked for by one tenant and read for {_SECONDS:g} s.",
     run=_run,
 )

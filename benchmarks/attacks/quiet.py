@@ -76,9 +76,9 @@ async def quiet_client(service: Service, *, every: float = 0.1) -> AsyncIterator
         yield felt
     finally:
         process.stdin.close()
-        told = json.loads(await process.stdout.read())
+        figures = json.loads(await process.stdout.read())
         await process.wait()
-        felt.answered_ms, felt.failed = told["answered_ms"], told["failed"]
+        felt.answered_ms, felt.failed = figures["answered_ms"], figures["failed"]
 
 
 async def _ask_until_closed(host: str, port: int, every: float) -> Felt:

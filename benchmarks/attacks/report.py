@@ -51,7 +51,7 @@ def page(attacks: Sequence[Attack], findings: Findings) -> str:
     parts = ["# The service under hostile hands", introduction]
     for attack in attacks:
         if attack.name in findings:
-            parts += [f"## {attack.title}", attack.told, _table(findings[attack.name])]
+            parts += [f"## {attack.title}", attack.text, _table(findings[attack.name])]
     return "\n\n".join(parts) + "\n"
 
 

@@ -19,7 +19,7 @@ async def _attack(service: Service) -> Sequence[Figure]:
     key = await asyncio.to_thread(_make_key, service)
     counts = await asyncio.to_thread(run, service.url, key, _SECONDS)
     if counts.failures:
-        print(counts.told, file=sys.stderr)
+        print(counts.output, file=sys.stderr)
     return [
         Figure("requests", counts.cases),
         Figure("accepted", counts.accepted),
@@ -32,14 +32,14 @@ def _make_key(service: Service) -> str:
     data = service.log.parent / "data"
     command = [sys.executable, "-m", "batchwright", "keys", "create", "schema", "--data", str(data)]
     environment = os.environ | {"PYTHONPATH": str(service.source / "src")}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return next(word for word in told.stdout.split() if word.startswith("bw-"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return next(word for word in done.stdout.split() if word.startswith("bw-"))
 
 
 ATTACK = Attack(
     name="schema",
     title="Requests made from the description",
-    told=f"schemathesis asks for {_SECONDS} s what the OpenAPI description allows and what it does not, with all of "
+    text=f"schemathesis asks for {_SECONDS} s what the OpenAPI description allows and what it does not, with all of "
     "its checks: statuses, bodies and headers as described, what fits taken and what does not refused, methods, keys, "
     "objects that are deleted, and sequences of requests.",
     run=_attack,

@@ -51,7 +51,7 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="slow-headers",
     title="Slow headers",
-    told=f"{_CLIENTS} clients send the head of a request at two bytes a second; `header_timeout` is {_TIMEOUT:g} s "
+    text=f"{_CLIENTS} clients send the head of a request at two bytes a second; `header_timeout` is {_TIMEOUT:g} s "
     "here (15 by default).",
     run=_run,
     new_flags=("--header-timeout", f"{_TIMEOUT:g}"),

@@ -56,6 +56,6 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="one-byte-chunks",
     title="One-byte chunks",
-    told=f"{_CLIENTS} clients send a body of {_BYTES >> 20} MiB in chunks of one byte, for at most {_SECONDS:g} s.",
+    text=f"{_CLIENTS} clients send a body of {_BYTES >> 20} MiB in chunks of one byte, for at most {_SECONDS:g} s.",
     run=_run,
 )

@@ -97,8 +97,8 @@ def _matching(service: Service) -> tuple[float, float]:
     """Microseconds for a character by the code that the service runs, with few strings and with many."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(service.source / "src"), str(ROOT)))}
     command = [sys.executable, "-m", "benchmarks.attacks.stops"]
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    few, many = json.loads(told.stdout)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    few, many = json.loads(done.stdout)
     return few, many
 
 
@@ -123,7 +123,7 @@ def _character_us(count: int) -> float:
 ATTACK = Attack(
     name="stops",
     title="10,000 stop strings",
-    told=f"A stream with {_STOPS:,} stop strings, nearly met by its text again and again, beside another stream; then "
+    text=f"A stream with {_STOPS:,} stop strings, nearly met by its text again and again, beside another stream; then "
     f"one with as much as the service takes. Matching alone: {_CHARACTERS:,} characters in pieces of {_PIECE}, "
     "processor time.",
     run=_run,

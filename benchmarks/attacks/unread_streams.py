@@ -32,7 +32,7 @@ def _request(*, stream: bool) -> bytes:
 
 
 def _in_flight(service: Service) -> float | None:
-    """Requests that hold a place; None when the service does not tell."""
+    """Requests that hold a place; None when the service does not state it."""
     try:
         with urlopen(f"{service.url}/metrics", timeout=5) as answer:
             found = _IN_FLIGHT.search(answer.read().decode())
@@ -70,7 +70,7 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="unread-streams",
     title="Unread streams",
-    told=f"{_CLIENTS} clients ask for {_TOKENS * len(_WORD) / 1e6:g} MB of tokens as a stream, or for a quarter of "
+    text=f"{_CLIENTS} clients ask for {_TOKENS * len(_WORD) / 1e6:g} MB of tokens as a stream, or for a quarter of "
     f"that as a whole, and never read; `write_timeout` is {_TIMEOUT:g} s here (60 by default).",
     run=_run,
     new_flags=("--write-timeout", f"{_TIMEOUT:g}"),

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.batching.findings import LENGTHS, Estimate, Findings, Load, difference
-from benchmarks.batching.peers import GREEDY, OURS, REQUESTS, SORTING, UNTOLD, title
+from benchmarks.batching.peers import GREEDY, OURS, REQUESTS, SORTING, UNLIMITED, title
 
 REFERENCES = (GREEDY, SORTING)
-_OWN = (OURS, UNTOLD, REQUESTS)
+_OWN = (OURS, UNLIMITED, REQUESTS)
 _SHOWN = 6
 """Places that a sentence names; it counts the rest."""
 
@@ -63,7 +63,7 @@ def _lengths(findings: Findings) -> Bar:
 
 
 def deciles_bar(findings: Findings) -> Bar:
-    """No tenth of the requests by length is served worse than by greedy, as far as the seeds can tell."""
+    """No tenth of the requests by length is served worse than by greedy, as far as the seeds can show."""
     missed, places = [], 0
     for cell, load, systems in findings.by_load("loads"):
         if cell.workload.lengths != "fixed" and {OURS, GREEDY} <= systems.keys():

@@ -15,7 +15,7 @@ from benchmarks.batching.workload import Job, draw_lengths
 GOAL = 0.99
 """Of all requests sent, so many must be answered right within the SLO."""
 STEP = 1.03
-"""Rates that are told apart."""
+"""Rates that are distinguished."""
 RATES = tuple(0.02 * STEP**place for place in range(203))
 """Those that are looked at, from 2% to 780% of the capacity."""
 _LONGEST_STRIDE = 8

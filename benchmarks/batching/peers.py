@@ -43,12 +43,12 @@ class System:
         return ROOT / ".bench" / self.environment / "bin" / "python"
 
 
-OURS, UNTOLD, GREEDY, SORTING, REQUESTS = "ours", "ours_untold", "greedy", "sorting", "ours_requests"
+OURS, UNLIMITED, GREEDY, SORTING, REQUESTS = "ours", "ours_untold", "greedy", "sorting", "ours_requests"
 SYSTEMS = {
     system.name: system
     for system in (
         System(OURS, "batchwright", "ours"),
-        System(UNTOLD, "batchwright, not told limits", "ours", choice=1),
+        System(UNLIMITED, "batchwright, not given limits", "ours", choice=1),
         System(GREEDY, "greedy (20 lines)", "greedy"),
         System(SORTING, "sorted, as infinity", "sorting"),
         System("batched", "batched", "peer_batched", "batched"),

@@ -1,4 +1,4 @@
-"""The plots: SVG with the same bytes for the same figures, colours that the colour-blind can tell apart."""
+"""The plots: SVG with the same bytes for the same figures, colours that the colour-blind can distinguish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchmarks.batching.findings import LENGTHS, Cell, Findings, Goodput, Load
 from benchmarks.batching.goodput import RATES
-from benchmarks.batching.peers import GREEDY, OURS, SORTING, SYSTEMS, UNTOLD, title
+from benchmarks.batching.peers import GREEDY, OURS, SORTING, SYSTEMS, UNLIMITED, title
 
 _WIDTH = 800 / 96
 """Inches, of 96 pixels."""
@@ -33,7 +33,7 @@ class _Style:
 # be seen under that one.
 _STYLES = {
     OURS: _Style("#D55E00", "o", width=2.4),
-    UNTOLD: _Style("#D55E00", "o", "--", 1.6),
+    UNLIMITED: _Style("#D55E00", "o", "--", 1.6),
     GREEDY: _Style("#000000", "s", width=1.8),
     SORTING: _Style("#777777", "D"),
     "batched": _Style("#0072B2", "^"),
@@ -123,7 +123,7 @@ def _goodput(device: str, cells: Sequence[tuple[Cell, dict[str, Goodput]]]) -> F
 
 
 def _fill(name: str) -> str:
-    return "white" if name == UNTOLD else _STYLES[name].colour
+    return "white" if name == UNLIMITED else _STYLES[name].colour
 
 
 def _drawn(names: Iterator[str] | dict[str, Goodput] | Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.batching.bars import REFERENCES, bars, deciles_bar, losses, p99_ratio, worse_deciles
 from benchmarks.batching.findings import COSTS, LENGTHS, Cell, Estimate, Findings, Goodput, Load, estimate
-from benchmarks.batching.peers import BY_REQUEST, GREEDY, OURS, SYSTEMS, UNTOLD, title
+from benchmarks.batching.peers import BY_REQUEST, GREEDY, OURS, SYSTEMS, UNLIMITED, title
 from benchmarks.throughput.report import table
 
 _ORDER = [*SYSTEMS, BY_REQUEST.name]
@@ -34,9 +34,9 @@ device's own error.
 - **Lengths**: fixed, 64; log-normal, median 48, sigma 1, 1 to 512; Azure, prompts of the Azure LLM inference trace \
 (conversations, 2023) over 8. Arrivals are Poisson; “bursts”: all in a quarter of the time, at four times the rate; \
 “Azure times”: those of the trace.
-- **As it comes**: the defaults, with the device's batch size told. batchwright is told each request's limit as its \
-deadline and can refuse what it cannot answer in time; no call of another library here takes one. The row “{untold}” \
-is the same without. “Sorted, as infinity” is greedy that sorts what waits, as infinity-emb's queue does.
+- **As it comes**: the defaults, with the device's batch size given. batchwright is given each request's limit as its \
+deadline and can refuse what it cannot answer in time; no call of another library here takes one. The row \
+“{unlimited}” is the same without. “Sorted, as infinity” is greedy that sorts what waits, as infinity-emb's queue does.
 - **Tuned**: the best of the published grid (below), found in each cell with a seed of its own.
 - **±**: half of the 95% confidence interval (Student's t) of the mean of {seeds} seeds, {count:,} requests each. \
 Systems meet the same seeds, so differences and ratios are taken in pairs.
@@ -89,16 +89,16 @@ def _introduction(findings: Findings) -> str:
         f"{name}: alpha = {1e3 * cost.alpha:g} ms, beta = {1e6 * cost.beta:g} µs" for name, cost in COSTS.items()
     )
     return _INTRODUCTION.format(
-        devices=f"{devices}.", untold=title(UNTOLD), seeds=len(findings.seeds), count=findings.count
+        devices=f"{devices}.", unlimited=title(UNLIMITED), seeds=len(findings.seeds), count=findings.count
     )
 
 
 def _grids(findings: Findings) -> Iterator[str]:
     for name in _ORDER:
         if name in findings.systems:
-            told = findings.systems[name]
-            grid = " · ".join(_settings(options) for options in told.options)
-            yield f"{title(name)}{f' ({told.version})' if told.version else ''}: {grid}"
+            system = findings.systems[name]
+            grid = " · ".join(_settings(options) for options in system.options)
+            yield f"{title(name)}{f' ({system.version})' if system.version else ''}: {grid}"
 
 
 def _settings(options: Mapping[str, object]) -> str:
@@ -227,7 +227,7 @@ def urgent_section(findings: Findings) -> Iterator[str]:
         return
     yield (
         "One request in five is interactive, the rest is bulk: steady, or in dumps of 200 at once. There are no limits"
-        " and nobody is told any; batchwright is told which requests are urgent (`priority`); no call of another"
+        " and nobody is given any; batchwright is informed which requests are urgent (`priority`); no call of another"
         " library here takes that. In each place: median and p99 in ms of interactive requests, in brackets"
         " the p99 over greedy's; median and p99 of bulk."
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.batching.findings import COSTS, Cell, Goodput, Load, Real
 from benchmarks.batching.goodput import GOAL, capacity, highest_rate, next_rate
-from benchmarks.batching.peers import GREEDY, OURS, SYSTEMS, UNTOLD, Peer, System
+from benchmarks.batching.peers import GREEDY, OURS, SYSTEMS, UNLIMITED, Peer, System
 from benchmarks.batching.trials import TRIALS
 from benchmarks.batching.worker import Run
 from benchmarks.batching.workload import Workload
@@ -143,7 +143,7 @@ class Study:
         best, *others = self._peer.options
         rate = self._highest(cell, best, _TUNING_SEED, guess)
         for options in others:
-            # Not better where the next rate is already too high. Where nothing was good enough, the lowest rate tells
+            # Not better where the next rate is already too high. Where nothing was good enough, the lowest rate says
             # little: settings that wait for more requests may do with more of them.
             if not rate or self._enough(cell, options, next_rate(rate), _TUNING_SEED):
                 found = self._highest(cell, options, _TUNING_SEED, next_rate(rate) if rate else 1.0)
@@ -202,8 +202,8 @@ def tasks(plan: Plan, systems: Sequence[System], sections: Sequence[str]) -> Ite
         if section in sections:
             for cell, load in places:
                 for system in systems:
-                    # Without limits there is nothing to be told.
-                    if section != "urgent" or system.name != UNTOLD:
+                    # Without limits there is nothing to be given.
+                    if section != "urgent" or system.name != UNLIMITED:
                         yield Task(system, section, partial(Study.load, section=section, cell=cell, load=load))
     if "real" in sections:
         libraries = [system for system in systems if system.environment is not None][:2]

@@ -29,7 +29,7 @@ from batchwright.testing import play
 TRIALS = ("deadlines", "outage", "replicas", "waits")
 _MS = 1e-3
 COUNT = 1000
-"""Requests of a trial, unless told."""
+"""Requests of a trial, by default."""
 
 _Make = Callable[[Any, ManualClock], Batcher]
 BATCHERS: dict[str, _Make] = {
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass(slots=True)
 class _Model:
-    """Takes `base` seconds and `each` for every prompt, with normal noise of so much of it; fails as it is told."""
+    """Takes `base` seconds and `each` for every prompt, with normal noise of so much of it; fails by `fails`."""
 
     base: float = 20 * _MS
     each: float = 0.0
@@ -138,11 +138,11 @@ def _outage(count: int) -> Trial:
     count = max(count, COUNT)
     rows, missed = [], []
     for size in (8, 32, 64):
-        for told, fails in _FAULTS.items():
+        for fault, fails in _FAULTS.items():
             counts = [_calls(size, fails(random.Random(seed)), count) for seed in range(10)]
             calls, needed = statistics.fmean(counts), -(-count // size)
-            rows.append([f"{size}", told, f"{needed}", f"{calls:.0f}", f"{calls / needed:.2f}"])
-            if told == "down" and calls > 1.2 * needed:
+            rows.append([f"{size}", fault, f"{needed}", f"{calls:.0f}", f"{calls / needed:.2f}"])
+            if fault == "down" and calls > 1.2 * needed:
                 missed.append(f"batches of {size} ({calls / needed:.2f})")
     return Trial(
         "outage",

@@ -43,7 +43,7 @@ class Workload:
     lengths: str = "fixed"
     """`fixed`; `lognormal`: median 48, sigma 1, 1 to 512; `azure`: prompts of the trace over 8."""
     slo: float | None = 5.0
-    """Times the latency of a batch of one, in which an answer counts; None: no limit is told or kept."""
+    """Times the latency of a batch of one, in which an answer counts; None: no limit is given or kept."""
     limit_of: str = "own"
     """Whose latency alone that is: `own`, of a request of this length, or `mean`, of one of mean length."""
     faults: bool = False

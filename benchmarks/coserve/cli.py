@@ -49,14 +49,14 @@ def coserving(
     mixed = replace(plain, rate=rate)
     alone = _run(replace(mixed, name="online alone", job=False), vocab_size)
     together = []
-    for name, told, held in (
+    for name, given, held in (
         ("with the job", slo, slo),
         ("with the job, half the SLO", half := Slo(ttft_ms / 2, tpot_ms / 2), half),
         ("with the job, no SLO", None, slo),
     ):
         setting = replace(mixed, name=name)
-        if told is not None:
-            setting = replace(setting, ttft_ms=told.ttft_ms, tpot_ms=told.tpot_ms)
+        if given is not None:
+            setting = replace(setting, ttft_ms=given.ttft_ms, tpot_ms=given.tpot_ms)
         together.append((name, held, _run(setting, vocab_size)))
     findings = Findings(model, share, job_alone, alone, together)
     print(f"{report.runs_table(findings)}\n\n{report.bars_list(findings)}\n\n{report.learned(findings)}")

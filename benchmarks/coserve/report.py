@@ -20,7 +20,7 @@ at {share:.0%} of it, the same ones in every run; the job has 512 lines in the e
 of clients on the event loop of `AsyncEngine`, from the moment a request was due. TPOT is the time from the first \
 token of a request to its last, over one less than its tokens; a step is the mean one of the run. Figures are of \
 the {seconds:.0f} seconds after {ramp:.0f} seconds of the same traffic; loading is not in them. The SLO that is \
-held against is the one told to the engine, or the first where none was told."""
+held against is the one given to the engine, or the first where none was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,11 @@ def page(findings: Findings, plot: str) -> str:
 
 def learned(findings: Findings) -> str:
     """What the runs cost beside their tokens."""
-    told = [
+    parts = [
         f"{name}: margin {outcome.margin - 1:.1%}, {outcome.preemptions} preemptions"
         for name, _, outcome in findings.together
     ]
-    return f"Learned margin of a step's time, and preemptions in the window: {'; '.join(told)}."
+    return f"Learned margin of a step's time, and preemptions in the window: {'; '.join(parts)}."
 
 
 def _row(findings: Findings, name: str, slo: Slo, outcome: Outcome) -> list[str]:

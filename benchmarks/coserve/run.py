@@ -29,7 +29,7 @@ class Setting:
     """Online requests a second."""
     job: bool = False
     ttft_ms: float | None = None
-    """Of the engine; None: it is told no SLO."""
+    """Of the engine; None: it is given no SLO."""
     tpot_ms: float | None = None
 
 

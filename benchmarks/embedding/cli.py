@@ -127,8 +127,8 @@ def _run(
 
 def _start(system: System, options: Options) -> Worker:
     _say(f"starting {system.name} {system.setting}, {options['dtype']}")
-    told: Options = {**options, "setting": system.setting}
-    return Worker(system.module, system.python, cast(Any, told), {})
+    chosen: Options = {**options, "setting": system.setting}
+    return Worker(system.module, system.python, cast(Any, chosen), {})
 
 
 def _print(

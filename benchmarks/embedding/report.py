@@ -84,7 +84,9 @@ def body_lists(results: Sequence[Result], ready: Mapping[str, Sequence[Ready]], 
     lists = [
         "\n".join(f"- {name}: {text}, {tokens:,} tokens" for name, (text, tokens) in workloads.items()),
         "\n".join(
-            f"- {TITLES[name]} {told['version']}: {told['settings']}" for name, all_ in ready.items() for told in all_
+            f"- {TITLES[name]} {about['version']}: {about['settings']}"
+            for name, all_ in ready.items()
+            for about in all_
         ),
     ]
     if fits:

@@ -25,7 +25,7 @@ _SEED = "2026"
 _KV_MEMORY = "1GiB"
 """Taken as it is used: one that is not larger than needed is full before the window, and looks like no growth in it."""
 _ROUNDS = 2
-"""Answers to each client, on average, that are enough to tell the capacity."""
+"""Answers to each client, on average, that are enough to show the capacity."""
 _SAMPLED_EVERY = 1.0
 _END = 3600.0
 """Seconds that the last batch may take beyond the window."""

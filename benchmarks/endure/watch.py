@@ -21,7 +21,7 @@ class Sample:
     at: float
     """By `time.monotonic`."""
     life: float
-    """When the process was started (Unix time), which tells it from those before it."""
+    """When the process was started (Unix time), which distinguishes it from those before it."""
     rss: float
     """MiB."""
     descriptors: int

@@ -144,8 +144,8 @@ def _makespan(lengths: Path | None) -> str:
         "## Makespans in virtual time",
         f"Jobs of {makespans.LINES:,} lines on {makespans.PLACES} places, over their bounds, with the scheduler and the"
         " planner of the engine and costs of about an 8B model on one large GPU, and of a 0.5B model on two cores."
-        f" Nothing is known of the lengths of answers but a limit of {LIMIT:,} tokens, except where they are"
-        " told; *shortest* and *longest first* are orders by lengths that only the benchmark knows. Tasks: prompts that"
+        f" Nothing is known of the lengths of answers but a limit of {LIMIT:,} tokens, except where they are given;"
+        " *shortest* and *longest first* are orders by lengths that only the benchmark knows. Tasks: prompts that"
         " are equally long, behind one system prompt, with examples of their task.",
         table(["device", "job", *ways], rows),
         f"Chats, planned, at most {_MAKESPAN} times the bound: {worst:.3f}, **{_met(worst <= _MAKESPAN)}**.",

@@ -21,7 +21,7 @@ from batchwright.jobs.spec import JobSpec
 _WORDS = 120
 """Of each document."""
 _NAME = 40
-"""Bytes by which a document is told from others."""
+"""Bytes by which a document is distinguished from others."""
 
 
 @dataclass(frozen=True, slots=True)

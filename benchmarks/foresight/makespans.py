@@ -140,11 +140,11 @@ def makespans(device: Device, lines: Sequence[SimulatedRequest]) -> dict[str, fl
     Planned jobs keep no answers in the cache, as with `run`; no prompt here begins with one.
     """
     shortest = sorted(lines, key=lambda each: each.output_tokens)
-    told = [replace(each, expected_tokens=each.output_tokens) for each in lines]
+    given = [replace(each, expected_tokens=each.output_tokens) for each in lines]
     least, fleet = bound(device, lines), device.fleet()
     return {
         PLANNED: simulate(fleet, [], lines, planned=True).seconds / least,
-        "planned, lengths told": simulate(fleet, [], told, planned=True).seconds / least,
+        "planned, lengths given": simulate(fleet, [], given, planned=True).seconds / least,
         ARRIVAL: simulate(fleet, [], lines).seconds / least,
         "shortest first": simulate(fleet, [], shortest).seconds / least,
         "longest first": simulate(fleet, [], shortest[::-1]).seconds / least,

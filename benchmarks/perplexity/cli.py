@@ -25,7 +25,7 @@ def quantization(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="What is foretold: JSON Lines, of which each line's texts are a document, or plain text. "
+            help="What is predicted: JSON Lines, of which each line's texts are a document, or plain text. "
             "Default: the documentation of this repository.",
         ),
     ] = None,
@@ -58,8 +58,10 @@ def quantization(
 
 
 def _summary(scores: dict[str, Scores], count: int, name: str) -> str:
-    foretold = scores["float32"].losses.numel()
-    return f"Text: {name}, {count} documents, {foretold:,} tokens foretold, each from those before it in its document."
+    predicted = scores["float32"].losses.numel()
+    return (
+        f"Text: {name}, {count} documents, {predicted:,} tokens predicted, each from those before it in its document."
+    )
 
 
 def _table(scores: dict[str, Scores]) -> str:

@@ -28,7 +28,7 @@ PRECISIONS: dict[str, tuple[DtypeName, QuantizationName | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of each foretold token, over all documents."""
+    """Of each predicted token, over all documents."""
 
     losses: Tensor
     """[tokens] float64: minus the natural log of its probability."""
@@ -56,15 +56,15 @@ class Scores:
 
 @torch.inference_mode()
 def score(folder: Path, documents: list[list[int]], precision: str) -> Scores:
-    """Every token of each document but its first, foretold from those before it. Raises as `load_body`."""
+    """Every token of each document but its first, predicted from those before it. Raises as `load_body`."""
     dtype, quantization = PRECISIONS[precision]
     body = load_body(folder, EngineConfig(body="auto", dtype=dtype, device="auto", quantization=quantization))
     body.allocate(-(-max(map(len, documents)) // BLOCK_SIZE), BLOCK_SIZE, "auto")
     losses, likeliest = [], []
     for document in documents:
         logits = body.forward(_all_rows(document, body.device))[:-1].float()
-        said = torch.tensor(document[1:], device=body.device)
-        losses.append(functional.cross_entropy(logits, said, reduction="none").double().cpu())
+        targets = torch.tensor(document[1:], device=body.device)
+        losses.append(functional.cross_entropy(logits, targets, reduction="none").double().cpu())
         likeliest.append(logits.argmax(-1).cpu())
     return Scores(torch.cat(losses), torch.cat(likeliest), body.description)
 

@@ -43,5 +43,5 @@ def documents(texts: list[str], tokenizer: Tokenizer, *, window: int, tokens: in
         pieces += [ids[start : start + window] for start in range(0, len(ids), window)]
         if not left:
             break
-    # Of a single token nothing is foretold.
+    # Of a single token nothing is predicted.
     return [piece for piece in pieces if len(piece) > 1]

@@ -1,4 +1,4 @@
-"""How close runs come to the bound that their reports tell: random jobs on the real engine."""
+"""How close runs come to the bound that their reports state: random jobs on the real engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The time that a plan tells before a job against the time that it takes: unseen random jobs on the real engine.
+"""The time that a plan predicts before a job against the time that it takes: unseen random jobs on the real engine.
 
 The machine is as new: an empty folder for what runs keep, so that the first law of steps is that of a probe. Some jobs
-of other seeds come first, as they would where people work. Half of the jobs have answers of told lengths
+of other seeds come first, as they would where people work. Half of the jobs have answers of given lengths
 (`ignore_eos`); the answers of the others end when they end, and the plan answers some of their lines for five seconds.
 """
 
@@ -49,16 +49,16 @@ class Measured:
 
     words: str
     lines: int
-    told: PlannedTime
+    planned: PlannedTime
     seconds: float
 
     @property
     def error(self) -> float:
-        return self.told.seconds / self.seconds - 1.0
+        return self.planned.seconds / self.seconds - 1.0
 
     @property
     def is_held(self) -> bool:
-        return self.told.between[0] <= self.seconds <= self.told.between[1]
+        return self.planned.between[0] <= self.seconds <= self.planned.between[1]
 
 
 @app.command()
@@ -69,7 +69,7 @@ def times(
     first: Annotated[int, typer.Option(help="Seed of the first job.")] = 1000,
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
-    """Plan random jobs, then run them, and print how far the times are from what the plans told."""
+    """Plan random jobs, then run them, and print how far the times are from what the plans predicted."""
     done = []
     with _as_new():
         with load_engine(_MODEL, EngineConfig()) as engine:
@@ -103,17 +103,17 @@ def _as_new() -> Iterator[None]:
 
 def _measured(seed: int, seconds: float) -> Measured:
     job = Drawn.of(seed, seconds)
-    tells = seed % 2 == 0 or job.form
-    lines = [*job.requests()] if tells else _open_lines(job)
-    words = job.words if tells else f"chats, up to {job.outputs[1]} out, {'greedy' if job.greedy else 'drawn'}"
+    is_given = seed % 2 == 0 or job.form
+    lines = [*job.requests()] if is_given else _open_lines(job)
+    words = job.words if is_given else f"chats, up to {job.outputs[1]} out, {'greedy' if job.greedy else 'drawn'}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{seed}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        told = run(path, None, model=_MODEL, max_num_seqs=job.places, dry_run=True, probe=True).planned_time
+        planned = run(path, None, model=_MODEL, max_num_seqs=job.places, dry_run=True, probe=True).planned_time
         report = run(path, Path(folder) / "output.jsonl", model=_MODEL, max_num_seqs=job.places)
-    if told is None:
-        raise RuntimeError(f"nothing was told of job {seed}")
-    return Measured(f"{words}, {job.places} places", len(lines), told, report.loop_seconds)
+    if planned is None:
+        raise RuntimeError(f"nothing was predicted of job {seed}")
+    return Measured(f"{words}, {job.places} places", len(lines), planned, report.loop_seconds)
 
 
 def _open_lines(job: Drawn) -> list[dict[str, object]]:
@@ -133,20 +133,20 @@ def _open_lines(job: Drawn) -> list[dict[str, object]]:
 def _page(done: Sequence[Measured], before: int) -> str:
     host = machine()
     median, held = statistics.median(abs(each.error) for each in done), sum(each.is_held for each in done)
-    told = [abs(each.error) for each in done if each.told.lengths_from == "lines"]
+    given = [abs(each.error) for each in done if each.planned.lengths_from == "lines"]
     meets_median, meets_held = median <= _BAR, held in _HELD or len(done) != 20
-    of_told = f" Of jobs whose lines tell their lengths: {statistics.median(told):.1%}." if told else ""
+    of_given = f" Of jobs whose lines state their lengths: {statistics.median(given):.1%}." if given else ""
     return "\n\n".join(
         [
-            "# Times told before a job",
+            "# Times predicted before a job",
             f"{len(done)} random jobs with {_MODEL}, after {before} others, on a machine of which nothing was known but"
             f" a probe. Printed by `benchmarks/planning.py --section times` on {host['date']}; {host['processor']},"
             f" Python {host['python']}. What is measured and how to repeat it: [benchmarks/README.md](../README.md).",
             f"Median error: **{median:.1%}** (at most {_BAR:.0%}): **{'met' if meets_median else 'not met'}**. The"
             f" interval of nine cases in ten held {held} of {len(done)}"
-            f" ({_HELD.start} to {_HELD.stop - 1} of 20): **{'met' if meets_held else 'not met'}**.{of_told}",
+            f" ({_HELD.start} to {_HELD.stop - 1} of 20): **{'met' if meets_held else 'not met'}**.{of_given}",
             table(
-                ["job", "lines", "told, s", "between", "took, s", "error", "held", "answers known from"],
+                ["job", "lines", "predicted, s", "between", "took, s", "error", "held", "answers known from"],
                 [_row(each) for each in sorted(done, key=lambda each: abs(each.error))],
             ),
         ]
@@ -154,16 +154,16 @@ def _page(done: Sequence[Measured], before: int) -> str:
 
 
 def _row(each: Measured) -> list[str]:
-    least, most = each.told.between
+    least, most = each.planned.between
     return [
         each.words,
         f"{each.lines:,}",
-        f"{each.told.seconds:.1f}",
+        f"{each.planned.seconds:.1f}",
         f"{least:.1f} to {most:.1f}",
         f"{each.seconds:.1f}",
         f"{each.error:+.0%}",
         "yes" if each.is_held else "no",
-        each.told.lengths_from,
+        each.planned.lengths_from,
     ]
 
 

@@ -93,14 +93,18 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
             law = fitted(so_far.measurements)
             online, job = _planned(requests, law, sizes, seconds)
             served = [(await _serve(asynchronous, online, job, vocab)).figures for _ in range(rounds)]
-            told, told_after = (_told(each, sizes, online, job) for each in (law, fitted(record.measurements)))
+            predicted, predicted_after = (
+                _predicted(each, sizes, online, job) for each in (law, fitted(record.measurements))
+            )
             cells = []
             for place, real in enumerate(zip(*served, strict=True)):
                 figure = statistics.mean(real)
-                errors.append(told[place] / figure - 1.0)
-                errors_after.append(told_after[place] / figure - 1.0)
+                errors.append(predicted[place] / figure - 1.0)
+                errors_after.append(predicted_after[place] / figure - 1.0)
                 span = f" ({min(real):,.1f} to {max(real):,.1f})" if rounds > 1 else ""
-                cells.append(f"{figure:,.1f}{span} · {told[place]:,.1f} · {errors[-1]:+.1%} · {errors_after[-1]:+.1%}")
+                cells.append(
+                    f"{figure:,.1f}{span} · {predicted[place]:,.1f} · {errors[-1]:+.1%} · {errors_after[-1]:+.1%}"
+                )
             rows.append([name, f"{len(online):,} + {len(job):,}", *cells])
     host = machine()
     served_as = "one round" if rounds == 1 else f"the mean of {rounds}, and their range"
@@ -135,7 +139,7 @@ def _write_cache(engine: Engine) -> None:
             engine.step()
 
 
-def _told(
+def _predicted(
     law: StepCosts, sizes: EngineSizes, online: Sequence[SimulatedRequest], job: Sequence[SimulatedRequest]
 ) -> list[float]:
     """Return the mean figures of some simulations."""

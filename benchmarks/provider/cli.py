@@ -27,7 +27,7 @@ _QUICK_SECONDS = 20.0
 _LINES, _QUICK_LINES = 600, 60
 _QUICK_CONCURRENCIES = (4, 16)
 _QUICK = ("rpm", "tpm", "concurrency", "errors")
-_QUICK_KNOWLEDGE = ("untold+headers",)
+_QUICK_KNOWLEDGE = ("unconfigured+headers",)
 
 _T = TypeVar("_T")
 
@@ -92,7 +92,7 @@ def providers(
         job = job_of(SCENARIOS[name], seconds or (_QUICK_SECONDS if quick else SCENARIOS[name].seconds))
         _say(f"{name}, {each.name}: {len(job.lines):,} lines, {job.plan.makespan:.0f} s at best")
         runs = run_all(systems, name, job, each, side=side)
-        return Comparison(name, each.told, each.headers, len(job.lines), job.plan.makespan, runs)
+        return Comparison(name, each.configured, each.headers, len(job.lines), job.plan.makespan, runs)
 
     done: list[Comparison] = []
     with ThreadPoolExecutor(at_once) as pool:

@@ -45,8 +45,8 @@ class System:
 
 def _our_arguments(task: Task) -> list[str]:
     arguments = [task.job, "-o", task.output, "--backend", task.url, "--model", task.model, "--quiet"]
-    told = {"--rpm": task.rpm, "--tpm": task.tpm, "--backend-concurrency": task.concurrency}
-    for flag, value in told.items():
+    limits = {"--rpm": task.rpm, "--tpm": task.tpm, "--backend-concurrency": task.concurrency}
+    for flag, value in limits.items():
         if value is not None:
             arguments += [flag, str(value)]
     return arguments

@@ -66,7 +66,7 @@ class Limit(ABC):
         self.quantity = quantity
         self.charge = charge
         self.stated = stated
-        """Whether headers tell of it."""
+        """Whether headers state it."""
 
     def wait(self, now: float, estimate: Usage) -> float | None:
         """Seconds until a request is within this limit: 0 at once, infinite never, None when another one ends."""
@@ -312,7 +312,7 @@ class Concurrency(Limit):
         return 0.0
 
     def most(self, until: float) -> float:
-        """Infinite: it depends on how long requests take. `best_plan` tells."""
+        """Infinite: it depends on how long requests take. `best_plan` shows it."""
         return math.inf
 
 
@@ -400,7 +400,7 @@ class Slope(Limit):
         return (self._window + 1) * self._seconds - now
 
     def most(self, until: float) -> float:
-        """The sum over the windows if each is used up. Beside another limit it is less: `best_plan` tells."""
+        """The sum over the windows if each is used up. Beside another limit it is less: `best_plan` shows it."""
         total, ceiling = 0.0, self._floor
         for _ in range(math.floor(until / self._seconds + _SLACK) + 1):
             total, ceiling = total + ceiling, ceiling * self._growth
@@ -458,7 +458,7 @@ class Limits:
         return refusal
 
     def refusal(self, now: float, estimate: Usage) -> Refusal | None:
-        """What a request would be told that came now, of the limit for which it had to wait longest."""
+        """What a request that came now would be answered, of the limit for which it had to wait longest."""
         worst: tuple[float, Limit, float | None] | None = None
         for limit in self.limits:
             seconds = limit.wait(now, estimate)

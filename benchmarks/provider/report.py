@@ -43,7 +43,7 @@ class Comparison:
     """All clients with one provider, as far as they can know its limits."""
 
     scenario: str
-    told: bool
+    configured: bool
     headers: bool
     lines: int
     makespan: float
@@ -53,8 +53,8 @@ class Comparison:
     @property
     def title(self) -> str:
         """A heading."""
-        told = "told" if self.told else "not told"
-        return f"{self.scenario}: {SCENARIOS[self.scenario].title}; {told}, {'' if self.headers else 'no '}headers"
+        known = "configured" if self.configured else "not configured"
+        return f"{self.scenario}: {SCENARIOS[self.scenario].title}; {known}, {'' if self.headers else 'no '}headers"
 
     @property
     def most_refused(self) -> float:
@@ -143,8 +143,8 @@ def _of(comparison: Comparison, name: str) -> Measures | None:
 
 
 def _short(comparison: Comparison) -> str:
-    told = "told" if comparison.told else "untold"
-    return f"{comparison.scenario} {told}{'+headers' if comparison.headers else ''}"
+    known = "configured" if comparison.configured else "unconfigured"
+    return f"{comparison.scenario} {known}{'+headers' if comparison.headers else ''}"
 
 
 def settings_list(comparison: Comparison) -> str:

@@ -22,7 +22,7 @@ from benchmarks.provider.clients import OURS, ROOT, System
 from benchmarks.provider.jobs import Job
 from benchmarks.provider.ledger import Ledger
 from benchmarks.provider.measures import Measures, measure
-from benchmarks.provider.scenarios import MAX_TOKENS, SCENARIOS, Told
+from benchmarks.provider.scenarios import MAX_TOKENS, SCENARIOS, GivenLimits
 from benchmarks.provider.server import MODEL
 from benchmarks.provider.systems.protocol import Task
 
@@ -36,7 +36,7 @@ _STOPPING_SECONDS = 10.0
 class Knowledge:
     """What a client can know of the limits."""
 
-    told: bool
+    configured: bool
     """Beforehand, as settings."""
     headers: bool
     """From the headers of all responses, and `retry-after` with refusals."""
@@ -44,7 +44,7 @@ class Knowledge:
     @property
     def name(self) -> str:
         """On the command line and in tables."""
-        return f"{'told' if self.told else 'untold'}{'+headers' if self.headers else ''}"
+        return f"{'configured' if self.configured else 'unconfigured'}{'+headers' if self.headers else ''}"
 
 
 KNOWLEDGE = {each.name: each for each in (Knowledge(t, h) for t in (True, False) for h in (True, False))}
@@ -89,14 +89,14 @@ def run_all(systems: Sequence[System], scenario: str, job: Job, knowledge: Knowl
 
 def run_one(system: System, scenario: str, job: Job, knowledge: Knowledge) -> Run:
     """Run one system on a job."""
-    told = SCENARIOS[scenario].told if knowledge.told else Told()
+    limits = SCENARIOS[scenario].given if knowledge.configured else GivenLimits()
     address_of = provider(scenario, headers=knowledge.headers, retry_after=knowledge.headers)
     with tempfile.TemporaryDirectory(prefix="batchwright-provider-") as folder, address_of as address:
         source = Path(folder) / "in.jsonl"
         job.write(source)
         output = str(Path(folder) / "out.jsonl")
         url = f"{address}/v1"
-        task = Task(url, str(source), output, MODEL, MAX_TOKENS, told.rpm, told.tpm, told.concurrency)
+        task = Task(url, str(source), output, MODEL, MAX_TOKENS, limits.rpm, limits.tpm, limits.concurrency)
         patience = _STARTING_SECONDS + _PATIENCE * job.plan.makespan
         why, printed = _finished(system.command(task), Path(folder) / "log.txt", patience)
         ledger, written = ledger_of(address), _written(Path(output))
@@ -126,8 +126,8 @@ def _finished(command: Sequence[str], log: Path, patience: float) -> tuple[str, 
     if client.returncode in (0, 3):
         return "", last
     # The last words: what frames a message is none.
-    told = [line for line in log.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
-    return f"exit status {client.returncode}: {told[-1].strip('│ ') if told else 'no message'}", last
+    lines = [line for line in log.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
+    return f"exit status {client.returncode}: {lines[-1].strip('│ ') if lines else 'no message'}", last
 
 
 def _written(output: Path) -> int:
@@ -145,10 +145,10 @@ def _settings(system: System, task: Task, printed: str) -> str:
         flags = " ".join(f"{flag} {value}" for flag, value in limits.items() if value is not None)
         return f"`run --backend{f' {flags}' if flags else ''}`"
     try:
-        told = json.loads(printed)
+        ready = json.loads(printed)
     except ValueError:
         return "not known"
-    return f"{told['version']}: {told['settings']}"
+    return f"{ready['version']}: {ready['settings']}"
 
 
 def _path() -> str:

@@ -1,4 +1,4 @@
-"""The providers that clients are measured against: their limits, what clients are told of them, and their faults.
+"""The providers that clients are measured against: their limits, what clients are given of them, and their faults.
 
 Each scenario allows about ten requests a second, so that many clients can be measured side by side on two cores.
 """
@@ -29,8 +29,8 @@ MAX_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a client may be told beforehand. None: there is no such limit."""
+class GivenLimits:
+    """What a client may be given beforehand. None: there is no such limit."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -44,7 +44,7 @@ class Scenario:
     title: str
     limits: Callable[[], Limits]
     """Makes the limits anew: full, at time 0."""
-    told: Told
+    given: GivenLimits
     law: Law = field(default_factory=Law)
     seconds: float = 150.0
     """Of a job that a clairvoyant client finishes in this time."""
@@ -113,21 +113,23 @@ def _drift() -> Limits:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "rpm": Scenario("requests per minute, a bucket of 5 s", _rpm, Told(rpm=600)),
-    "rpm-minute": Scenario("requests per minute, a bucket of a minute", _rpm_minute, Told(rpm=600)),
-    "tpm": Scenario("tokens per minute, `max_tokens` counted on arrival", _tpm, Told(rpm=3000, tpm=180_000)),
-    "settled": Scenario("input and output tokens per minute, adjusted", _settled, Told(rpm=3000), headers="anthropic"),
-    "fixed": Scenario("a count that begins anew each minute", _fixed, Told(rpm=600), seconds=170.0, window=60.0),
-    "sliding": Scenario("at most 600 in any minute", _sliding, Told(rpm=600), seconds=170.0, window=60.0),
-    "quantized": Scenario("requests per minute, by the second", _quantized, Told(rpm=600)),
-    "concurrency": Scenario("16 requests under way", _concurrency, Told(concurrency=16)),
-    "slope": Scenario("usage may rise by half in 5 s", _slope, Told(rpm=900)),
-    "drift": Scenario("halved after 60 s, doubled after 120 s", _drift, Told(rpm=900), seconds=170.0),
-    "crowded": Scenario("requests per minute, and 5% refused at random", _crowded, Told(rpm=600)),
+    "rpm": Scenario("requests per minute, a bucket of 5 s", _rpm, GivenLimits(rpm=600)),
+    "rpm-minute": Scenario("requests per minute, a bucket of a minute", _rpm_minute, GivenLimits(rpm=600)),
+    "tpm": Scenario("tokens per minute, `max_tokens` counted on arrival", _tpm, GivenLimits(rpm=3000, tpm=180_000)),
+    "settled": Scenario(
+        "input and output tokens per minute, adjusted", _settled, GivenLimits(rpm=3000), headers="anthropic"
+    ),
+    "fixed": Scenario("a count that begins anew each minute", _fixed, GivenLimits(rpm=600), seconds=170.0, window=60.0),
+    "sliding": Scenario("at most 600 in any minute", _sliding, GivenLimits(rpm=600), seconds=170.0, window=60.0),
+    "quantized": Scenario("requests per minute, by the second", _quantized, GivenLimits(rpm=600)),
+    "concurrency": Scenario("16 requests under way", _concurrency, GivenLimits(concurrency=16)),
+    "slope": Scenario("usage may rise by half in 5 s", _slope, GivenLimits(rpm=900)),
+    "drift": Scenario("halved after 60 s, doubled after 120 s", _drift, GivenLimits(rpm=900), seconds=170.0),
+    "crowded": Scenario("requests per minute, and 5% refused at random", _crowded, GivenLimits(rpm=600)),
     "errors": Scenario(
         "5% of each fault",
         _rpm,
-        Told(rpm=600),
+        GivenLimits(rpm=600),
         law=Law(faults=dict.fromkeys(Fault, 0.05)),
         shared_prefix=1200,
     ),

@@ -98,7 +98,7 @@ class Server:
         self._provider.leave(self._now(), verdict, _status(response, verdict), reached=reached or faulty)
         if faulty and request.transport is not None:
             request.transport.abort()
-        # The headers tell of what is left now that the request is settled.
+        # The headers state what is left now that the request is settled.
         if not response.prepared:
             response.headers.update(self._stated())
         return response
@@ -155,8 +155,8 @@ def _status(response: web.StreamResponse, ticket: Ticket) -> int:
 
 def _error(status: int, code: str, message: str) -> web.Response:
     kind = "rate_limit_error" if status == 429 else code
-    told = {"message": message, "type": kind, "param": None, "code": code}
-    return web.json_response({"type": "error", "error": told}, status=status)
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return web.json_response({"type": "error", "error": error}, status=status)
 
 
 def _prompt(body: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ FIRST = 0.1
 _SHORTEST, _LONGEST = 16, 64
 _POLL_SECONDS = 0.02
 _FEWER_BELOW = 8
-"""With fewer requests under way a job is so slow that a part of it has to tell the rate."""
+"""With fewer requests under way a job is so slow that a part of it has to show the rate."""
 _WORDS = (
     *("sea", "wind", "sand", "light", "evening", "north", "boat", "bell"),
     *("letter", "late", "harbour", "rope", "tide", "gull", "salt"),

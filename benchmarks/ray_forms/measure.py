@@ -123,10 +123,10 @@ def _of_file(job: Job) -> float:
     command = [sys.executable, "-m", "batchwright", "run", job["rows"], "-o", str(folder / "out.jsonl"), "-q"]
     command += ["--model", job["model"], "--temperature", "0", "--max-tokens", str(job["tokens"]), "--ignore-eos"]
     subprocess.run([*command, "--report", str(report)], check=True)
-    told = json.loads(report.read_bytes())
-    if told["failed"]:
-        raise RuntimeError(f"{told['failed']} rows failed")
-    return float(told["loop_seconds"])
+    figures = json.loads(report.read_bytes())
+    if figures["failed"]:
+        raise RuntimeError(f"{figures['failed']} rows failed")
+    return float(figures["loop_seconds"])
 
 
 def _of_dataset(way: Way, job: Job) -> float:

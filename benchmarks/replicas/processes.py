@@ -89,8 +89,10 @@ def _rate(folder: Path, workload: Workload, replicas: int) -> float:
     command += ["--overwrite", "-q", "--temperature", "0", "--max-tokens", str(workload.answer), "--ignore-eos"]
     command += ["--report", str(report), *(["--replicas", str(replicas)] if replicas else [])]
     subprocess.run(command, check=True)
-    told = json.loads(report.read_bytes())
-    return float((told["prompt_tokens"] - told["cached_tokens"] + told["generated_tokens"]) / told["loop_seconds"])
+    figures = json.loads(report.read_bytes())
+    return float(
+        (figures["prompt_tokens"] - figures["cached_tokens"] + figures["generated_tokens"]) / figures["loop_seconds"]
+    )
 
 
 def memory(replicas: int, model: str, config: EngineConfig) -> list[dict[str, float]]:

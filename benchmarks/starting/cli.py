@@ -82,15 +82,15 @@ def _measure(systems: Sequence[System], lines: str, rounds: int) -> list[Measure
             measured.append(Measured(system, {} if system.compiled_in is None else system.compiled_in(folder)))
         for each in measured:
             # Also where nothing is compiled: it brings what is read from the disk into memory.
-            begun = _told("first start", each, lines)
+            begun = _reported("first start", each, lines)
             each.first_start = None if each.system.compiled_in is None else begun
         for number in range(rounds):
             for each in measured:
-                each.starts.append(_told(f"round {number + 1} of {rounds}", each, lines))
+                each.starts.append(_reported(f"round {number + 1} of {rounds}", each, lines))
         return measured
 
 
-def _told(what: str, measured: Measured, lines: str) -> Start:
+def _reported(what: str, measured: Measured, lines: str) -> Start:
     begun = start(measured.system, lines, measured.environment)
     _say(f"{what}: {measured.system.name} {begun.first:.1f} s to the first line, {begun.end:.1f} s in all")
     return begun

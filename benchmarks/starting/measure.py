@@ -107,4 +107,4 @@ def _check(system: System, asked: str, target: Path) -> None:
             raise StartFailed(f"{system.name} answered line {line['custom_id']} with an error: {line['error']}")
         got[line["custom_id"]] = line["response"]["body"]["usage"]["completion_tokens"]
     if got != wanted:
-        raise StartFailed(f"{system.name} generated other numbers of tokens than it was told to: {got}")
+        raise StartFailed(f"{system.name} generated other numbers of tokens than it was asked to: {got}")

@@ -45,8 +45,8 @@ def quantized_checkpoint(source: Path, folder: Path, bits: int, say: Callable[[s
             shutil.copy(source / name, target / name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     # Last: a checkpoint that has it is whole.
-    told = {**config, "quantization_config": _format(bits)}
-    (target / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    stated = {**config, "quantization_config": _format(bits)}
+    (target / "config.json").write_text(json.dumps(stated), encoding="utf-8")
     return target
 
 

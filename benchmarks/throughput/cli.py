@@ -70,7 +70,8 @@ def engine(
     ] = None,
     kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of batchwright and of vLLM, GiB each.")] = 2,
     profiled: Annotated[
-        bool, typer.Option("--profile", help="Also split our steps into their pieces, and tell the bound of each job.")
+        bool,
+        typer.Option("--profile", help="Also split our steps into their pieces, and report the bound of each job."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write every figure here.")] = None,
     save: Annotated[
@@ -189,7 +190,7 @@ def _run(
                 with start(ours, {**options, "bound": True}) as watched:
                     measured.bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
             except WorkerFailed as error:
-                _say(f"no bounds are told: {error}")
+                _say(f"no bounds are given: {error}")
             keep(measured)
         return measured
 

@@ -51,7 +51,7 @@ def measure(
 ) -> Result:
     """Warm every worker up, then run `rounds` rounds, in each every worker once, in the order given.
 
-    Raises `WorkerFailed` when a worker fails, or generates other numbers of tokens than it was told to.
+    Raises `WorkerFailed` when a worker fails, or generates other numbers of tokens than it was asked to.
     """
     result = Result(workload, {system: [] for system in workers})
     for system, worker in workers.items():
@@ -105,5 +105,5 @@ def _rate(system: str, outcome: Outcome, job: Job, workload: Workload) -> float:
     if system == PRODUCTS:
         return workload.rows / outcome["seconds"]
     if [len(tokens) for tokens in outcome["tokens"]] != job["outputs"]:
-        raise WorkerFailed(f"{system} did not generate the numbers of tokens that it was told to")
+        raise WorkerFailed(f"{system} did not generate the numbers of tokens that it was asked to")
     return workload.generated / outcome["seconds"]

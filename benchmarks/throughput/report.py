@@ -71,15 +71,15 @@ def bound_paragraph(bounds: Mapping[str, Mapping[str, float]]) -> str:
 def bound_table(bounds: Mapping[str, Mapping[str, float]]) -> str:
     """The bound of each job, its time, and what the rest of that was lost to."""
     rows = []
-    for name, told in bounds.items():
-        lost = sorted(((told[part], part) for part in PARTS), reverse=True)
+    for name, figures in bounds.items():
+        lost = sorted(((figures[part], part) for part in PARTS), reverse=True)
         what = ", ".join(f"{share:.0%} {part}" for share, part in lost if round(100 * share))
-        rows.append([name, f"{told['bound']:.2f} s", f"{told['seconds']:.2f} s", _share(told), what])
+        rows.append([name, f"{figures['bound']:.2f} s", f"{figures['seconds']:.2f} s", _share(figures), what])
     return table(["workload", "bound", "time", "share", "lost"], rows)
 
 
-def _share(told: Mapping[str, float]) -> str:
-    return f"{told['bound'] / told['seconds']:.0%}"
+def _share(figures: Mapping[str, float]) -> str:
+    return f"{figures['bound'] / figures['seconds']:.0%}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -95,7 +95,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def settings_list(ready: Mapping[str, Ready]) -> str:
-    return "\n".join(f"- {_TITLES[name]} {told['version']}: {told['settings']}" for name, told in ready.items())
+    return "\n".join(f"- {_TITLES[name]} {about['version']}: {about['settings']}" for name, about in ready.items())
 
 
 def workload_list(results: Sequence[Result]) -> str:
@@ -103,7 +103,7 @@ def workload_list(results: Sequence[Result]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The processor, as far as the system tells, and the date."""
+    """The processor, as far as the system states it, and the date."""
     info = _cpu_info()
     features = set((info.get("flags") or info.get("Features") or "").split())
     return {

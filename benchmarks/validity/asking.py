@@ -107,5 +107,6 @@ def _judge(outcome: Outcome, asked: Sequence[tuple[str, dict[str, Any]]], respon
             outcome.whole += 1
             outcome.checked += known[name].reference is not None or known[name].other is not None
             outcome.rejected += [
-                f"{name}: {said}\n    {response.output}" for said in known[name].rejections(response.output)[:1]
+                f"{name}: {rejection}\n    {response.output}"
+                for rejection in known[name].rejections(response.output)[:1]
             ]

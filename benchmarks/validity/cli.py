@@ -58,12 +58,12 @@ def schemas(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sources = [read_source(folder, count, seed) for folder in folders]
     before = os.getloadavg()[0]
-    sections, told, rejected = [], [], 0
+    sections, lines, rejected = [], [], 0
     for name in model or [_TINY]:
         found = _outcomes(name, sources, samples, max_tokens, closing, concurrency)
         rejected += sum(len(outcome.rejected) for outcome in found)
         sections += [_section(name, sources, found, samples, max_tokens, closing if name == _TINY else 0.0)]
-        told += [line for source, outcome in zip(sources, found, strict=True) for line in _details(source, outcome)]
+        lines += [line for source, outcome in zip(sources, found, strict=True) for line in _details(source, outcome)]
     host = machine()
     page = "\n\n".join(
         [
@@ -76,7 +76,7 @@ def schemas(
     )
     print(page)
     if details is not None:
-        details.write_text("\n".join(told) + "\n", encoding="utf-8")
+        details.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if save is not None:
         save.write_text(page + "\n", encoding="utf-8")
     raise typer.Exit(1 if rejected else 0)

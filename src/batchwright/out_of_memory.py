@@ -35,8 +35,8 @@ def ran_out_of_memory(output: object) -> bool:
         return True
     if not isinstance(output, RuntimeError) and not type(output).__module__.startswith(_MODULES):
         return False
-    said = str(output).lower()
-    return any(words in said for words in _WORDS)
+    text = str(output).lower()
+    return any(words in text for words in _WORDS)
 
 
 def free_frames(error: BaseException) -> None:

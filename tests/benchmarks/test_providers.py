@@ -298,17 +298,17 @@ def test_the_page_says_where_another_is_better() -> None:
     ]
     page = report.page([Comparison("rpm", True, True, 10, 100.0, runs)], side=3)
     assert "- At least 97% of the allowed tokens: **met** (1 of 1)." in page
-    assert "  - rpm told+headers: litellm router delivers 99.0%, ours 98.0%" in page
+    assert "  - rpm configured+headers: litellm router delivers 99.0%, ours 98.0%" in page
     assert "- saturate: exit status 1: no" in page
     worse = [Run(SYSTEMS["batchwright"], measures(0.96, 6.0), ""), *runs[1:]]
     page = report.page([Comparison("rpm", True, True, 10, 100.0, worse)], side=3)
-    assert "**not met** in 1 of 1: rpm told+headers (96.0%)" in page
+    assert "**not met** in 1 of 1: rpm configured+headers (96.0%)" in page
 
 
 def test_the_page_says_where_ours_has_failed() -> None:
     runs = [Run(SYSTEMS["batchwright"], None, "exit status 2: no such option")]
     page = report.page([Comparison("rpm", True, True, 10, 100.0, runs)], side=1)
-    assert "- Ours could not do the job in 1 of 1: rpm told+headers." in page
+    assert "- Ours could not do the job in 1 of 1: rpm configured+headers." in page
     assert "**met**" not in page
 
 
@@ -336,7 +336,7 @@ def test_ours_and_a_fixed_number_of_requests_under_way_are_watched_alike() -> No
 def test_the_command_with_our_client(tmp_path: Path) -> None:
     page = tmp_path / "providers.md"
     arguments = ["--scenario", "rpm", "--system", "batchwright", "--seconds", "3", "--save", str(page)]
-    done = CliRunner().invoke(cli.app, [*arguments, "--knowledge", "untold+headers"], catch_exceptions=False)
+    done = CliRunner().invoke(cli.app, [*arguments, "--knowledge", "unconfigured+headers"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "| batchwright |" in page.read_text()
     assert "- Every line is answered: **met** (1 of 1)." in page.read_text()
@@ -354,7 +354,7 @@ def test_a_client_is_given_as_many_requests_under_way_as_its_limits_allow(told: 
 def test_the_command_names_what_there_is() -> None:
     done = CliRunner().invoke(cli.app, ["--scenario", "nowhere"])
     assert done.exit_code == 2
-    assert set(KNOWLEDGE) == {"told", "told+headers", "untold", "untold+headers"}
+    assert set(KNOWLEDGE) == {"configured", "configured+headers", "unconfigured", "unconfigured+headers"}
 
 
 def test_a_ledger_survives_its_encoding() -> None:

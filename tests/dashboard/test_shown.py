@@ -236,5 +236,5 @@ def test_quotas_and_servers_are_shown_where_there_are_some(browser: Browser, fee
         shown = page.text("#servers")
         assert "30 tokens/s, 8 online, 10 lines in all" in shown
         assert "one:1 (this one)" in shown
-        assert "tells nothing of itself yet" in shown
+        assert "reports nothing of itself yet" in shown
         assert page.complaints == []

@@ -57,6 +57,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Running]:
 
 def test_answers_are_as_described(service: _Running) -> None:
     counts = run(service.url, service.key, None, phases="fuzzing", examples=5)
-    assert not counts.failures, counts.told
+    assert not counts.failures, counts.output
     assert counts.cases > 100
     assert counts.accepted > 30

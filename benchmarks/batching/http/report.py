@@ -65,7 +65,7 @@ def page(results: Sequence[Measured], seeds: int, seconds: float) -> str:
         f" the time they were due: mean of {seeds} seeds of {seconds:g} s each, lowest and highest in brackets. Errors"
         f" count as misses; requests were waited for up to {PATIENCE} times their SLO. “Faults”: 1% of the requests"
         " make their batch raise, 5% of the callers hang up. In brackets the settings, by the library's own names; none"
-        " is the library as it comes, with the batch size told.",
+        " is the library as it comes, with the batch size given.",
         f"The generator sent no request later than {_milliseconds(max(result.lag for result in results))} ms after its"
         f" time, and used at most {max(result.generator for result in results):.0%} of its core.",
         tables(results),

@@ -1,6 +1,6 @@
-"""batchwright. "auto" is `Batcher(model)` as it comes, told how long each answer may take.
+"""batchwright. "auto" is `Batcher(model)` as it comes, given how long each answer may take.
 
-The rest of the grid: without being told, and other policies of the package.
+The rest of the grid: without being given that, and other policies of the package.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ OPTIONS: tuple[Options, ...] = (
 
 
 class _Sized(_Item):  # type: ignore[misc]
-    """How the library is told lengths: `max_batch_length` limits the sum of them in a batch."""
+    """How the library is given lengths: `max_batch_length` limits the sum of them in a batch."""
 
     def __len__(self) -> int:
         length: int = self.content.length

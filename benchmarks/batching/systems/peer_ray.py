@@ -23,7 +23,7 @@ _context: Any = importlib.import_module("ray.serve.context")
 VERSION = version("ray")
 
 # The first is the default, but for the batch size: 10 by default, which would waste the device. Its wait is 0 in 2.47
-# and 10 ms in 2.60. `padded`: 2.60 can be told what a batch costs.
+# and 10 ms in 2.60. `padded`: 2.60 can be given what a batch costs.
 OPTIONS: tuple[Options, ...] = (
     {},
     {"batch_wait_timeout_s": 0.0},

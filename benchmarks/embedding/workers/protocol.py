@@ -1,4 +1,4 @@
-"""What the embedding workers are told and answer, over the pipes of `benchmarks.throughput.workers.protocol`."""
+"""What the embedding workers are given and answer, over the pipes of `benchmarks.throughput.workers.protocol`."""
 
 from __future__ import annotations
 

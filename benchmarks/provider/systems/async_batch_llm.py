@@ -1,6 +1,6 @@
 """async-batch-llm, with the settings of its guide "Choosing Your Limits".
 
-Told limits: 90% of them, with five seconds of burst, and as many requests under way as they allow. Not told: the ten
+Given limits: 90% of them, with five seconds of burst, and as many requests under way as they allow. Not given: the ten
 that it advises for endpoints with limits. The cooldown after a 429 is the 30 s of its guide to high throughput.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from benchmarks.provider.systems.protocol import MAX_ATTEMPTS, Answers, Task, serve
 
-_UNTOLD_CONCURRENCY = 10
+_DEFAULT_CONCURRENCY = 10
 _COOLDOWN = 30.0
 _HEADROOM = 0.9
 _BURST_SECONDS = 5
 
 
 def _concurrency(task: Task) -> int:
-    return _UNTOLD_CONCURRENCY if task.rpm is None and task.concurrency is None else task.useful_concurrency
+    return _DEFAULT_CONCURRENCY if task.rpm is None and task.concurrency is None else task.useful_concurrency
 
 
 async def _run(task: Task, answers: Answers) -> None:
@@ -55,8 +55,8 @@ async def _run(task: Task, answers: Answers) -> None:
 
 def run(task: Task, answers: Answers) -> str:
     asyncio.run(_run(task, answers))
-    told = f", {_HEADROOM:.0%} of the limits, burst of {_BURST_SECONDS} s" if task.rpm or task.tpm else ""
-    return f"concurrency={_concurrency(task)}, cooldown of {_COOLDOWN:g} s{told}"
+    given = f", {_HEADROOM:.0%} of the limits, burst of {_BURST_SECONDS} s" if task.rpm or task.tpm else ""
+    return f"concurrency={_concurrency(task)}, cooldown of {_COOLDOWN:g} s{given}"
 
 
 if __name__ == "__main__":

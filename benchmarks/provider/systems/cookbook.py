@@ -4,7 +4,7 @@
 and tokens that begin full and are refilled linearly; one loop that looks every millisecond whether both suffice for the
 next request, those to be tried again first; all is held up for 15 s after a rate limit error; `headers` are not read.
 
-As its documentation advises, it is told 75% of the limits, and where none are known its defaults stand. Two things
+As its documentation advises, it is given 75% of the limits, and where none are known its defaults stand. Two things
 differ in its favour: a rate limit error is known by its status (the script compares the error's code with `429`, which
 OpenAI's is not), and tokens are counted as the provider counts them, since its tokenizer's file cannot be had offline.
 """

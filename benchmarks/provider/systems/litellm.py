@@ -1,4 +1,4 @@
-"""litellm's router with one deployment, whose `rpm` and `tpm` it is told, and enforces, where they are known.
+"""litellm's router with one deployment, whose `rpm` and `tpm` it is given, and enforces, where they are known.
 
 <https://docs.litellm.ai/docs/routing>: retries by the router, which honours `retry-after`; no cooldown, since there is
 no other deployment to go to; a semaphore around it, since it queues nothing itself.

@@ -1,4 +1,4 @@
-"""What a client is told and what it tells. Only the standard library: the environments of clients have nothing else."""
+"""What a client is given and reports. Only the standard library: the environments of clients have nothing else."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-UNTOLD_CONCURRENCY = 32
+DEFAULT_CONCURRENCY = 32
 """What a client that has to be given a number of requests under way is given where no limit is known."""
 SECONDS_PER_REQUEST = 1.5
 """What a user who knows the model says that a request takes."""
 PROMPT_TOKENS = 100
 """And what a prompt has."""
 MAX_ATTEMPTS = 10
-"""Where a client is to be told how often to try: enough that a fault in two requests is survived."""
+"""Tries, where a client has to be given their number: enough that a fault in two requests is survived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run. Limits are None where the client is not told of any."""
+    """One run. Limits are None where the client is not given any."""
 
     url: str
     """With `/v1`."""
@@ -38,12 +38,12 @@ class Task:
 
     @property
     def useful_concurrency(self) -> int:
-        """As many requests under way as the limits that it was told of allow."""
+        """As many requests under way as the limits that it was given allow."""
         if self.concurrency is not None:
             return self.concurrency
         rates = [self.rpm, self.tpm and self.tpm / (self.max_tokens + PROMPT_TOKENS)]
-        told = [rate for rate in rates if rate is not None]
-        return max(math.ceil(min(told) / 60 * SECONDS_PER_REQUEST), 1) if told else UNTOLD_CONCURRENCY
+        given = [rate for rate in rates if rate is not None]
+        return max(math.ceil(min(given) / 60 * SECONDS_PER_REQUEST), 1) if given else DEFAULT_CONCURRENCY
 
     def bodies(self) -> list[tuple[str, dict[str, Any]]]:
         """The id and the request of each line."""

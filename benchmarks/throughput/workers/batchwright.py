@@ -56,7 +56,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
 def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answer:
     """Time `generate` beside what the job needs at least, by rates of this machine that are measured first.
 
-    Raises ValueError for a body whose products cannot be told from the rest.
+    Raises ValueError for a body whose products cannot be distinguished from the rest.
     """
     from batchwright.engine.machine_rates import machine_rates
     from batchwright.engine.work_meter import WorkMeter
@@ -77,9 +77,9 @@ def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answ
         core.meter = None
         found = RunBound(engine, meter, None).figures(seconds)
         figures = {"bound": found["bound_seconds"], "seconds": seconds}
-        told = found["bound"]
-        figures |= {"operations/s": told["rates"]["products"], "bytes/s": told["rates"]["bandwidth"]}
-        return {"seconds": seconds, "tokens": tokens, "profile": figures | told["lost"]}
+        bound = found["bound"]
+        figures |= {"operations/s": bound["rates"]["products"], "bytes/s": bound["rates"]["bandwidth"]}
+        return {"seconds": seconds, "tokens": tokens, "profile": figures | bound["lost"]}
 
     return answer
 

@@ -32,7 +32,7 @@ class Options(TypedDict):
     profile: bool
     """Of batchwright only: time the pieces of a step."""
     bound: NotRequired[bool]
-    """Of batchwright only: tell the bound of each job, as a profile."""
+    """Of batchwright only: report the bound of each job, as a profile."""
 
 
 class Ready(TypedDict):

@@ -34,7 +34,7 @@ class Stopwatch:
             vars(composed)[name] = timed(vars(composed)[name])
 
     def watch_engine(self, core: EngineCore) -> None:
-        """Time the rest. Raises ValueError for a body whose products cannot be told from the rest."""
+        """Time the rest. Raises ValueError for a body whose products cannot be distinguished from the rest."""
         from batchwright.engine.bodies.compiled import CompiledStack
         from batchwright.engine.bodies.llama import LlamaBody
         from batchwright.engine.native.decoder import DecoderSeconds

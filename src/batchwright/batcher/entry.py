@@ -170,11 +170,11 @@ def _public(error: BaseException) -> BatchwrightError:
     if isinstance(error, BatchwrightError):
         return error
     try:
-        said = f": {error}"
+        reason = f": {error}"
     except Exception:
         # Its own doing, which is to cost nobody the answer.
-        said = ""
-    public = GenerationError(f"the model failed with {type(error).__name__}{said}")
+        reason = ""
+    public = GenerationError(f"the model failed with {type(error).__name__}{reason}")
     public.__cause__ = error
     return public
 

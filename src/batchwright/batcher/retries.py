@@ -116,7 +116,7 @@ class Retries:
         """
         search, error = group.search, group.error
         if self._isolate:
-            self._tell_breaker(group, now)
+            self._inform_breaker(group, now)
         self.waiting.update(suspects)
         if search is not None:
             if error is None:
@@ -130,7 +130,7 @@ class Retries:
             self._searches.append(Search(suspects, error))
         return self._give_up() if self.breaker.is_open else []
 
-    def _tell_breaker(self, group: RunningBatch, now: float) -> None:
+    def _inform_breaker(self, group: RunningBatch, now: float) -> None:
         if group.fitted:
             self.breaker.succeeded(len(group.entries))
         elif group.error is not None:

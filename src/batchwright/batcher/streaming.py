@@ -160,17 +160,17 @@ class _Reading:
             return False
         return True
 
-    def _hear(self, request_id: str, said: str | InferenceResponse) -> None:
-        if said == "":
+    def _hear(self, request_id: str, news: str | InferenceResponse) -> None:
+        if news == "":
             self._room.set()
             return
         self._changed.set()
-        if isinstance(said, str):
-            self._unread.append((request_id, said))
+        if isinstance(news, str):
+            self._unread.append((request_id, news))
             return
         answer = self._live.pop(request_id)
-        if said.error is not None:
-            self._failures[request_id] = said.error
+        if news.error is not None:
+            self._failures[request_id] = news.error
         if not answer.cancelled():
             # It carries the same error, where it was refused.
             answer.exception()

@@ -84,7 +84,7 @@ def settings_with(flags: StoreFlags, **more: object) -> Settings:
             f"this command needs {error.name}, which comes with the extra: pip install 'batchwright[server]'"
         ) from error
     # Without a hook, structlog prints each retry to standard output, among the JSON and the results.
-    set_on_retry_hooks([_tell_of_retry])
+    set_on_retry_hooks([_report_retry])
     return load_settings({"data": flags.data, "database": flags.database, **more}, config=flags.config)
 
 
@@ -99,7 +99,7 @@ def write_audit(settings: Settings, action: str, what: str) -> None:
         typer.echo(f"this is done, but it is not in the audit log: {error}", err=True)
 
 
-def _tell_of_retry(details: RetryDetails) -> None:
+def _report_retry(details: RetryDetails) -> None:
     """Report waits for a database. Retries of its driver's own errors, within a second, are not reported."""
     if isinstance(details.caused_by, BatchwrightError):
         typer.echo(f"{details.caused_by}; trying again", err=True)

@@ -126,7 +126,7 @@ class Lanes:
 
 
 def _open_lanes(count: int) -> ThreadPoolExecutor | None:
-    """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be set to that.
+    """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be set up for it.
 
     Threads that share one batch wait for each other after every product; threads with a batch of their own never do,
     and each finds the rows that it has just written in the cache of its own core.

@@ -180,7 +180,7 @@ class Matcher:
 
     @property
     def failure(self) -> GenerationError | None:
-        """Why it allows nothing any more, None if it does: a grammar took more work than a step may, or has no way."""
+        """Why it cannot go on, None if it can: a grammar took more work than a step may, or has no way."""
         if not self.inner.is_error():
             return None
         reason = _first_line(self.inner.get_error())

@@ -350,8 +350,8 @@ class EndpointClient:
         if not _PAGE.match(text):
             return text[:_SHOWN]
         title = _TITLE.search(text)
-        said = " ".join((title[1] if title else _TAG.sub(" ", text)).split())
-        return f"{_WEB_PAGE} ({said[:_SHOWN_OF_PAGES]!r})" if said else _WEB_PAGE
+        shown = " ".join((title[1] if title else _TAG.sub(" ", text)).split())
+        return f"{_WEB_PAGE} ({shown[:_SHOWN_OF_PAGES]!r})" if shown else _WEB_PAGE
 
     def _stated(self, response: aiohttp.ClientResponse) -> list[StatedLimit]:
         named = {name.lower(): text for name, text in response.headers.items() if "ratelimit-" in name.lower()}

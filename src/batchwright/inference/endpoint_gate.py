@@ -36,7 +36,7 @@ _ROUNDING = 1e-4
 class EndpointFigures(PacerFigures):
     """What is known of the limits of an endpoint, in its own words where there are any."""
 
-    said: str | None = None
+    reason: str | None = None
     """What it says of the pause for which it wants no request; None: there is none, or it says nothing."""
 
 
@@ -45,17 +45,17 @@ class Pause:
     """The pause that an endpoint has last named in a refusal, however long."""
 
     until: float = float("-inf")
-    said: str | None = None
+    reason: str | None = None
 
     def name(self, error: EndpointError, now: float) -> None:
         """Note the pause that a refusal names."""
         seconds = min(error.retry_after or 0.0, _LONGEST_NAMED)
         if now + seconds >= self.until:
-            self.until, self.said = now + seconds, str((error.body or {}).get("message") or "") or None
+            self.until, self.reason = now + seconds, str((error.body or {}).get("message") or "") or None
 
     def end(self) -> None:
         """Note that a request was accepted."""
-        self.until, self.said = float("-inf"), None
+        self.until, self.reason = float("-inf"), None
 
 
 class Turn:
@@ -223,7 +223,7 @@ class Gate:
         left = self._pause.until - now
         if found.blocked_seconds <= 0.0 or left <= 0.0:
             return figures
-        figures = replace(figures, blocked_seconds=max(left, found.blocked_seconds), said=self._pause.said)
+        figures = replace(figures, blocked_seconds=max(left, found.blocked_seconds), reason=self._pause.reason)
         if use is None or figures.blocked_seconds < found.next_in:
             return figures
         return replace(figures, next_in=figures.blocked_seconds, waits_for=None)
@@ -322,12 +322,12 @@ class Gate:
 
 def words_of_pause(pacing: Iterable[PacerFigures]) -> str:
     """Return what endpoints say of the longest pause for which they want no request, as the end of a sentence."""
-    paused = [each for each in pacing if isinstance(each, EndpointFigures) and each.said and each.waits_for is None]
+    paused = [each for each in pacing if isinstance(each, EndpointFigures) and each.reason and each.waits_for is None]
     if not paused:
         return ""
     longest = max(paused, key=lambda each: each.blocked_seconds)
     again = f"; asked again every {_LONGEST_PAUSE / 60:.0f} min" if longest.blocked_seconds > _LONGEST_PAUSE else ""
-    return f" ({' '.join((longest.said or '').split())[:_SHOWN]!r}){again}"
+    return f" ({' '.join((longest.reason or '').split())[:_SHOWN]!r}){again}"
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:

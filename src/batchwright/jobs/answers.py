@@ -76,7 +76,7 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
     if not isinstance(body, dict) or error is not None:
         reported = error or {"code": "no_response", "message": "the result has no response"}
         return None, Answer(None, None, f"{reported.get('code')}: {reported.get('message')}", None, None)
-    kind, answer, reason = _said(body)
+    kind, answer, reason = _contents_of(body)
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     return kind, Answer(
@@ -89,7 +89,7 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
     )
 
 
-def _said(body: Mapping[str, Any]) -> tuple[AnswerKind | None, object, str | None]:
+def _contents_of(body: Mapping[str, Any]) -> tuple[AnswerKind | None, object, str | None]:
     choices, vectors, items = body.get("choices"), body.get("data"), body.get("output")
     if isinstance(items, list):
         return _response(body, items)

@@ -464,8 +464,8 @@ class JobRun:
     def _show_loop(self, job: Job) -> None:
         if self._loop is not None:
             for text in self._long_waits.news(self._loop.pacing, self.clock.now(), datetime.now()):
-                said = words_of_pause(self._loop.pacing.values())
-                _log.warning("%s%s. The run waits; it can be stopped, and the same command goes on", text, said)
+                reason = words_of_pause(self._loop.pacing.values())
+                _log.warning("%s%s. The run waits; it can be stopped, and the same command goes on", text, reason)
         self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:

@@ -181,8 +181,8 @@ class _ChatTexts:
             self._around[roles] = self._parts(roles)
         if (parts := self._around[roles]) is None:
             return self._render(chat)
-        said = (message["content"] for message in chat)
-        return parts[0] + "".join(text + after for text, after in zip(said, parts[1:], strict=True))
+        contents = (message["content"] for message in chat)
+        return parts[0] + "".join(text + after for text, after in zip(contents, parts[1:], strict=True))
 
     def _parts(self, roles: Sequence[str]) -> list[str] | None:
         marks = [f"<said {place}>" for place in range(len(roles))]

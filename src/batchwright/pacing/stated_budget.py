@@ -168,7 +168,7 @@ class StatedBudget:
         self._short_window: ShortWindow | None = None
         """What requests are in step with if the window is short."""
         self._is_short_of_answer = False
-        """Whether its end was learned from when answers were ready."""
+        """Whether its end was learned from the times at which answers were ready."""
         self._round_trip = 0.0
         """Seconds that the latest refusal took, which is what the way to the endpoint and back takes."""
 

@@ -127,11 +127,11 @@ def _units(tree: PrefixTree, lines: int) -> _Ints:
 
 def _expected(shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths: ExpectedLengths) -> Lengths:
     """The lengths that the answers to lines may have."""
-    said = np.array([-1 if each.expected is None else min(each.expected, each.limit) for each in shapes])
-    unknown = np.flatnonzero(said < 0)
+    stated = np.array([-1 if each.expected is None else min(each.expected, each.limit) for each in shapes])
+    unknown = np.flatnonzero(stated < 0)
     numbers: dict[tuple[Cluster, int], int] = {}
     answers = [numbers.setdefault((clusters[line], shapes[line].limit), len(numbers)) for line in unknown.tolist()]
-    found = Lengths(*(said.astype(np.float64) for _ in Lengths._fields))
+    found = Lengths(*(stated.astype(np.float64) for _ in Lengths._fields))
     for values, each in zip(found, lengths.of([*numbers]), strict=True):
         values[unknown] = each[answers]
     return found

@@ -95,7 +95,7 @@ class NeededWork:
             begin, after = block * size, (block + 1) * size
             keys = max(0, min(after, prompt) - begin) * turns
             if block >= sharable:
-                # It is computed whoever has it; that others can have it from there is noted of it all the same.
+                # It is computed whoever has it; that others can have it from there is recorded all the same.
                 if number & mask == 0:
                     self._known[number] = 0 if number in self._known else keys
             elif number & mask:

@@ -18,7 +18,7 @@ _LATENESS_KEPT = 0.95
 class Backlog:
     """Waiting requests in serving order, and the policy that decides about them. It has no clock.
 
-    It learns how long batches take, and informs `policy.memory`, if there is one, which of them fitted.
+    It learns how long batches take, and informs `policy.memory`, if there is one, of which fitted.
     """
 
     def __init__(self, policy: BatchPolicy) -> None:

@@ -156,7 +156,7 @@ class BatchPolicy(ABC):
     max_batch_tokens: int | None = None
     """Budget of padded tokens of a batch, or None; with one, lengths are counted in tokens."""
     memory: Memory | None = None
-    """Memory that batches have to fit into, or None. The runtime informs it how batches fared."""
+    """Memory that batches have to fit into, or None. The runtime informs it of how batches fared."""
     refuses = False
     """Whether `place` may raise: requests are then placed one by one as they arrive, not many at once."""
     keeps_order = False

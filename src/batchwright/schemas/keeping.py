@@ -37,7 +37,7 @@ _OLD_DRAFTS = re.compile(r"json-schema\.org/draft-0[0-3]/")
 _DRAFTS_OF_CONTENT = re.compile(r"json-schema\.org/draft-0[67]/")
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
 _MOST_OF_MULTIPLES = 10**12
-"""Bound of multiples of a fraction that have none: with it a double differs from its neighbours."""
+"""Bound of multiples of a fraction that have none: with it a double distinguishes them from their neighbours."""
 _FARTHEST = 10**18
 """Bound of numbers whose bounds are farther from zero."""
 _SHORT_ESCAPES = "\b\t\n\f\r"

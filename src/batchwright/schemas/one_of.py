@@ -113,8 +113,8 @@ def _leaves(where: str, part: Mapping[str, Any], schemas: Any) -> Iterator[tuple
     tag = _mapping(part.get("discriminator")).get("propertyName")
     tags = (tag,) if isinstance(tag, str) else ()
     for number, schema in enumerate(schemas) if isinstance(schemas, list) else ():
-        said = schema.keys() - _SILENT if isinstance(schema, Mapping) else set()
-        inner = next(iter(said)) if len(said) == 1 else ""
+        keywords = schema.keys() - _SILENT if isinstance(schema, Mapping) else set()
+        inner = next(iter(keywords)) if len(keywords) == 1 else ""
         if inner in ("oneOf", "anyOf") and isinstance(schema[inner], list) and schema[inner]:
             for place, leaf, more in _leaves(f"{where}/{number}/{inner}", schema, schema[inner]):
                 yield place, leaf, (*tags, *more)

@@ -164,14 +164,14 @@ class MessageChunks:
             self._inputs[index] = _encode(block.get("input") or {}).decode()
             return [self._chunk({"tool_calls": [{"index": number, **_call(block, "")}]})]
         name = {"text": "text", "thinking": "thinking"}.get(str(kind))
-        return [] if name is None else self._said(name, block.get(name))
+        return [] if name is None else self._text_chunks(name, block.get(name))
 
     def _delta(self, index: object, delta: Mapping[str, Any]) -> list[Body]:
         kind = delta.get("type")
         if kind == "text_delta":
-            return self._said("text", delta.get("text"))
+            return self._text_chunks("text", delta.get("text"))
         if kind == "thinking_delta":
-            return self._said("thinking", delta.get("thinking"))
+            return self._text_chunks("thinking", delta.get("thinking"))
         if kind == "input_json_delta" and index in self._calls and (part := _text(delta.get("partial_json"))):
             self._inputs.pop(index, None)
             return [self._arguments(index, part)]
@@ -183,10 +183,10 @@ class MessageChunks:
         if delta.get("stop_reason") is None:
             return []
         refusal = _refusal(delta.get("stop_details"))
-        said = {} if refusal is None else {"refusal": refusal}
-        return [self._chunk(said, _reason(delta["stop_reason"]))]
+        content = {} if refusal is None else {"refusal": refusal}
+        return [self._chunk(content, _reason(delta["stop_reason"]))]
 
-    def _said(self, name: str, text: object) -> list[Body]:
+    def _text_chunks(self, name: str, text: object) -> list[Body]:
         key = "content" if name == "text" else "reasoning_content"
         return [self._chunk({key: text})] if isinstance(text, str) and text else []
 

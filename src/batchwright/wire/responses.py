@@ -162,11 +162,11 @@ class Chunks:
         if index not in self._offsets:
             self._offsets[index] = 0
             deltas.append(({"role": "assistant", "content": "", "refusal": None}, None, None))
-        said = self._said(index, text, is_last=finish_reason is not None)
-        if logprobs and not said:
-            said = [{"content": ""}]
+        texts = self._text_deltas(index, text, is_last=finish_reason is not None)
+        if logprobs and not texts:
+            texts = [{"content": ""}]
         # The log-probabilities of the tokens come with the first piece of their text.
-        deltas += [(each, None if at else _chat_logprobs(logprobs), None) for at, each in enumerate(said)]
+        deltas += [(each, None if at else _chat_logprobs(logprobs), None) for at, each in enumerate(texts)]
         if finish_reason is not None:
             calls = finish_reason == "stop" and index in self._calling
             deltas.append(({}, None, "tool_calls" if calls else finish_reason))
@@ -175,7 +175,7 @@ class Chunks:
             for delta, named, reason in deltas
         ]
 
-    def _said(self, index: int, text: str, *, is_last: bool) -> list[Body]:
+    def _text_deltas(self, index: int, text: str, *, is_last: bool) -> list[Body]:
         """Return the deltas for new text of a chat."""
         form = self._head.form
         if form is None:

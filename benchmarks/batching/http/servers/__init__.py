@@ -1,7 +1,7 @@
 """One minimal server for each library, all in front of the same model, one request at a time over HTTP.
 
 A server is started as `python -m benchmarks.batching.http.servers.NAME`, in the environment that has its library, and
-told everything by `VARIABLE` of its environment variables, which its child processes see too. A module imports its
+given everything by `VARIABLE` of its environment variables, which its child processes see too. A module imports its
 library when it is itself imported, and here nothing but the standard library is needed.
 """
 
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a server is told."""
+    """What a server is given."""
 
     port: int
     alpha: float
@@ -33,7 +33,7 @@ class Spec:
 
     @classmethod
     def read(cls) -> Self:
-        """What this process was told."""
+        """What this process was given."""
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self) -> dict[str, str]:

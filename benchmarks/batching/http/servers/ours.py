@@ -15,7 +15,7 @@ _uvicorn: Any = importlib.import_module("uvicorn")
 
 
 def make_app(spec: Spec) -> Any:
-    """`deadline`: whether the batcher is told within what time each answer is wanted."""
+    """`deadline`: whether the batcher is given within what time each answer is wanted."""
     batcher = Batcher(Model(spec).compute, auto(spec.max_batch_size), length=lambda request: request["length"])
     app = _fastapi.FastAPI()
 
@@ -31,5 +31,5 @@ def make_app(spec: Spec) -> Any:
 
 
 if __name__ == "__main__":
-    told = Spec.read()
-    _uvicorn.run(make_app(told), host=HOST, port=told.port, log_level="warning", access_log=False)
+    spec = Spec.read()
+    _uvicorn.run(make_app(spec), host=HOST, port=spec.port, log_level="warning", access_log=False)

@@ -31,5 +31,5 @@ if VARIABLE in os.environ:
 
 if __name__ == "__main__":
     arguments = ["serve", "benchmarks.batching.http.servers.peer_bentoml:service"]
-    told = Spec.read()
-    os.execv(sys.executable, [sys.executable, "-m", "bentoml", *arguments, "--host", HOST, "--port", str(told.port)])
+    spec = Spec.read()
+    os.execv(sys.executable, [sys.executable, "-m", "bentoml", *arguments, "--host", HOST, "--port", str(spec.port)])

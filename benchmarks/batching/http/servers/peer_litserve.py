@@ -31,7 +31,7 @@ class Api(_litserve.LitAPI):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    told = Spec.read()
-    api = Api(max_batch_size=told.max_batch_size, **told.settings)
+    spec = Spec.read()
+    api = Api(max_batch_size=spec.max_batch_size, **spec.settings)
     server = _litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1)
-    server.run(host=HOST, port=told.port, generate_client_file=False, log_level="warning", access_log=False)
+    server.run(host=HOST, port=spec.port, generate_client_file=False, log_level="warning", access_log=False)

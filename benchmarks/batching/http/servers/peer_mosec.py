@@ -21,8 +21,8 @@ class Worker(_mosec.Worker):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    told = Spec.read()
-    sys.argv[1:] = ["--address", HOST, "--port", str(told.port), "--log-level", "error"]
+    spec = Spec.read()
+    sys.argv[1:] = ["--address", HOST, "--port", str(spec.port), "--log-level", "error"]
     server = _mosec.Server()
-    server.append_worker(Worker, num=1, max_batch_size=told.max_batch_size, **told.settings)
+    server.append_worker(Worker, num=1, max_batch_size=spec.max_batch_size, **spec.settings)
     server.run()

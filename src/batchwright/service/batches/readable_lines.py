@@ -118,10 +118,10 @@ def _prompt_of(content: bytes) -> str | None:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return _text(body.get("prompt", body.get("input")))
-    said = [message for message in messages if isinstance(message, dict)]
-    if len(said) == 1:
-        return _text(said[0].get("content"))
-    return _cut("\n\n".join(f"{message.get('role')}: {_text(message.get('content')) or ''}" for message in said))
+    found = [message for message in messages if isinstance(message, dict)]
+    if len(found) == 1:
+        return _text(found[0].get("content"))
+    return _cut("\n\n".join(f"{message.get('role')}: {_text(message.get('content')) or ''}" for message in found))
 
 
 def _text(value: object) -> str | None:

@@ -71,18 +71,18 @@ class TableConversion:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, pass_fds=(descriptor,)
         )
-        said = asyncio.create_task(_said(process))
+        errors = asyncio.create_task(_error_output(process))
         try:
             # Templates are too large for an argument, which other users of the machine could read, too.
             await _send(process, msgspec.json.encode(self._options))
             async for piece in _pieces(process):
                 yield piece
-            self.outcome = _outcome(await said, await process.wait())
+            self.outcome = _outcome(await errors, await process.wait())
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
             await _drained(process)
-            await said
+            await errors
         if self.outcome.error is not None:
             raise InvalidRequest(self.outcome.error, param=self.outcome.param, code=self.outcome.code)
         if not self.outcome.rows:
@@ -112,13 +112,13 @@ async def _pieces(process: Process) -> AsyncGenerator[bytes]:
         yield piece
 
 
-async def _said(process: Process) -> bytes:
+async def _error_output(process: Process) -> bytes:
     """Return the end of what the process writes to standard error, all of which is read: it must not have to wait."""
     assert process.stderr is not None
-    said = b""
+    output = b""
     while piece := await process.stderr.read(_KEPT):
-        said = (said + piece)[-_KEPT:]
-    return said
+        output = (output + piece)[-_KEPT:]
+    return output
 
 
 async def _drained(process: Process) -> None:
@@ -129,10 +129,10 @@ async def _drained(process: Process) -> None:
     await process.wait()
 
 
-def _outcome(said: bytes, status: int) -> Converted:
+def _outcome(output: bytes, status: int) -> Converted:
     try:
         # Libraries may write lines before it.
-        return msgspec.json.decode(said.rpartition(b"\n")[2], type=Converted)
+        return msgspec.json.decode(output.rpartition(b"\n")[2], type=Converted)
     except ValueError:
         if status < 0:
             raise _too_slow() from None

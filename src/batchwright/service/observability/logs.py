@@ -69,10 +69,10 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
-    set_on_retry_hooks([_tell_of_retry])
+    set_on_retry_hooks([_log_retry])
 
 
-def _tell_of_retry(details: RetryDetails) -> None:
+def _log_retry(details: RetryDetails) -> None:
     """Log a retry: at `debug` what a database driver repeats within a second, at `warning` an operation that waits."""
     level = logging.WARNING if isinstance(details.caused_by, BatchwrightError) else logging.DEBUG
     seconds = round(details.wait_for, 2)

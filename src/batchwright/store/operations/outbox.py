@@ -65,7 +65,7 @@ def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
 def announce(tx: Tx, key: int, kind: str) -> None:
     """Put an event about the batch of this key into the outbox, once for each address that is notified of it."""
     [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
-    addresses = tx.rows("webhooks_to_tell", tenant=tenant)
+    addresses = tx.rows("webhooks_to_notify", tenant=tenant)
     if callback_url is not None:
         addresses.append((callback_url, None))
     event_id = f"evt_{secrets.token_hex(12)}"

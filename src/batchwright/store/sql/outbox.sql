@@ -5,7 +5,7 @@ VALUES (:id, :tenant, :url, :secrets, :created_at, :disabled_at);
 -- name: webhooks
 SELECT id, tenant, url, secrets, created_at, disabled_at FROM webhooks WHERE tenant = :tenant ORDER BY created_at, id;
 
--- name: webhooks_to_tell
+-- name: webhooks_to_notify
 SELECT url, id FROM webhooks WHERE tenant = :tenant AND disabled_at IS NULL ORDER BY created_at, id;
 
 -- name: update_webhook

@@ -167,7 +167,7 @@ SELECT id FROM workers WHERE expires_at <= :now ORDER BY id FOR UPDATE SKIP LOCK
 WITH held AS MATERIALIZED (SELECT key FROM batches WHERE worker = :worker ORDER BY key FOR NO KEY UPDATE)
 UPDATE batches AS b SET worker = NULL FROM held WHERE b.key = held.key;
 
--- name: webhooks_to_tell
+-- name: webhooks_to_notify
 SELECT url, id FROM webhooks WHERE tenant = :tenant AND disabled_at IS NULL ORDER BY created_at, id FOR SHARE;
 
 -- name: take_deliveries

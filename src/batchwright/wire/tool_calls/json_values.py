@@ -127,7 +127,7 @@ class JsonCall:
         self._raw = ""
         """Text of the key or value that is being read, as far as it is kept."""
         self._key = ""
-        self._said: dict[str, str] = {}
+        self._complete: dict[str, str] = {}
         """Name and arguments, once they are complete."""
         self._streams = False
         self._has_arguments = False
@@ -162,8 +162,8 @@ class JsonCall:
             case _Part.VALUE, _:
                 self._begin_value(_Part.IN_VALUE)
                 # The name is known, and this is the beginning of an object of arguments.
-                if character == "{" and self._key in _ARGUMENTS and _NAME in self._said and not self._has_arguments:
-                    self.name, self._streams, self._has_arguments = self._said[_NAME], True, True
+                if character == "{" and self._key in _ARGUMENTS and _NAME in self._complete and not self._has_arguments:
+                    self.name, self._streams, self._has_arguments = self._complete[_NAME], True, True
                 return at
             case _Part.COMMA_OR_END, ",":
                 self._part = _Part.KEY
@@ -198,11 +198,11 @@ class JsonCall:
 
     def _keep_value(self) -> bool:
         """Take the value that was read, and return whether the object may still be a call."""
-        if self._key == _NAME and _NAME not in self._said:
+        if self._key == _NAME and _NAME not in self._complete:
             name = _decoded(self._raw)
             if not isinstance(name, str) or name not in self._names:
                 return False
-            self._said[_NAME] = name
+            self._complete[_NAME] = name
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             # Some models write the object as a text.
@@ -211,16 +211,16 @@ class JsonCall:
                 return True
             if not isinstance(arguments, str) or not arguments.startswith("{"):
                 return False
-            self._said["arguments"] = arguments
+            self._complete["arguments"] = arguments
         return True
 
     def _finish(self, arguments: list[str]) -> None:
         if self.name is None:
-            if _NAME not in self._said or (self._needs_arguments and "arguments" not in self._said):
+            if _NAME not in self._complete or (self._needs_arguments and "arguments" not in self._complete):
                 self.state = State.REFUSED
                 return
-            self.name = self._said[_NAME]
-            arguments.append(self._said.get("arguments", "{}"))
+            self.name = self._complete[_NAME]
+            arguments.append(self._complete.get("arguments", "{}"))
         self.state = State.DONE
 
     def _refuse(self) -> None:

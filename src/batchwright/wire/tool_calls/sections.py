@@ -222,8 +222,8 @@ class TaggedSection:
         if key not in self._keys and self._properties is not None:
             comma = ", " if self._keys else ""
             self._keys.add(key)
-            said = _as_json(value.removeprefix("\n").removesuffix("\n"), self._properties.get(key))
-            self._sink.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {said}")
+            argument = _as_json(value.removeprefix("\n").removesuffix("\n"), self._properties.get(key))
+            self._sink.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {argument}")
         return at + end + len(self._PARAMETER_END) - known
 
     def _end(self, rest: str) -> None:

@@ -4,7 +4,7 @@ import { call, open } from "./api.js";
 import { byId, fill } from "./dom.js";
 import { count, plural } from "./format.js";
 import { currentKey } from "./key.js";
-import { tell } from "./messages.js";
+import { showMessage } from "./messages.js";
 import { hasEnded, isPaused, nameOf } from "./statuses.js";
 
 const running = (job) => job.status === "validating" || job.status === "in_progress";
@@ -35,7 +35,7 @@ export async function perform(name, job, button) {
   try {
     await ACTIONS[name].run(job);
   } catch (error) {
-    tell(`${nameOf(job)}: ${error.message}`, { failed: true });
+    showMessage(`${nameOf(job)}: ${error.message}`, { failed: true });
   } finally {
     button.removeAttribute("aria-disabled");
   }
@@ -67,7 +67,7 @@ function confirmCancel(job) {
 
 async function retry(job) {
   const made = await call("POST", `${batch(job)}/retry`);
-  tell(`${plural(job.failed, "line", "lines")} of ${nameOf(job)} tried again as ${made.id}.`);
+  showMessage(`${plural(job.failed, "line", "lines")} of ${nameOf(job)} tried again as ${made.id}.`);
 }
 
 async function download(job, which) {

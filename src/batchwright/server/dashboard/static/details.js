@@ -137,8 +137,8 @@ export class Details {
 
   #groups({ data, counted, has_more: more }) {
     show(part(this.#dialog, "failures"), data.length > 0);
-    const told = more ? `Errors of the first ${exact(counted)} failed lines, by code` : "Failed lines, by code";
-    fill(this.#dialog, { "failures-title": told });
+    const title = more ? `Errors of the first ${exact(counted)} failed lines, by code` : "Failed lines, by code";
+    fill(this.#dialog, { "failures-title": title });
     part(this.#dialog, "failure-list").replaceChildren(...data.map(({ code, count, example }) => {
       const row = fromTemplate("group");
       const message = example.error?.message ?? "unknown reason";

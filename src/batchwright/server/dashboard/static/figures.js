@@ -80,9 +80,9 @@ export class Figures {
     show(byId("dispatches"), total > 0);
     reconcile(byId("reasons"), sorted.map(([name]) => name), this.#reasons, () => fromTemplate("reason"));
     for (const [name, number] of sorted) {
-      const [label, told] = REASONS[name] ?? [name, ""];
+      const [label, details] = REASONS[name] ?? [name, ""];
       const row = this.#reasons.get(name);
-      fill(row, { label, told, count: `${count(number)} · ${share(number / total)}` });
+      fill(row, { label, details, count: `${count(number)} · ${share(number / total)}` });
       fillBars(row, { share: number / total });
     }
   }
@@ -141,7 +141,7 @@ function deliveries(state) {
 
 /** The line beside the title of the jobs: how many there are of each status. */
 export function jobCounts(counts) {
-  const told = Object.entries(counts).filter(([, number]) => number > 0)
+  const shown = Object.entries(counts).filter(([, number]) => number > 0)
     .map(([status, number]) => `${count(number)} ${status === "failed" ? "failed validation" : status.replace("_", " ")}`);
-  setText(byId("job-counts"), told.join(" · "));
+  setText(byId("job-counts"), shown.join(" · "));
 }

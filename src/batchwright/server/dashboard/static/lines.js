@@ -58,7 +58,7 @@ export class Lines {
     this.#shown = "";
     part(this.#root, "line-list").replaceChildren();
     this.#hideButtons();
-    fill(this.#root, { "lines-told": "Loading…" });
+    fill(this.#root, { "lines-details": "Loading…" });
     this.#fetch();
   }
 
@@ -83,7 +83,7 @@ export class Lines {
       if (this.#fetching !== fetching || error.name === "AbortError") return;
       part(this.#root, "line-list").replaceChildren();
       [this.#shown, this.#fetchedFor] = ["", ""]; // so that they are drawn, and asked for, again
-      fill(this.#root, { "lines-told": error.status === 404 ? "The lines were removed with the files." : `The lines could not be read: ${error.message}` });
+      fill(this.#root, { "lines-details": error.status === 404 ? "The lines were removed with the files." : `The lines could not be read: ${error.message}` });
       this.#buttons(null);
     } finally {
       if (this.#fetching === fetching) {
@@ -106,7 +106,7 @@ export class Lines {
       found.push(...page.data);
       after = page.next_after;
       if (search && after !== null && found.length < PAGE) {
-        fill(this.#root, { "lines-told": `Searched ${exact(after)} of ${plural(job.total, "line", "lines")}…` });
+        fill(this.#root, { "lines-details": `Searched ${exact(after)} of ${plural(job.total, "line", "lines")}…` });
       }
     } while (after !== null && found.length < PAGE);
     return { lines: found, next: after, filtered: Boolean(search || state) };
@@ -116,7 +116,7 @@ export class Lines {
     this.#buttons(next);
     const where = lines.length ? `Lines ${exact(lines[0].line)} to ${exact(lines.at(-1).line)}` : "";
     const none = filtered ? "No line is like that." : "There are no lines yet.";
-    fill(this.#root, { "lines-told": lines.length ? `${where} of ${exact(this.#job.total)}` : none });
+    fill(this.#root, { "lines-details": lines.length ? `${where} of ${exact(this.#job.total)}` : none });
     const shown = JSON.stringify(lines);
     if (shown === this.#shown) return;
     this.#shown = shown;
@@ -142,7 +142,7 @@ export class Lines {
     fill(row, {
       number: exact(line.line),
       "custom-id": line.custom_id,
-      told: [STATES[line.state] ?? line.state, tokens, cut].filter(Boolean).join(" · "),
+      details: [STATES[line.state] ?? line.state, tokens, cut].filter(Boolean).join(" · "),
       "answer-label": line.error ? `Error: ${line.error.code ?? "unknown"}` : "Answer",
     });
     row.classList.toggle("failed-line", line.error !== null);

@@ -51,9 +51,9 @@ function onLink(now, reason) {
 }
 
 function showLink() {
-  const told = { connecting: "Connecting…", lost: "Reconnecting…", locked: "Key needed" }[link];
-  let text = told ?? "Live";
-  let tone = told ? "bad" : "good";
+  const trouble = { connecting: "Connecting…", lost: "Reconnecting…", locked: "Key needed" }[link];
+  let text = trouble ?? "Live";
+  let tone = trouble ? "bad" : "good";
   if (link === "connecting") tone = "off";
   if (link === "live" && latest.draining) [text, tone] = ["Stopping: takes no new work", "warn"];
   else if (link === "live" && !latest.ready) [text, tone] = ["Not ready for work", "warn"];

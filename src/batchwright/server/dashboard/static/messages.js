@@ -13,7 +13,7 @@ export function announce(text) {
 const SHOWN_FOR = 6000;
 
 /** A message at the foot of the page; a failure stays until it is dismissed. */
-export function tell(text, { failed = false } = {}) {
+export function showMessage(text, { failed = false } = {}) {
   const close = make("button", { type: "button", class: "quiet" }, "Dismiss");
   const message = make("div", { class: failed ? "message bad" : "message", role: failed ? "alert" : "status" });
   message.append(make("p", {}, text), close);

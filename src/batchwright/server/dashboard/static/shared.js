@@ -33,11 +33,11 @@ export class Shared {
       fill(this.#servers.get(name), {
         name: here ? `${name} (this one)` : name,
         tokens: tokens ? `${rate(tokens.generated)} tokens/s` : "",
-        told: tokens ? `${count(online)} online, ${count(lines)} lines` : "tells nothing of itself yet",
+        details: tokens ? `${count(online)} online, ${count(lines)} lines` : "reports nothing of itself yet",
       });
     }
-    const telling = servers.filter((server) => server.tokens);
-    const sum = (value) => telling.reduce((total, server) => total + value(server), 0);
+    const reporting = servers.filter((server) => server.tokens);
+    const sum = (value) => reporting.reduce((total, server) => total + value(server), 0);
     setText(byId("servers-sum"), `${rate(sum((each) => each.tokens.generated))} tokens/s, ` +
       `${count(sum((each) => each.online))} online, ${count(sum((each) => each.lines))} lines in all`);
   }

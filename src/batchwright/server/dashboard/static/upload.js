@@ -6,7 +6,7 @@ import { action, byId, fill, fillBars, fromTemplate, make, part, setAttribute, s
 import { inspect } from "./first-line.js";
 import { bytes, exact, plural } from "./format.js";
 import { askForKey } from "./key.js";
-import { announce, tell } from "./messages.js";
+import { announce, showMessage } from "./messages.js";
 import { focusOn, templateForm } from "./template-form.js";
 
 const WINDOW = "24h";
@@ -80,7 +80,7 @@ export class Uploads {
     try {
       const { file: made, rows, skipped, first_skipped: first } = await call("POST", `${path}/requests`, options);
       if (skipped) {
-        tell(`${file.name}: ${plural(skipped, "row has", "rows have")} nothing to put into the template, the first in line ${exact(first)}: left out, ${exact(rows)} are computed.`);
+        showMessage(`${file.name}: ${plural(skipped, "row has", "rows have")} nothing to put into the template, the first in line ${exact(first)}: left out, ${exact(rows)} are computed.`);
       }
       return made;
     } finally {
@@ -160,7 +160,7 @@ class Item {
   }
 }
 
-/** POST /v1/files. With XMLHttpRequest, since fetch does not tell how much has been sent. */
+/** POST /v1/files. With XMLHttpRequest, since fetch does not show how much has been sent. */
 async function send(file, onProgress) {
   for (;;) {
     try {
