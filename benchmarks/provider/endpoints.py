@@ -89,8 +89,8 @@ def _other(folder: Path, command: Sequence[str], environment: dict[str, str]) ->
             until = time.monotonic() + _START_SECONDS
             while not (name := _first_model(url)):
                 if process.poll() is not None or time.monotonic() > until:
-                    log = (folder / "log").read_text(errors="replace")[-2000:]
-                    raise NotStarted(f"{command[0]} did not start: {log}")
+                    tail = (folder / "log").read_text(errors="replace")[-2000:]
+                    raise NotStarted(f"{command[0]} did not start: {tail}")
                 time.sleep(0.5)
             yield Endpoint(url, name)
         finally:
