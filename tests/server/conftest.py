@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -20,17 +21,18 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
+from tests.server.apps import app_of
 from tests.server.fakes import StubInference
 from tests.server.served import Endpoint
 
 from batchwright.inference.inference import Inference
-from batchwright.server.app import create_app
 from batchwright.service.composition import Services, open_services
 from batchwright.service.settings import Settings, limits_of
 from batchwright.service.worker.worker import WorkerOptions
 from batchwright.store import open_store
 
 URL = "http://127.0.0.1:8000"
+MEMORY = Path("/dev/shm")
 _POLL = 0.01
 
 
@@ -94,7 +96,7 @@ async def running(folder: Path, inference: Inference | None = None, **settings: 
     async with open_services(
         chosen, store=store, inference=inference or stub, options=options, unix_time=wall
     ) as services:
-        app = create_app(services)
+        app = app_of(services)
         async with _http(app) as http:
             client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", http_client=http, max_retries=0)
             yield Service(app, services, stub, http, client, wall)
@@ -105,6 +107,16 @@ def logged() -> Iterator[list[EventDict]]:
     """Collect what the service logs instead of printing it."""
     with capture_logs() as events:
         yield events
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that is possible: every transaction waits for the disk, and here no power is lost."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="batchwright-", dir=MEMORY) as folder:
+        yield Path(folder)
 
 
 Play = Callable[..., None]
