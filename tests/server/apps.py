@@ -12,13 +12,18 @@ _routes: list[BaseRoute] = []
 
 
 def app_of(services: Services) -> FastAPI:
-    """Return what `create_app` does, with the routes of the first one, which are the same for all services.
+    """Return what `create_app` does, with the routes of the first one."""
+    app = create_app(services)
+    share_routes(app)
+    return app
+
+
+def share_routes(app: FastAPI) -> None:
+    """Give the application the routes of the first one, which are the same for all services.
 
     FastAPI prepares the routes of an application at its first request, which takes longer than most tests.
     """
-    app = create_app(services)
     if _routes:
         app.router.routes[:] = _routes
     else:
         _routes.extend(app.router.routes)
-    return app
