@@ -84,9 +84,7 @@ class Process(Protocol):
 
 
 @contextmanager
-def serving(
-    folder: Path, *flags: str, forked: bool = False
-) -> Iterator[tuple[Process, str, list[dict[str, Any]]]]:
+def serving(folder: Path, *flags: str, forked: bool = False) -> Iterator[tuple[Process, str, list[dict[str, Any]]]]:
     """Run the service, and yield the process, its address, and its log as it grows.
 
     `forked`: without Python's start and without the imports, which take most of the time.

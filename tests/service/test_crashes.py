@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 from tests.service.conftest import MEMORY
 from tests.service.support import TENANT, House, Model, codes, run, texts
 
@@ -71,7 +72,7 @@ def _worker(place: House, chaos: Chaos) -> Worker:
     return place.worker(model, lease=10.0, max_crashes=1000)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(6, long=15))
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(0, 4))
 def test_each_line_is_committed_once_whatever_fails(seed: int, sizes: list[int], crashes: int) -> None:
     chaos = Chaos(seed)
