@@ -104,7 +104,7 @@ def start(arguments: Sequence[str], *, environment: Mapping[str, str], output: P
     Neither the environment nor the input of this process is passed on, but its working directory is.
     """
     return _forks().start(
-        arguments=["batchwright", *arguments], environment=dict(environment), output=str(output), folder=os.getcwd()
+        arguments=["batchwright", *arguments], environment=dict(environment), output=str(output), folder=str(Path.cwd())
     )
 
 

@@ -24,6 +24,7 @@ from structlog.typing import EventDict
 from tests.server.apps import app_of
 from tests.server.fakes import StubInference
 from tests.server.served import Endpoint
+from tests.stores import lay_out
 
 from batchwright.inference.inference import Inference
 from batchwright.service.composition import Services, open_services
@@ -92,6 +93,7 @@ async def running(folder: Path, inference: Inference | None = None, **settings: 
     stub, wall = StubInference(), Wall()
     chosen = Settings(**{"data": folder, "drain_grace": 0.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
+    lay_out(folder / "batchwright.db")
     store = open_store(folder / "batchwright.db", now=wall)
     async with open_services(
         chosen, store=store, inference=inference or stub, options=options, unix_time=wall

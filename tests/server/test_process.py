@@ -85,7 +85,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
     endpoint.server_close()
 
     async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
-        while (answer := await http.get("/ready")).status_code != status:
+        while (answer := await http.get("/ready")).status_code != status:  # noqa: ASYNC110  (another process changes it)
             await asyncio.sleep(0.02)
         return answer
 
