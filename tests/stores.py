@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,5 +27,5 @@ def _empty() -> bytes:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as apart:
         path = Path(folder) / "store.db"
         apart.submit(asyncio.run, open_store(path).close()).result()
-        assert os.listdir(folder) == [path.name], "all of it is in the one file"
+        assert [*Path(folder).iterdir()] == [path], "all of it is in the one file"
         return path.read_bytes()

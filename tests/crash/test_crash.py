@@ -31,6 +31,7 @@ from tests.postgres import PostgresServer
 
 SEED = 20
 _TRIES = 400
+_AT_THE_START = "store.register_worker.after_commit"
 LEASE = 2.0
 """Seconds; short, so that its end can be waited for."""
 
@@ -44,6 +45,20 @@ def postgres() -> Iterator[PostgresServer]:
 def test_the_places_to_kill_at_are_those_of_the_source() -> None:
     assert writes_of_the_store() >= RARE | {"commit", "claim", "finish", "share_rates"}
     assert {"store.commit.before_commit", "store.after_commit", "blobs.before_rename"} <= set(crash_points())
+
+
+def test_a_service_dies_at_the_place_that_it_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Outside() as outside:
+            service = start_service(tmp_path, str(tmp_path / "batchwright.db"), outside)
+            service.start({"BATCHWRIGHT_CRASH_AT": f"{_AT_THE_START}:1"})
+            assert not await service.ready()
+            service.start()
+            assert await service.ready()
+            assert await service.stop() == 0
+
+    assert _AT_THE_START in crash_points()
+    asyncio.run(scenario())
 
 
 def test_killed_on_sqlite(tmp_path: Path) -> None:
