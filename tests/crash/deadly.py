@@ -1,6 +1,7 @@
-"""A process that computes batches and dies of some prompts: `python -m tests.crash.deadly DATA CALLS`.
+"""Processes that compute batches and die of some prompts: `python -m tests.crash.deadly DATA CALLS LIVES`.
 
-It ends with status 0 when nothing is left to compute. Each call is a line of the file CALLS, written before it begins.
+One after the other, until one ends with status 0 because nothing is left to compute, LIVES at most; the status of each
+is a line of the output. Each call is a line of the file CALLS, written before it begins.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -72,5 +74,25 @@ async def _work(data: Path, calls: Path) -> None:
         await services.worker.until_idle()
 
 
+def _life(data: Path, calls: Path) -> int:
+    """Run one process to its end, and return its status."""
+    process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            asyncio.run(_work(data, calls))
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
 if __name__ == "__main__":
-    asyncio.run(_work(Path(sys.argv[1]), Path(sys.argv[2])))
+    for _ in range(int(sys.argv[3])):
+        status = _life(Path(sys.argv[1]), Path(sys.argv[2]))
+        print(status, flush=True)
+        if status == 0:
+            break

@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 from benchmarks.batching.http.run import free_port
+from tests import forks
+from typer.testing import CliRunner
+
+from batchwright.cli.main import app
 
 _START = 180.0
 """Seconds; on two busy cores an import, and what an engine loads, may take long."""
@@ -37,7 +42,7 @@ class Service:
         """Of the tenants that use it; without keys there is one."""
         self.limited = False
         """Whether these have quotas."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forks.Forked | None = None
         self.log = data.parent / "service.log"
 
     @property
@@ -51,7 +56,10 @@ class Service:
         return self._process.pid
 
     def start(self, environment: Mapping[str, str] | None = None, before: Callable[[], None] | None = None) -> None:
-        """`before` runs in the new process, to set its limits."""
+        """`before` runs in a new process, not a fork, to set its limits."""
+        if before is None:
+            self._process = self._forked("serve", *self._flags, environment=environment)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*_BATCHWRIGHT, "serve", *self._flags],
@@ -109,15 +117,19 @@ class Service:
             await asyncio.sleep(0.01)
         return False
 
-    def worker(self, *flags: str) -> subprocess.Popen[bytes]:
+    def worker(self, *flags: str) -> forks.Forked:
         """Another process on the same store that computes batches, without HTTP."""
-        with self.log.open("ab") as log:
-            command = [*_BATCHWRIGHT, "jobs", "work", *self.store, *self._backend, *flags]
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self._forked("jobs", "work", *self.store, *self._backend, *flags)
+
+    def _forked(self, *arguments: str, environment: Mapping[str, str] | None = None) -> forks.Forked:
+        return forks.start(arguments, environment={**os.environ, **(environment or {})}, output=self.log)
 
     def command(self, *words: str) -> str:
-        """What another command says on the same store. Raises `subprocess.CalledProcessError`."""
-        done = subprocess.run([*_BATCHWRIGHT, *words, *self.store], check=True, capture_output=True, text=True)
+        """What another command says on the same store. Raises what it raises."""
+        # Not in this thread, where an event loop may run.
+        with ThreadPoolExecutor(1) as apart:
+            done = apart.submit(CliRunner().invoke, app, [*words, *self.store], catch_exceptions=False).result()
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     def tail(self) -> str:

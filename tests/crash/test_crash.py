@@ -1,4 +1,4 @@
-"""Ten kills, and other ways in which a service loses its footing. The long form: `make crash-test`."""
+"""A few kills, and other ways in which a service loses its footing. The long form: `make crash-test`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from tests.crash.campaign import (
 )
 from tests.crash.load import eventually
 from tests.crash.outside import Outside
+from tests.long_form import examples
 from tests.postgres import PostgresServer
 
 SEED = 20
 _TRIES = 400
+_AT_THE_START = "store.register_worker.after_commit"
 LEASE = 2.0
 """Seconds; short, so that its end can be waited for."""
 
@@ -45,14 +47,30 @@ def test_the_places_to_kill_at_are_those_of_the_source() -> None:
     assert {"store.commit.before_commit", "store.after_commit", "blobs.before_rename"} <= set(crash_points())
 
 
+def test_a_service_dies_at_the_place_that_it_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Outside() as outside:
+            service = start_service(tmp_path, str(tmp_path / "batchwright.db"), outside)
+            service.start({"BATCHWRIGHT_CRASH_AT": f"{_AT_THE_START}:1"})
+            assert not await service.ready()
+            service.start()
+            assert await service.ready()
+            assert await service.stop() == 0
+
+    assert _AT_THE_START in crash_points()
+    asyncio.run(scenario())
+
+
 def test_killed_on_sqlite(tmp_path: Path) -> None:
-    figures = asyncio.run(_campaign(tmp_path, str(tmp_path / "batchwright.db"), kills=6))
-    assert figures.kills.total() == 6
+    kills = examples(4, long=6)
+    figures = asyncio.run(_campaign(tmp_path, str(tmp_path / "batchwright.db"), kills))
+    assert figures.kills.total() == kills
 
 
 def test_killed_on_postgresql(tmp_path: Path, postgres: PostgresServer) -> None:
-    figures = asyncio.run(_campaign(tmp_path, postgres.new_database(), kills=4))
-    assert figures.kills.total() == 4
+    kills = examples(2, long=4)
+    figures = asyncio.run(_campaign(tmp_path, postgres.new_database(), kills))
+    assert figures.kills.total() == kills
 
 
 async def _campaign(folder: Path, database: str, kills: int) -> Figures:

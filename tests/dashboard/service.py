@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.dashboard.serving import Serving
+from tests.server.apps import app_of
 from tests.server.fakes import StubInference
 
-from batchwright.server.app import create_app
 from batchwright.service.composition import Services, open_services
 from batchwright.service.settings import Settings
 
@@ -48,4 +48,4 @@ class Service(Serving):
         settings = Settings(data=self._folder, port=0, drain_grace=0.0, log_level="error")
         async with open_services(settings, inference=self.model) as services:
             self.services = services
-            yield create_app(services)
+            yield app_of(services)

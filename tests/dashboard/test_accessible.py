@@ -22,6 +22,14 @@ from batchwright.server.dashboard.dashboard_state import DashboardState
 __all__ = ["page", "service"]
 LIVE = "document.documentElement.dataset.link === 'live'"
 
+LOOKS = [
+    pytest.param(390, False, id="390-light"),
+    pytest.param(1280, True, id="1280-dark"),
+    pytest.param(390, True, id="390-dark", marks=pytest.mark.long),
+    pytest.param(1280, False, id="1280-light", marks=pytest.mark.long),
+]
+"""Each width and each theme; with `--long` each with each."""
+
 
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -55,8 +63,7 @@ def failed() -> DashboardState:
     )
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
 @pytest.mark.parametrize("made", [states.state, lambda: states.state(states.job()), failed, states.extreme])
 def test_the_dashboard_has_no_violations(
     browser: Browser, feed: Feed, axe: str, made: Callable[[], DashboardState], width: int, dark: bool
@@ -68,8 +75,7 @@ def test_the_dashboard_has_no_violations(
         assert violations(page, axe) == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_the_api_reference_has_no_violations(
     browser: Browser, service: Service, axe: str, width: int, dark: bool
 ) -> None:

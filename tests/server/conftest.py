@@ -20,11 +20,12 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
+from tests.server.apps import app_of
 from tests.server.fakes import StubInference
 from tests.server.served import Endpoint
+from tests.stores import in_memory, lay_out
 
 from batchwright.inference.inference import Inference
-from batchwright.server.app import create_app
 from batchwright.service.composition import Services, open_services
 from batchwright.service.settings import Settings, limits_of
 from batchwright.service.worker.worker import WorkerOptions
@@ -90,11 +91,12 @@ async def running(folder: Path, inference: Inference | None = None, **settings: 
     stub, wall = StubInference(), Wall()
     chosen = Settings(**{"data": folder, "drain_grace": 0.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
+    lay_out(folder / "batchwright.db")
     store = open_store(folder / "batchwright.db", now=wall)
     async with open_services(
         chosen, store=store, inference=inference or stub, options=options, unix_time=wall
     ) as services:
-        app = create_app(services)
+        app = app_of(services)
         async with _http(app) as http:
             client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", http_client=http, max_retries=0)
             yield Service(app, services, stub, http, client, wall)
@@ -105,6 +107,12 @@ def logged() -> Iterator[list[EventDict]]:
     """Collect what the service logs instead of printing it."""
     with capture_logs() as events:
         yield events
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with in_memory() as folder:
+        yield folder
 
 
 Play = Callable[..., None]

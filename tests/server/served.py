@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import IO, Any, Protocol
+
+from tests import forks
 
 LIMIT = 60.0
 
@@ -66,25 +69,63 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"BATCHWRIGHT_DATA": str(folder), "XDG_CONFIG_HOME": str(folder), "BATCHWRIGHT_LOG_FORMAT": "json"}
 
 
+class Process(Protocol):
+    """What `subprocess.Popen` and `Forked` have in common."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 @contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[dict[str, Any]]]]:
-    """Run the service, and yield the process, its address, and its log as it grows."""
+def serving(folder: Path, *flags: str, forked: bool = False) -> Iterator[tuple[Process, str, list[dict[str, Any]]]]:
+    """Run the service, and yield the process, its address, and its log as it grows.
+
+    `forked`: without Python's start and without the imports, which take most of the time.
+    """
+    with tempfile.TemporaryDirectory() as beside:
+        process, lines = (_forked if forked else _started)(folder, Path(beside), flags)
+        log: list[dict[str, Any]] = []
+        try:
+            for line in lines:
+                log.append(json.loads(line))
+                if log[-1]["event"] == "serving":
+                    break
+            reader = Thread(target=lambda: log.extend(map(json.loads, lines)), daemon=True)
+            reader.start()
+            yield process, log[-1]["url"], log
+            process.wait(LIMIT)
+            reader.join(LIMIT)
+        finally:
+            process.kill()
+            process.wait()
+            lines.close()
+
+
+def _started(folder: Path, beside: Path, flags: Sequence[str]) -> tuple[Process, IO[str]]:
     process = subprocess.Popen(
         command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment(folder)
     )
     assert process.stderr is not None
-    log: list[dict[str, Any]] = []
-    try:
-        for line in process.stderr:
-            log.append(json.loads(line))
-            if log[-1]["event"] == "serving":
-                break
-        reader = Thread(target=lambda: log.extend(map(json.loads, process.stderr or ())), daemon=True)
-        reader.start()
-        yield process, log[-1]["url"], log
-        process.wait(LIMIT)
-        reader.join(LIMIT)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    return process, process.stderr
+
+
+def _forked(folder: Path, beside: Path, flags: Sequence[str]) -> tuple[Process, IO[str]]:
+    pipe = beside / "log"
+    os.mkfifo(pipe)
+    process = forks.start(["serve", "--port", "0", *flags], environment=environment(folder), output=pipe)
+    return process, pipe.open()
+
+
+def ended(folder: Path, *flags: str) -> tuple[int, str]:
+    """Run the service, forked, and return its exit status and what it printed, once it has ended by itself."""
+    with tempfile.TemporaryDirectory() as beside:
+        printed = Path(beside) / "printed"
+        process = forks.start(["serve", *flags], environment=environment(folder), output=printed)
+        return process.wait(LIMIT), printed.read_text()

@@ -6,14 +6,14 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
+import time
 from pathlib import Path
 from threading import Thread
 
 import httpx2
 import openai
 import pytest
-from tests.server.served import LIMIT, Endpoint, command, environment, serving
+from tests.server.served import LIMIT, Endpoint, Process, ended, serving
 
 _HALF_SENT = (
     b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
@@ -21,7 +21,7 @@ _HALF_SENT = (
 
 
 def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endpoint: Endpoint) -> None:
-    async def main(process: subprocess.Popen[str], url: str) -> None:
+    async def main(process: Process, url: str) -> None:
         async with httpx2.AsyncClient(base_url=url, timeout=LIMIT) as http:
             for path in ("/health", "/ready", "/metrics"):
                 looked, told = await http.head(path), await http.get(path)
@@ -63,7 +63,7 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
     endpoint.answer.clear()
-    with serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0") as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0", forked=True) as (process, url, _):
         client = ask(url)
         file = client.files.create(file=("in.jsonl", json.dumps(body).encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
@@ -71,12 +71,12 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     endpoint.answer.set()
-    with serving(tmp_path, "--backend", endpoint.url) as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, forked=True) as (process, url, _):
         client = ask(url)
-        while (ended := client.batches.retrieve(batch.id)).status != "completed":
-            pass
-        assert ended.output_file_id is not None
-        assert b'"done"' in client.files.content(ended.output_file_id).content
+        while (done := client.batches.retrieve(batch.id)).status != "completed":
+            time.sleep(0.02)
+        assert done.output_file_id is not None
+        assert b'"done"' in client.files.content(done.output_file_id).content
         process.send_signal(signal.SIGTERM)
 
 
@@ -85,8 +85,8 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
     endpoint.server_close()
 
     async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
-        while (answer := await http.get("/ready")).status_code != status:
-            pass
+        while (answer := await http.get("/ready")).status_code != status:  # noqa: ASYNC110  (another process changes it)
+            await asyncio.sleep(0.02)
         return answer
 
     async def main(url: str) -> None:
@@ -106,7 +106,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             back.shutdown()
             back.server_close()
 
-    with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1") as (process, url, log):
+    with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1", forked=True) as (process, url, log):
         asyncio.run(main(url))
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
@@ -114,7 +114,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
 
 
 def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: Endpoint) -> None:
-    with serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB") as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB", forked=True) as (process, url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIStatusError) as caught:
             client.files.create(file=("in.jsonl", b"x\n" * 5_000_000), purpose="batch")
@@ -147,13 +147,11 @@ def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Pat
 def test_what_keeps_it_from_starting_is_one_line(
     tmp_path: Path, flags: tuple[str, ...], status: int, told: str
 ) -> None:
-    ended = subprocess.run(
-        command("--port", "0", *flags), capture_output=True, text=True, env=environment(tmp_path), check=False
-    )
-    last = ended.stderr.splitlines()[-1]
-    assert (ended.returncode, last.startswith("error: ")) == (status, True), ended.stderr
+    got, printed = ended(tmp_path, "--port", "0", *flags)
+    last = printed.splitlines()[-1]
+    assert (got, last.startswith("error: ")) == (status, True), printed
     assert told in last
-    assert "hunter2" not in ended.stderr
+    assert "hunter2" not in printed
 
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
@@ -161,8 +159,6 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            command("--port", str(port)), capture_output=True, text=True, env=environment(tmp_path), check=False
-        )
-    assert ended.returncode == 1
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port" in ended.stderr
+        status, printed = ended(tmp_path, "--port", str(port))
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port" in printed

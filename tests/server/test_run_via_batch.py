@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,8 +11,11 @@ import openai
 import pytest
 from tests.jobs.fakes import by_id, text_of
 from tests.server.served import Endpoint, serving
+from typer.testing import CliRunner, Result
 
 from batchwright.backoff import Backoff
+from batchwright.cli.main import app
+from batchwright.errors import BatchwrightError
 from batchwright.inference.batches import provider_batches
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.jobs.job_run import RunInterrupted, RunProgress
@@ -22,8 +23,8 @@ from batchwright.jobs.run import run
 from batchwright.submitting.looking import LookPauses
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "batchwright", *arguments], capture_output=True, text=True)
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_the_service_is_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_the_service_is_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     endpoint.answer.clear()
     data = tmp_path / "data"
     data.mkdir()
-    with serving(data, "--backend", endpoint.url) as (process, url, _):
+    with serving(data, "--backend", endpoint.url, forked=True) as (process, url, _):
         base = f"{url}/v1"
         client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
 
@@ -69,15 +70,15 @@ def test_the_service_is_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         # Cancelled from outside, its lines go into another one.
         cancelled = command("batches", "cancel", left, "--backend", base)
-        assert (cancelled.returncode, cancelled.stdout.split(":")[0]) == (0, left), cancelled.stderr
+        assert (cancelled.exit_code, cancelled.stdout.split(":")[0]) == (0, left), cancelled.stderr
         endpoint.answer.set()
         whole = run(source, output, backend=base, via="batch")
         assert {name: text_of(line) for name, line in by_id(output).items()} == dict.fromkeys(prompts, "done")
         assert whole.batches is not None
         assert whole.batches["resumed"] == 1
         assert not (tmp_path / "out.jsonl.batches").exists()
-        missing = command("batches", "cancel", "batch_none", "--backend", base)
-        assert (missing.returncode, "batch_none" in missing.stderr) == (1, True)
+        with pytest.raises(BatchwrightError, match="batch_none"):
+            command("batches", "cancel", "batch_none", "--backend", base)
         process.terminate()
     endpoint.shutdown()
     endpoint.server_close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from benchmarks.attacks.described import run
+from tests.long_form import examples
 from tests.server.batch_files import begin, line
 from tests.server.conftest import running
 
@@ -56,7 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Running]:
 
 
 def test_answers_are_as_described(service: _Running) -> None:
-    counts = run(service.url, service.key, None, phases="fuzzing", examples=5)
+    counts = run(service.url, service.key, None, phases="fuzzing", examples=examples(3, long=5))
     assert not counts.failures, counts.output
     assert counts.cases > 100
     assert counts.accepted > 30

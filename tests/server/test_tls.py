@@ -6,12 +6,13 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import httpx2
 import pytest
 import trustme
-from tests.server.served import Endpoint, serving
+from tests.server.served import Endpoint, Process, serving
 
 from batchwright.errors import InputError
 from batchwright.server.process import tls_of
@@ -46,11 +47,12 @@ def _health(connection: ssl.SSLSocket) -> bytes:
     return answer
 
 
-def _logged(log: list[dict[str, str]], event: str, process: subprocess.Popen[str]) -> dict[str, str]:
+def _logged(log: list[dict[str, str]], event: str, process: Process) -> dict[str, str]:
     while process.poll() is None:
         for each in log:
             if each["event"] == event:
                 return each
+        time.sleep(0.02)
     raise AssertionError(f"the service ended before it logged {event}")
 
 
@@ -59,7 +61,7 @@ def test_new_connections_get_the_new_certificate_and_a_bad_one_is_not_taken(
 ) -> None:
     chain, key = _write(authority, tmp_path)
     flags = ("--backend", endpoint.url, "--tls-cert", str(chain), "--tls-key", str(key))
-    with serving(tmp_path, *flags) as (process, address, log):
+    with serving(tmp_path, *flags, forked=True) as (process, address, log):
         url = httpx2.URL(address)
         assert url.scheme == "https"
         old = _connected(url, authority)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from tests.service.virtual import Patient, play
+from tests.stores import lay_out
 
 from batchwright.clock import ManualClock
 from batchwright.errors import InvalidRequest
@@ -206,6 +207,7 @@ class House:
 @asynccontextmanager
 async def house(folder: Path, clock: ManualClock, limits: ServiceLimits | None = None) -> AsyncIterator[House]:
     """A service in `folder`. Its workers are not started, and not stopped."""
+    lay_out(folder / "batches.db")
     async with open_store(folder / "batches.db", now=lambda: START + clock.now()) as store:
         patient: Any = Patient(store)
         await joined(patient, folder)

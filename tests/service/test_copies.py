@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.conftest import MEMORY
+from tests.long_form import examples
 from tests.service.support import ENDPOINT, TENANT, House, Model, codes, in_house, refuse, run, texts
 from tests.service.test_crashes import Chaos
+from tests.stores import in_memory
 
 from batchwright.errors import EndpointDown, StoreUnavailable
 from batchwright.service.worker import copies
@@ -209,7 +208,7 @@ async def test_copies_beyond_those_that_may_wait_are_asked(house: House, most: i
     assert 1 < model.calls["a"] <= 20
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(8, long=15))
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 3))
 def test_each_line_is_committed_once_whatever_fails(seed: int, asked: list[int], crashes: int) -> None:
     """As in `test_crashes`, with lines most of which ask the same."""
@@ -242,5 +241,5 @@ def test_each_line_is_committed_once_whatever_fails(seed: int, asked: list[int],
         assert all(text == custom_id.partition("-")[2].upper() for custom_id, text in answered.items())
         assert (batch.counts.completed, batch.counts.failed) == (len(answered), len(failed))
 
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        run(Path(folder), main)
+    with in_memory() as folder:
+        run(folder, main)

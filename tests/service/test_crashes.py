@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.conftest import MEMORY
+from tests.long_form import examples
 from tests.service.support import TENANT, House, Model, codes, run, texts
+from tests.stores import in_memory
 
 from batchwright.errors import (
     BatchwrightError,
@@ -71,7 +70,7 @@ def _worker(place: House, chaos: Chaos) -> Worker:
     return place.worker(model, lease=10.0, max_crashes=1000)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(6, long=15))
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(0, 4))
 def test_each_line_is_committed_once_whatever_fails(seed: int, sizes: list[int], crashes: int) -> None:
     chaos = Chaos(seed)
@@ -90,8 +89,8 @@ def test_each_line_is_committed_once_whatever_fails(seed: int, sizes: list[int],
         assert await place.store.known_files(place.files()) == {*place.files()}
         assert not [*place.blobs.quarantine.glob("*")]
 
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        run(Path(folder), main)
+    with in_memory() as folder:
+        run(folder, main)
 
 
 async def _check(place: House, batch: BatchRecord, prompts: list[str]) -> None:

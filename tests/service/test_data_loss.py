@@ -14,6 +14,7 @@ from pathlib import Path
 import apsw
 import psycopg
 import pytest
+from tests.long_form import examples
 from tests.postgres import PostgresServer
 from tests.service.support import START, TENANT, line, pieces
 
@@ -28,7 +29,7 @@ from batchwright.store import Store, open_store
 
 DAY = 86_400.0
 HOUR = 3600.0
-COMBINATIONS = 200
+COMBINATIONS = examples(48, long=200)
 _KINDS = ("right", "other", "empty", "no schema", "truncated", "garbage", "older", "copied", "restored", "missing")
 _REFUSED = (StoreMismatch, StoreUnavailable)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 from tests.service.conftest import MEMORY
 from tests.service.support import House, Model, codes, in_house, run, texts
 
@@ -193,7 +194,7 @@ async def test_a_claim_begun_before_suspects_were_known_does_not_show_that_nothi
         assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(6, long=12))
 @given(
     st.integers(0, 2**32), st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 2), st.integers(1, 12)
 )

@@ -23,9 +23,9 @@ from tests.soak.timeline import ANSWERED, BROKEN, REFUSED, Timeline
 
 _FAULTS = ("SIGKILL", "endpoint answers 500", "hostile clients")
 _PLAN = Plan(
-    15,
+    9,
     seed=12,
-    period=5,
+    period=3,
     fault_seconds=1,
     settling=1,
     lease=2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,18 +10,13 @@ import psycopg
 import pytest
 from tests.postgres import PostgresServer
 from tests.store.support import Play, play
-
-MEMORY = Path("/dev/shm")
+from tests.stores import in_memory
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: every transaction waits for the disk, and here no power is lost."""
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="batchwright-", dir=MEMORY) as name:
-        yield Path(name)
+def folder() -> Iterator[Path]:
+    with in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

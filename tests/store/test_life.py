@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests import long_form
 from tests.store.life_model import Batch, Line, Model, give_back, position
 from tests.store.support import START, World, result
 
@@ -358,7 +359,7 @@ def _assert_lives_by_the_model(url: Callable[[], str], examples: int, steps: int
 
 def test_on_sqlite(folder: Path) -> None:
     names = itertools.count()
-    _assert_lives_by_the_model(lambda: str(folder / f"{next(names)}.db"), 80, 40)
+    _assert_lives_by_the_model(lambda: str(folder / f"{next(names)}.db"), long_form.examples(30, long=80), 40)
 
 
 def test_on_postgresql(request: pytest.FixtureRequest) -> None:

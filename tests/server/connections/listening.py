@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
+from tests.server.apps import share_routes
 from tests.server.fakes import StubInference
 
 from batchwright.clock import ManualClock
@@ -130,6 +132,8 @@ async def listening(folder: Path, **settings: Any) -> AsyncIterator[Listening]:
         listener.bind(("127.0.0.1", 0))
         async with open_services(chosen, inference=stub, options=options, clock=clock) as services:
             server = server_of(services, listener)
+            assert isinstance(server.config.app, FastAPI)
+            share_routes(server.config.app)
             server.config.load()
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup()

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from ipaddress import IPv6Address
 
 import httpx
@@ -63,6 +63,12 @@ class Answer:
         return self.status is not None and 200 <= self.status < 300
 
 
+@cache
+def _usual_tls() -> ssl.SSLContext:
+    """Return the context for all senders of this process: to read the authorities takes long."""
+    return httpx.create_ssl_context()
+
+
 class Sender:
     """Sender of webhooks. It has threads that resolve names, so `close` it.
 
@@ -82,7 +88,7 @@ class Sender:
         self._threads = ThreadPoolExecutor(CONCURRENCY, "webhook-names")
         self._resolve = resolve or self._ask_the_system
         self._timeout = timeout
-        self._tls = tls or httpx.create_ssl_context()
+        self._tls = tls or _usual_tls()
 
     def close(self) -> None:
         """Close without waiting for names that are being resolved."""
