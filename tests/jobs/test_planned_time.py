@@ -24,7 +24,7 @@ from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.planned_time import SampledLine
 from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import EngineFacts, find_costs, keep_costs
-from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts, StepRecord
@@ -37,11 +37,13 @@ FACTS = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_m
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = resolve(DEFAULT_MODEL).parent  # models/, made by whoever came first
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "models").symlink_to(folder)
+def _own_cache(shallow_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in which nothing is known of a model's steps and answers."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name in ("models", "native"):
+        (folder / name).symlink_to(shallow_cache / name)
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(folder))
 
 
 def measured(pace: float = 1.0) -> None:

@@ -8,7 +8,6 @@ What the job's journal says was spent is what the provider's ledger says, to the
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import forked
 from tests.inference.batch_provider import PRICE, BatchServer, Fault, provider
 from tests.inference.fireworks_provider import FireworksServer
 from tests.jobs.fakes import by_id, text_of
@@ -39,8 +39,6 @@ BATCHES = -(-LINES // OF_A_BATCH)
 FORMS: tuple[kinds.Form, ...] = ("openai", "anthropic", "fireworks")
 STAGES = ("sealed", "uploading", "uploaded", "creating", "created", "collected")
 LONGEST = 60.0
-_start = multiprocessing.get_context("forkserver")
-_start.set_forkserver_preload(["tests.jobs.test_via_batch_kill"])
 
 
 class Same(anthropic_batches.Translation):
@@ -110,7 +108,7 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
                 place = f"journal.{chance.choice(['before', 'after'])}_{chance.choice(STAGES)}"
                 nth = chance.randrange(1, 4 * BATCHES)
                 arguments = (str(source), str(output), server.url, form)
-                process = _start.Process(
+                process = forked.context.Process(
                     target=work, args=(*arguments, place if way == "journal" else None, chance.randrange(1, 4))
                 )
 
