@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -26,7 +26,7 @@ context.set_forkserver_preload(
         "batchwright.jobs.job_run",
         "batchwright.jobs.run",
         "batchwright.cli.run",
-        "transformers.models.llama.modeling_llama",
+        "transformers.configuration_utils",
         "tests.jobs.test_via_batch_kill",
     ]
 )
@@ -56,19 +56,32 @@ def prepare() -> None:
     process.join()
 
 
-def start(arguments: Sequence[str | Path], errors: Path) -> Command:
-    """Start the command in the environment of this process. It writes to `errors` what is for standard error."""
-    errors.touch()
-    process = context.Process(target=_command, args=([*map(str, arguments)], str(errors), dict(os.environ)))
+def start(
+    arguments: Sequence[str | Path],
+    errors: Path,
+    *,
+    output: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Command:
+    """Start the command, in the environment of this process if no other is given.
+
+    It writes to `errors` what is for standard error, and to `output`, if that is given, what is for standard output.
+    """
+    files = {2: str(errors)} if output is None else {1: str(output), 2: str(errors)}
+    for name in files.values():
+        Path(name).touch()
+    given = dict(os.environ if environment is None else environment)
+    process = context.Process(target=_command, args=([*map(str, arguments)], files, given))
     process.start()
     return Command(process, errors)
 
 
-def _command(arguments: list[str], errors: str, environment: dict[str, str]) -> None:
+def _command(arguments: list[str], files: Mapping[int, str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    with open(errors, "wb") as file:
-        os.dup2(file.fileno(), sys.stderr.fileno())
+    for descriptor, name in files.items():
+        with open(name, "wb") as file:
+            os.dup2(file.fileno(), descriptor)
     sys.argv = ["batchwright", *arguments]
     from batchwright.cli.main import main
 
