@@ -80,7 +80,7 @@ def _command(arguments: list[str], files: Mapping[int, str], environment: Mappin
     os.environ.clear()
     os.environ.update(environment)
     for descriptor, name in files.items():
-        with open(name, "wb") as file:
+        with Path(name).open("wb") as file:
             os.dup2(file.fileno(), descriptor)
     sys.argv = ["batchwright", *arguments]
     from batchwright.cli.main import main

@@ -1,4 +1,4 @@
-"""The processes of the compose file, and the workers of the manifest, started by hand with the small model made shallow.
+"""The processes of the compose file, and the workers of the manifest, with the small model made shallow.
 
 There are no containers: what stands in the files is run on this machine, with the hosts, folders and programs in their
 commands and variables replaced by those of the test. PostgreSQL is a real one, S3 is moto's.

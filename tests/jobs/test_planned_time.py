@@ -55,9 +55,7 @@ def loaded() -> dict[tuple[str, EngineConfig], Tokenizer]:
 
 
 @pytest.fixture(autouse=True)
-def _each_tokenizer_once(
-    loaded: dict[tuple[str, EngineConfig], Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _each_tokenizer_once(loaded: dict[tuple[str, EngineConfig], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     def load(model: str, config: EngineConfig) -> Tokenizer:
         if (model, config) not in loaded:
             loaded[model, config] = load_tokenizer(model, config)
