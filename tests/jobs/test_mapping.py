@@ -48,8 +48,7 @@ def mapped(frame: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_same_kind_of_frame_comes_back(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchwright.jobs.answer_tables._ROWS_IN_A_GROUP", 300)
+def test_the_same_kind_of_frame_comes_back(library: str) -> None:
     frame = frame_of(library, {"text": [f"t{n}" for n in range(ROWS)], "n": [*range(ROWS)]})
     engine = fake(slots=256)
     made = mapped(frame, model=engine)

@@ -22,6 +22,7 @@ from tests import forked
 from tests.inference.batch_provider import PRICE, BatchServer, Fault, provider
 from tests.inference.fireworks_provider import FireworksServer
 from tests.jobs.fakes import by_id, text_of
+from tests.long_form import examples
 
 from batchwright import crash_points
 from batchwright.backoff import Backoff
@@ -32,7 +33,7 @@ from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.looking import LookPauses
 
-KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", "30"))
+KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", examples(18, long=30)))
 LINES = int(os.environ.get("BATCHWRIGHT_BATCH_LINES", "60"))
 OF_A_BATCH = max(20, LINES // 20)
 BATCHES = -(-LINES // OF_A_BATCH)
