@@ -250,7 +250,7 @@ def test_the_table_says_what_it_is_judged_by(trace: Path, costs: Path) -> None:
 
 def test_long_times_and_sums_of_money_are_those_of_other_commands(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "job.jsonl"
-    job.write_text('{"prompt_tokens": 1000, "output_tokens": 2000}\n' * 120)
+    job.write_text('{"prompt_tokens": 1000, "output_tokens": 2000}\n' * 300)
     arguments = ["simulate", "--job", str(job), "--costs", str(costs), "--price-per-hour", "12345.6"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     cells = {re.split(r"\s{2,}", line)[0]: line.split()[-1] for line in result.stdout.splitlines()}
