@@ -75,6 +75,25 @@ def shallow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -
         elif int(found[1]) in _LAYERS:
             kept[f"model.layers.{_LAYERS.index(int(found[1]))}.{found[2]}"] = weight
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest["files"] = {name: (folder / name).stat().st_size for name in manifest["files"]}
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shallow_cache(smollm2_path: Path, shallow_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that knows the shallow model by the name of the default one, for tests that use it by name.
+
+    Its other models, compiled kernels and rates of this machine are those of the user's cache.
+    """
+    folder, users = tmp_path_factory.mktemp("cache"), cache_dir()
+    for name in ("native", "rates", "locks"):
+        (users / name).mkdir(exist_ok=True)
+        (folder / name).symlink_to(users / name)
+    (folder / "models").mkdir()
+    for model in (users / "models").iterdir():
+        (folder / "models" / model.name).symlink_to(shallow_path if model == smollm2_path else model)
     return folder
 
 

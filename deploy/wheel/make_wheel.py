@@ -7,6 +7,7 @@ the wheel. OpenMP's runtime is torch's.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from batchwright.encoder.packed_attention import SOURCE as BIDIRECTIONAL
 from batchwright.engine.native.build import SOURCES, compile_library, find_compiler
-from batchwright.engine.native.shipped import FOLDER, LEVELS, shipped_path
+from batchwright.engine.native.shipped import FOLDER, LEVELS, Level, shipped_path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = {"kernels": SOURCES, "bidirectional": (BIDIRECTIONAL,)}
@@ -27,10 +28,11 @@ _OLDEST = "manylinux_2_28_x86_64"
 _OPTIONS = ("-s", "-D__throw_bad_array_new_length=__throw_bad_alloc")
 
 
-def make_wheel(output: Path, options: Sequence[str] = ()) -> Path:
+def make_wheel(output: Path, options: Sequence[str] = (), levels: Sequence[Level] = LEVELS) -> Path:
     """Build the wheel into `output`, checked by auditwheel, and return it. Raises `BuildError` without a compiler.
 
     `options` are the compiler's, after those of all kernels, so that `-O1` makes a slow wheel in half of the time.
+    Fewer `levels` make a wheel for fewer processors; the others compile kernels where they are installed.
     """
     with tempfile.TemporaryDirectory(prefix="batchwright-wheel-") as name:
         tree, built = Path(name) / "tree", Path(name) / "built"
@@ -38,7 +40,7 @@ def make_wheel(output: Path, options: Sequence[str] = ()) -> Path:
         shipped = tree / FOLDER.relative_to(ROOT)
         shipped.mkdir()
         compiler = find_compiler()
-        for level in LEVELS:
+        for level in levels:
             for library, sources in LIBRARIES.items():
                 compile_library(
                     compiler,
@@ -79,6 +81,10 @@ def _run(*command: str) -> None:
 if __name__ == "__main__":
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         sys.exit(f"a wheel is for Linux on x86-64, this is {platform.system()} on {platform.machine()}")
-    output, *options = sys.argv[1:] or ["dist"]
-    wheel = make_wheel(Path(output), options)
+    parser = argparse.ArgumentParser(allow_abbrev=False, epilog="All other options are the compiler's.")
+    parser.add_argument("output", nargs="?", type=Path, default=Path("dist"), help="folder of the wheel")
+    by_name = {level.name: level for level in LEVELS}
+    parser.add_argument("--level", action="append", choices=by_name, help="one of those to compile for, instead of all")
+    given, options = parser.parse_known_args()
+    wheel = make_wheel(given.output, options, [by_name[name] for name in given.level or by_name])
     print(f"{wheel}: {wheel.stat().st_size / 2**20:.1f} MiB")

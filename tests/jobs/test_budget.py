@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
+from tests.long_form import examples
 
 from batchwright.errors import BudgetExhausted, InputError, ResumeRefused, RunFailed
 from batchwright.jobs.job_run import RunProgress
@@ -288,7 +289,7 @@ def test_killed_at_random_and_resumed_it_stays_within_the_budget(tmp_path: Path)
     chance = random.Random(3)
     kills = 0
     with serving(PaidEndpoint(5, {"429": 0.05}, delay=0.04)) as endpoint:
-        for _ in range(3):
+        for _ in range(examples(2, long=3)):
             before = endpoint.charged
             process = subprocess.Popen([*command(source, output, endpoint.url, "4"), "-q"], stderr=subprocess.PIPE)
             wanted = before + chance.randint(1, 25)

@@ -14,6 +14,7 @@ from unittest import mock
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.inference.inference import Call
 from batchwright.jobs.report import RunReport
@@ -134,7 +135,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, long=60))
 @given(st.sampled_from(OUTPUTS), STEPS)
 def test_whatever_happens_each_row_has_its_answer_once(name: str, steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,29 +1,23 @@
-"""The real command with the real model, killed at random moments and run again: each id once, and the same texts.
-
-`BATCHWRIGHT_RUN_KILLS=20` makes more kills of each job than the usual ones.
-"""
+"""The real command with the real model, killed at random moments and run again: each id once, and the same texts."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests import forked
+from tests.long_form import examples
 
 from .fakes import by_id, text_of
 
-COMMAND = Path(sys.executable).with_name("batchwright")
 LINES = 24
 JOBS = 2
-KILLS = int(os.environ.get("BATCHWRIGHT_RUN_KILLS", "2"))
+KILLS = examples(2, long=8)
 MOST_ATTEMPTS = 3 * KILLS + 1
 POLL_SECONDS = 0.005
 
@@ -40,25 +34,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(source: Path, output: Path, model: Path, *more: str) -> subprocess.Popen[bytes]:
-    options = [
-        "--model",
-        str(model),
-        "--temperature",
-        "0",
-        "--dtype",
-        "float32",
-        "--max-num-seqs",
-        "3",
-        "--quiet",
-        *more,
-    ]
-    return subprocess.Popen([COMMAND, "run", source, "-o", output, *options], stderr=subprocess.PIPE)
+def start(source: Path, output: Path, model: Path, *more: str) -> forked.Command:
+    options = ["--temperature", "0", "--dtype", "float32", "--max-num-seqs", "3", "--kv-memory", "64MB", "--quiet"]
+    return forked.start(["run", source, "-o", output, "--model", model, *options, *more], source.with_name("errors"))
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate()
-    assert process.returncode == 3, errors.decode()
+def finish(command: forked.Command) -> None:
+    assert command.wait() == 3, command.errors()
 
 
 def texts(output: Path) -> dict[str, str]:
@@ -82,34 +64,34 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(source: Path, shallow_path: Path) -> Whole:
+    forked.prepare()
     output = source.with_name("whole.jsonl")
     before = time.perf_counter()
     finish(start(source, output, shallow_path))
     return Whole(texts(output), output.stat().st_size, time.perf_counter() - before)
 
 
-def killed_when_written(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
+def killed_when_written(command: forked.Command, path: Path, size: int) -> bool:
     """SIGKILL as soon as `path` has `size` bytes. False for a run that ended before that."""
-    while process.poll() is None:
+    while command.process.is_alive():
         if path.exists() and path.stat().st_size >= size:
-            process.kill()
+            command.process.kill()
             break
         time.sleep(POLL_SECONDS)
-    return was_killed(process)
+    return was_killed(command)
 
 
-def killed_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def killed_after(command: forked.Command, seconds: float) -> bool:
     """SIGKILL at a moment that the output does not choose. False for a run that ended before that."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    process.kill()
-    return was_killed(process)
+    command.process.join(seconds)
+    command.process.kill()
+    return was_killed(command)
 
 
-def was_killed(process: subprocess.Popen[bytes]) -> bool:
-    _, errors = process.communicate()
-    assert process.returncode in (-signal.SIGKILL, 3), errors.decode()
-    return process.returncode == -signal.SIGKILL
+def was_killed(command: forked.Command) -> bool:
+    status = command.wait()
+    assert status in (-signal.SIGKILL, 3), command.errors()
+    return status == -signal.SIGKILL
 
 
 def whole_lines(output: Path, written: Path) -> list[bytes]:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.lines import BadLine, Line, LineParser
@@ -161,7 +162,7 @@ def likely_line(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.dictionaries(names, values | known | body, max_size=6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(st.binary(max_size=60) | likely_line(json_values).map(lambda value: msgspec.json.encode(value)))
 def test_any_bytes_are_a_line_or_an_error_line(content: bytes) -> None:
     line = LineParser("jsonl").parse(Record(3, content))

@@ -17,7 +17,7 @@ from batchwright.jobs.job_run import RunInterrupted
 
 from .fakes import POISON, fake
 
-ROWS = 10_000
+ROWS = 1000
 LIBRARIES = ["pandas", "polars", "pyarrow", "datasets"]
 
 

@@ -181,7 +181,7 @@ def test_of_two_lines_with_one_id_the_first_in_the_file_has_it(tmp_path: Path, m
     assert found["line-61"]["error"]["line"] == 61
 
 
-@pytest.mark.parametrize("step", [2, 9])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.long), 9])
 def test_a_run_in_the_order_of_the_whole_file_goes_on_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

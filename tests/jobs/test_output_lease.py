@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -234,7 +235,7 @@ class SteppedFileSystem(MemoryFileSystem):  # type: ignore[misc]
 
 
 @given(st.lists(st.integers(0, 2), max_size=80), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(12, long=30))
 def test_of_those_that_come_at_once_one_holds_it(order: list[int], conditional: bool, killed_before: bool) -> None:
     """Also where a store has no conditional writes, as soon as all have looked once more."""
     fsspec.register_implementation("stepped", SteppedFileSystem, clobber=True)

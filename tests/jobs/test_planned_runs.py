@@ -89,7 +89,7 @@ def test_identical_lines_are_computed_once(tmp_path: Path) -> None:
     assert len(each.submitted) == 73
 
 
-@pytest.mark.parametrize("step", [2, 5, 9])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.long), 5, pytest.param(9, marks=pytest.mark.long)])
 def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) -> None:
     drawn = random.Random(step)
     bodies = [

@@ -14,8 +14,10 @@ from tests.jobs.test_earlier_answers import answers
 
 from batchwright import run
 from batchwright.cli.plan_views import show_plan
+from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
+from batchwright.inference.loading import load_tokenizer
 from batchwright.jobs import job_plan
 from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines
 from batchwright.jobs.earlier_answers import JobSignature, keep_answers
@@ -24,7 +26,7 @@ from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.planned_time import SampledLine
 from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import EngineFacts, find_costs, keep_costs
-from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts, StepRecord
@@ -37,11 +39,29 @@ FACTS = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_m
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = resolve(DEFAULT_MODEL).parent  # models/, made by whoever came first
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "models").symlink_to(folder)
+def _own_cache(shallow_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in which nothing is known of a model's steps and answers."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name in ("models", "native"):
+        (folder / name).symlink_to(shallow_cache / name)
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(folder))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[tuple[str, EngineConfig], Tokenizer]:
+    """Tokenizers that a test has loaded, by their model and its configuration."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _each_tokenizer_once(loaded: dict[tuple[str, EngineConfig], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str, config: EngineConfig) -> Tokenizer:
+        if (model, config) not in loaded:
+            loaded[model, config] = load_tokenizer(model, config)
+        return loaded[model, config]
+
+    monkeypatch.setattr("batchwright.jobs.loading.load_tokenizer", load)
 
 
 def measured(pace: float = 1.0) -> None:
@@ -122,7 +142,7 @@ def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
 
 def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:
     measured()
-    few, many = (told(source(tmp_path, count, ignore_eos=True))[0] for count in (1000, 10_000))
+    few, many = (told(source(tmp_path, count, ignore_eos=True))[0] for count in (640, 6400))
     assert many == pytest.approx(10 * few, rel=0.1)
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(tmp_path / "in.jsonl", None, dry_run=True))

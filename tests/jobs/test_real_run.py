@@ -1,4 +1,4 @@
-"""`run` with the real engine and the real model."""
+"""`run` with the real engine and a real model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2_path: Path) -> Iterator[Engine]:
-    engine = Engine(smollm2_path, dtype="float32", max_num_seqs=4, max_batch_tokens=64)
+def engine(shallow_path: Path) -> Iterator[Engine]:
+    engine = Engine(shallow_path, dtype="float32", max_num_seqs=4, max_batch_tokens=64)
     yield engine
     engine.close()
 
@@ -71,11 +71,11 @@ def test_an_engine_can_be_used_again_after_a_stop(tmp_path: Path, engine: Engine
     assert run(source, tmp_path / "out.jsonl", model=engine, defaults=GREEDY).succeeded == 6
 
 
-def test_the_examples_all_succeed_and_the_report_adds_up(tmp_path: Path, smollm2_path: Path) -> None:
+def test_the_examples_all_succeed_and_the_report_adds_up(tmp_path: Path, shallow_path: Path) -> None:
     report = run(
         EXAMPLES / "prompts.jsonl",
         tmp_path / "out.jsonl",
-        model=str(smollm2_path),
+        model=str(shallow_path),
         served_model_names=["smollm2-135m"],
         dtype="float32",
     )
@@ -106,10 +106,10 @@ def test_the_table_example(tmp_path: Path, engine: Engine) -> None:
     assert all(row["answer"] and row["finish_reason"] and not row["error"] for row in rows)
 
 
-def test_a_model_that_was_replaced_under_its_path_is_another_model(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_replaced_under_its_path_is_another_model(shallow_path: Path, tmp_path: Path) -> None:
     """A run with other weights would mix their answers with those that are there."""
     model = tmp_path / "model"
-    shutil.copytree(smollm2_path, model)
+    shutil.copytree(shallow_path, model)
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("One\nTwo\n")
     params = SamplingParams(max_tokens=1, temperature=0.0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.clock import ManualClock
 from batchwright.engine.engine import Engine
@@ -64,7 +65,7 @@ def same_apart_from_keys(found: dict[str, dict[str, Any]], wanted: dict[str, dic
     return bare(found) == bare(wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, long=60))
 @given(st.data())
 @pytest.mark.parametrize("ordered", [False, True])
 def test_an_output_cut_at_any_byte_is_completed(
@@ -88,7 +89,7 @@ def test_an_output_cut_at_any_byte_is_completed(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("step", [1, 4, 9])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(9, marks=pytest.mark.long)])
 def test_a_killed_process_loses_nothing_finished(
     source: Path, whole: dict[str, Any], tmp_path: Path, step: int, ordered: bool
 ) -> None:

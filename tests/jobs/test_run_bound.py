@@ -27,12 +27,12 @@ DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0)
 
 
 @pytest.fixture
-def engine(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(shallow_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that has computed nothing, on a machine with known rates."""
     monkeypatch.setattr(rates_module, "machine_rates", lambda *_: SLOW)
     monkeypatch.setattr(rates_module, "kept_rates", lambda _: SLOW)
     monkeypatch.setattr(rates_module, "keep_rates", lambda *_: None)
-    with Engine(smollm2_path, dtype="bfloat16", max_num_seqs=4, kv_memory="16MiB") as engine:
+    with Engine(shallow_path, dtype="bfloat16", max_num_seqs=4, kv_memory="16MiB") as engine:
         if engine.core.body.costs is None:
             pytest.skip("no compiled layers here")
         yield engine

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.jobs.fakes import by_id
+from tests.long_form import examples
 
 from batchwright.clock import ManualClock
 from batchwright.errors import EndpointDown, InvalidRequest
@@ -113,7 +114,7 @@ def results(folder: Path) -> Mapping[str, str]:
 errors = st.sampled_from([None, None, None, InvalidRequest, EndpointDown])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, long=150))
 @given(
     st.lists(st.sampled_from(["aax", "aay", "b", "c", "d", "e", "f", "g"]), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 9), errors), max_size=30),
@@ -144,7 +145,7 @@ def test_each_line_ends_once_and_no_answer_is_asked_twice(
     assert not inference.inside
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, long=50))
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 1))
 def test_after_a_kill_at_any_byte_no_answer_is_asked_again(prompts: list[str], places: int, share: float) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.errors import InputError, ResumeRefused
 from batchwright.jobs.spend_journal import Settlement, SpendJournal, SpendTotals
@@ -95,7 +96,7 @@ def test_cut_at_any_byte_it_tells_what_was_done_until_then(
     assert len(left) == len(account.open) - len(SpendJournal(path, KEY).inherited)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(25, long=50))
 @given(acts, st.integers(1, 4000))
 def test_compacting_on_the_way_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, int, float]], longest: int

@@ -8,7 +8,6 @@ What the job's journal says was spent is what the provider's ledger says, to the
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import forked
 from tests.inference.batch_provider import PRICE, BatchServer, Fault, provider
 from tests.inference.fireworks_provider import FireworksServer
 from tests.jobs.fakes import by_id, text_of
+from tests.long_form import examples
 
 from batchwright import crash_points
 from batchwright.backoff import Backoff
@@ -32,15 +33,13 @@ from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.looking import LookPauses
 
-KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", "30"))
+KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", examples(18, long=30)))
 LINES = int(os.environ.get("BATCHWRIGHT_BATCH_LINES", "60"))
 OF_A_BATCH = max(20, LINES // 20)
 BATCHES = -(-LINES // OF_A_BATCH)
 FORMS: tuple[kinds.Form, ...] = ("openai", "anthropic", "fireworks")
 STAGES = ("sealed", "uploading", "uploaded", "creating", "created", "collected")
 LONGEST = 60.0
-_start = multiprocessing.get_context("forkserver")
-_start.set_forkserver_preload(["tests.jobs.test_via_batch_kill"])
 
 
 class Same(anthropic_batches.Translation):
@@ -110,7 +109,7 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
                 place = f"journal.{chance.choice(['before', 'after'])}_{chance.choice(STAGES)}"
                 nth = chance.randrange(1, 4 * BATCHES)
                 arguments = (str(source), str(output), server.url, form)
-                process = _start.Process(
+                process = forked.context.Process(
                     target=work, args=(*arguments, place if way == "journal" else None, chance.randrange(1, 4))
                 )
 

@@ -6,11 +6,8 @@ import asyncio
 import base64
 import json
 import math
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,7 +17,9 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from tests import forked
 from tests.inference.classifiers import own_logits, save_classifier
+from tests.long_form import examples
 from typer.testing import CliRunner
 
 from batchwright import Classifier, Encoder
@@ -38,7 +37,7 @@ QUERY = "Which river is the longest?"
 DOCUMENTS = ["The Rhine.", "Bread.", "A long river, and a wide one.", "Bread."]
 LONG = "rain " * 70
 LABELS = ["bad", "fair", "good"]
-LINES = int(os.environ.get("BATCHWRIGHT_KINDS_LINES", "400"))
+LINES = examples(120, long=400)
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (RERANK, {"query": QUERY, "documents": DOCUMENTS}),
@@ -86,7 +85,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(models: Path, shallow_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(shallow_cache))
     monkeypatch.chdir(models)
     return models
 
@@ -210,7 +210,7 @@ def test_answers_are_made_of_transformers_own_logits(models: Path, tmp_path: Pat
     assert scored["usage"]["total_tokens"] == ranked["usage"]["total_tokens"]
 
 
-def test_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path: Path) -> None:
+def test_lines_of_all_kinds_killed_and_resumed(models: Path, shallow_path: Path, tmp_path: Path) -> None:
     """SIGKILL at moments that the output chooses; each line is there once, and has the answer of a run of its own."""
     rng = random.Random(7)
     words = ["river", "bread", "rain", "stone", "wide", "long", "the", "a", "of"]
@@ -229,24 +229,24 @@ def test_lines_of_all_kinds_killed_and_resumed(models: Path, tmp_path: Path) -> 
             CLASSIFY: {"model": str(models / "feelings"), "input": texts[0]},
             EMBED: {"input": texts[0], "encoding_format": "base64"},
         }
-        kind = rng.choice(kinds) if number % 40 else rng.choice(sorted(generated))
+        kind = rng.choice(kinds) if number % 40 else sorted(generated)[number // 40 % len(generated)]
         asked[f"q{number}"] = kind, bodies.get(kind) or generated[kind](texts[0])
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line(name, *each) for name, each in asked.items()))
     command: list[str | Path] = [
-        *(sys.executable, "-m", "batchwright", "run", source, "-o", output, "--quiet", "--embedding-model", "minilm"),
+        *("run", source, "-o", output, "--quiet", "--model", shallow_path, "--embedding-model", "minilm"),
         *("--kv-memory", "64MB", "--classifier", models / "reranker", "--classifier", models / "feelings"),
     ]
     kills = 0
-    for size in (1, 200_000):
-        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-            while process.poll() is None and not (output.exists() and output.stat().st_size >= size):
-                time.sleep(0.005)
-            process.kill()
-            process.wait()
-            kills += process.returncode == -signal.SIGKILL
+    for size in (1, LINES * 500):
+        started = forked.start(command, tmp_path / "errors")
+        while started.process.is_alive() and not (output.exists() and output.stat().st_size >= size):
+            time.sleep(0.005)
+        started.process.kill()
+        kills += started.wait() == -signal.SIGKILL
     assert kills, "no run was killed"
-    subprocess.run(command, check=True, capture_output=True)
+    last = forked.start(command, tmp_path / "errors")
+    assert last.wait() == 0, last.errors()
     results = [json.loads(each) for each in output.read_bytes().splitlines()]
     assert Counter(each["custom_id"] for each in results) == Counter(list(asked))
     answers = {each["custom_id"]: each["response"]["body"] for each in results}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,14 @@ def _without_digits(value: Any) -> Any:
 def write(path: Path, lines: Iterable[bytes]) -> Path:
     path.write_bytes(b"".join(each + b"\n" for each in lines))
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shallow(shallow_cache: Path) -> Iterator[None]:
+    """Have fewer layers in the model of that name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BATCHWRIGHT_CACHE", str(shallow_cache))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,8 @@ async def ask(folder: Path) -> tuple[str, dict[str, Any], list[Any]]:
     return str(chat.choices[0].message.content), response.model_dump(), events
 
 
-def test_online_and_in_lines(tmp_path: Path) -> None:
+def test_online_and_in_lines(tmp_path: Path, shallow_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(shallow_cache))
     text, response, events = asyncio.run(ask(tmp_path / "data"))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     assert events[-1].type == "response.incomplete"

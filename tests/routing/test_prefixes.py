@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.routing.prefixes import KEY_BYTES, KEY_TOKENS, CachedPrefixes, prefix_keys
 from batchwright.routing.restarts import Restarts
@@ -29,7 +30,7 @@ kinds = st.sampled_from(["note", "promise", "withdraw", "answer", "leave"])
 operations = st.lists(st.tuples(kinds, st.integers(0, 2), chains), max_size=60)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(operations)
 def test_what_is_found_is_held_or_promised_and_memory_is_bounded(steps: list[tuple[str, int, tuple[int, ...]]]) -> None:
     prefixes, capacity = CachedPrefixes(), 12 * KEY_TOKENS

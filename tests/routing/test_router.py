@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.long_form import examples
 
 from batchwright.request import Traffic
 from batchwright.routing.prefixes import KEY_TOKENS
@@ -288,4 +289,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=60)
+TestHistories.settings = settings(max_examples=examples(50, long=150), stateful_step_count=60)

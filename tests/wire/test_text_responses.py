@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.long_form import examples
 
 from batchwright.errors import InvalidRequest
 from batchwright.wire.requests import read_generation
@@ -157,7 +158,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(
     body=st.dictionaries(
         st.sampled_from(
