@@ -34,7 +34,7 @@ def outputs(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Known:
-    """Prompts, and the greedy float32 continuation of each by six layers of transformers' own model."""
+    """Prompts, and the greedy float32 continuation of each by the narrow model in transformers."""
 
     prompts: dict[int, list[int]]
     answers: dict[int, list[int]]
@@ -47,16 +47,16 @@ class Known:
 
 
 @pytest.fixture(scope="module")
-def make_engine(shallow_path: Path) -> Iterator[MakeEngine]:
-    """Engines over six layers of the model, for the many ways of computing."""
-    yield from engines_over(shallow_path)
+def make_engine(narrow_path: Path) -> Iterator[MakeEngine]:
+    """Engines over a narrow model, for the many ways of computing."""
+    yield from engines_over(narrow_path)
 
 
 @pytest.fixture(scope="module")
-def known(shallow_path: Path, prompts: list[list[int]], make_engine: MakeEngine) -> Known:
+def known(narrow_path: Path, prompts: list[list[int]], make_engine: MakeEngine) -> Known:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(shallow_path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(narrow_path, dtype=torch.float32)
     chosen = {place: prompts[place] for place in SHORT + LONG}
     likely = outputs(make_engine(), [*chosen.values()])
     answers = [confirmed_greedy(model, *pair) for pair in zip(chosen.values(), likely, strict=True)]
@@ -118,7 +118,7 @@ def test_steps_of_64_tokens(make_engine: MakeEngine, known: Known, body: str, pr
 def test_kv_so_small_that_sequences_are_preempted(
     make_engine: MakeEngine, known: Known, body: str, prefix_caching: bool
 ) -> None:
-    bytes_per_token = 6 * 2 * 3 * 64 * 4
+    bytes_per_token = 2 * 2 * 2 * 16 * 4
     engine = make_engine(body=body, prefix_caching=prefix_caching, kv_memory=bytes_per_token * 16 * 10)
     known.check(engine, SHORT[:10:2])
     assert engine.stats.preemptions > 0
@@ -126,7 +126,7 @@ def test_kv_so_small_that_sequences_are_preempted(
 
 
 def test_kv_for_little_more_than_the_longest_prompt(make_engine: MakeEngine, known: Known) -> None:
-    bytes_per_token = 6 * 2 * 3 * 64 * 4
+    bytes_per_token = 2 * 2 * 2 * 16 * 4
     engine = make_engine(kv_memory=bytes_per_token * 16 * 96)
     known.check(engine, [2, 7, 16, 31, 39])
     assert len(known.prompts[39]) > 15 * 96
