@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -93,7 +94,8 @@ def narrow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
     config = AutoConfig.from_pretrained(smollm2_path, **sizes, **heads)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)

@@ -70,8 +70,8 @@ def test_the_prompts_are_as_they_should_be(
     assert len(prompts) == 40
     assert lengths[0] == 5
     assert lengths[-1] == 1500
-    assert len(fewer_prompts) == 17
-    assert len(set(map(tuple, expected))) == 17
+    assert len(fewer_prompts) == 9
+    assert len(set(map(tuple, expected))) == 9
     assert len(set(map(tuple, known.answers.values()))) > 15
 
 

@@ -35,7 +35,7 @@ _MANY = SamplingParams(max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest, narrow_path: Path) -> Iterator[Engine]:
-    """A model of many tokens, in bfloat16 unless a test says how it is quantized, for no more than 4 sequences at once."""
+    """A model of many tokens, in bfloat16 unless a test says how it is quantized, for up to 4 sequences at once."""
     options: dict[str, Any] = {"quantization": getattr(request, "param", None), "kv_memory": "60MB", "max_num_seqs": 4}
     with threads(2), Engine(narrow_path, drafting=False, dtype="bfloat16", **options) as engine:
         yield engine
