@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -87,6 +88,7 @@ def shallow_cache(smollm2_path: Path, shallow_path: Path, tmp_path_factory: pyte
 
     Its other models, compiled kernels and rates of this machine are those of the user's cache.
     """
+    resolve("minilm", progress=print)
     folder, users = tmp_path_factory.mktemp("cache"), cache_dir()
     for name in ("native", "rates", "locks"):
         (users / name).mkdir(exist_ok=True)
@@ -98,24 +100,31 @@ def shallow_cache(smollm2_path: Path, shallow_path: Path, tmp_path_factory: pyte
 
 
 @pytest.fixture(scope="session")
-def shallow_cache(shallow_path: Path, smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache whose default model is the shallow one, for commands of which only what they do is looked at.
+def narrow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of two narrow layers, with the default model's tokenizer and vocabulary.
 
-    It shares with the user's own what takes long to make: other models, compiled code and the machine's rates.
+    For tests to which a text is any text: a step takes a twentieth of the time of the default model's. Some tokens are
+    far likelier than others, and one in some 25 is the end of the text.
     """
-    cache = tmp_path_factory.mktemp("cache")
-    for name in ("native", "rates"):
-        (cache_dir() / name).mkdir(exist_ok=True)
-        (cache / name).symlink_to(cache_dir() / name)
-    (cache / "models").mkdir()
-    minilm = resolve("minilm")
-    (cache / "models" / minilm.name).symlink_to(minilm)
-    model = cache / "models" / smollm2_path.name
-    shutil.copytree(shallow_path, model)
-    manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
-    manifest["files"] = {name: (model / name).stat().st_size for name in manifest["files"]}
-    (model / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    return cache
+    folder = tmp_path_factory.mktemp("narrow")
+    shutil.copytree(smollm2_path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    config = AutoConfig.from_pretrained(smollm2_path, **sizes, **heads)
+    torch.manual_seed(0)
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(3.0)
+        model.lm_head.weight[config.eos_token_id] *= 2.5
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import long_form
 
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.native import load_kernels
@@ -38,7 +39,7 @@ cases = st.builds(
 
 
 @pytest.mark.parametrize("name", ["reference", *FAST])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=long_form.examples(25, long=60), deadline=None)
 @given(case=cases)
 def test_equal_to_the_textbook(name: str, case: Case) -> None:
     problem = Problem.of(case)
@@ -50,7 +51,7 @@ def test_equal_to_the_textbook(name: str, case: Case) -> None:
 
 
 @needs_native
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=long_form.examples(20, long=40), deadline=None)
 @given(case=cases, cuts=st.lists(st.integers(1, 60), max_size=12))
 def test_a_row_is_bitwise_the_same_in_any_company_and_chunking(case: Case, cuts: list[int]) -> None:
     problem = Problem.of(case)
@@ -82,7 +83,7 @@ def family(draw: st.DrawFn) -> tuple[Case, list[int]]:
 
 
 @needs_native
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=long_form.examples(30, long=60), deadline=None)
 @given(drawn=family())
 def test_a_row_is_bitwise_the_same_beside_sequences_that_begin_with_the_same_blocks(
     drawn: tuple[Case, list[int]],

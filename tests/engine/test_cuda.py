@@ -43,22 +43,22 @@ def _exact_products() -> None:
 @pytest.mark.parametrize("body", ["fused", "transformers"])
 @pytest.mark.parametrize("max_batch_tokens", [64, 2048])
 def test_exact(
-    smollm2_path: Path, prompts: list[list[int]], expected: list[list[int]], body: str, max_batch_tokens: int
+    smollm2_path: Path, fewer_prompts: list[list[int]], expected: list[list[int]], body: str, max_batch_tokens: int
 ) -> None:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     with Engine(
         smollm2_path, dtype="float32", device="cuda", body=body, max_batch_tokens=max_batch_tokens, kv_memory="1GiB"
     ) as engine:
-        assert [list(response.token_ids) for response in engine.generate(prompts, params)] == expected
+        assert [list(response.token_ids) for response in engine.generate(fewer_prompts, params)] == expected
         assert engine.stats.cached_tokens > 0
 
 
-def test_preemption(smollm2_path: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 80]
+def test_preemption(smollm2_path: Path, fewer_prompts: list[list[int]], expected: list[list[int]]) -> None:
+    short = [index for index, prompt in enumerate(fewer_prompts) if len(prompt) <= 80]
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     kv_memory = 30 * 2 * 3 * 64 * 4 * 16 * 10
     with Engine(smollm2_path, dtype="float32", device="cuda", kv_memory=kv_memory) as engine:
-        responses = engine.generate([prompts[index] for index in short], params)
+        responses = engine.generate([fewer_prompts[index] for index in short], params)
         assert [list(response.token_ids) for response in responses] == [expected[index] for index in short]
         assert engine.stats.preemptions > 0
 

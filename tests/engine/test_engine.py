@@ -352,11 +352,11 @@ def _require_rows_rounded_alone(dtype: torch.dtype) -> None:
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(shallow_path: Path, dtype: str, body: str) -> None:
     prompts = [STORY, LIST, "def add(a, b):", "The sea", STORY]
     params = [
-        SamplingParams(max_tokens=14, temperature=1.0, seed=11, ignore_eos=True),
-        SamplingParams(max_tokens=14, temperature=1.4, seed=12, top_p=0.95, ignore_eos=True),
-        SamplingParams(max_tokens=14, temperature=0.8, seed=13, top_k=50, repetition_penalty=1.2, ignore_eos=True),
-        SamplingParams(max_tokens=14, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
-        SamplingParams(max_tokens=14, temperature=1.0, seed=15, ignore_eos=True),
+        SamplingParams(max_tokens=8, temperature=1.0, seed=11, ignore_eos=True),
+        SamplingParams(max_tokens=8, temperature=1.4, seed=12, top_p=0.95, ignore_eos=True),
+        SamplingParams(max_tokens=8, temperature=0.8, seed=13, top_k=50, repetition_penalty=1.2, ignore_eos=True),
+        SamplingParams(max_tokens=8, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
+        SamplingParams(max_tokens=8, temperature=1.0, seed=15, ignore_eos=True),
     ]
     with Engine(shallow_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
         if "compiled products" not in engine.stats.implementation:
@@ -364,7 +364,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(shallow_path: Path, d
         alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
         assert [response.token_ids for response in engine.generate(prompts, params)] == alone
         strangers = ["Elsewhere", "x = 1\n" * 30] * 4
-        noise = [SamplingParams(max_tokens=14, temperature=1.5)] * 8
+        noise = [SamplingParams(max_tokens=8, temperature=1.5)] * 8
         mixed = engine.generate([*strangers, *reversed(prompts)], [*noise, *reversed(params)])
         assert [response.token_ids for response in reversed(mixed[8:])] == alone
     assert alone[0] != alone[4]

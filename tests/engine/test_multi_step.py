@@ -34,10 +34,10 @@ _MANY = SamplingParams(max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def real(request: pytest.FixtureRequest, shallow_path: Path) -> Iterator[Engine]:
-    """The real model, in bfloat16 unless a test says how it is quantized, for no more than 4 sequences at once."""
+def real(request: pytest.FixtureRequest, narrow_path: Path) -> Iterator[Engine]:
+    """A model of many tokens, in bfloat16 unless a test says how it is quantized, for up to 4 sequences at once."""
     options: dict[str, Any] = {"quantization": getattr(request, "param", None), "kv_memory": "60MB", "max_num_seqs": 4}
-    with threads(2), Engine(shallow_path, drafting=False, dtype="bfloat16", **options) as engine:
+    with threads(2), Engine(narrow_path, drafting=False, dtype="bfloat16", **options) as engine:
         yield engine
 
 
@@ -94,7 +94,7 @@ _GREEDY_OR_DRAWN = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "se
     [
         *((None, each) for each in _GREEDY_OR_DRAWN),
         (None, {"temperature": 0.0, "ignore_eos": True}),
-        (None, {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 260]}),
+        (None, {"temperature": 0.0, "stop_token_ids": [*range(0, 49152, 20)]}),
         (None, {"temperature": 1.0, "seed": 3}),
         (None, {"temperature": 1.2, "top_k": 20, "min_p": 0.01, "seed": 5, "min_tokens": 6}),
         *(("int8", each) for each in _GREEDY_OR_DRAWN),
@@ -123,7 +123,7 @@ def test_greedy_and_drawn_sequences_beside_each_other(real: Engine, runs: list[i
 @pytest.mark.parametrize(
     "params",
     [
-        {"stop": ["the", "\n"]},
+        {"stop": ["er", "in"]},
         {"repetition_penalty": 1.3},
         {"presence_penalty": 0.5},
         {"logit_bias": {30: 2.0}},

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import long_form
 
 from batchwright import (
     AsyncEngine,
@@ -70,10 +71,12 @@ def tiny(shared_tiny: Engine) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """200 prompts of 1 to 120 tokens; a third begin as another one does."""
+    """Prompts of 1 to 120 tokens; a third begin as another one does."""
     drawn = random.Random(5)
-    prompts = [[drawn.randrange(VOCAB) for _ in range(drawn.randint(1, 120))] for _ in range(140)]
-    for _ in range(60):
+    prompts = [
+        [drawn.randrange(VOCAB) for _ in range(drawn.randint(1, 120))] for _ in range(long_form.examples(42, long=140))
+    ]
+    for _ in range(long_form.examples(18, long=60)):
         head = drawn.choice(prompts)
         prompts.append(head[: drawn.randint(1, len(head))] + [drawn.randrange(VOCAB) for _ in range(8)])
     return prompts
@@ -114,7 +117,7 @@ def bits(response: InferenceResponse) -> list[tuple[float, int | None] | None]:
     return [None if entry is None else (entry.logprob, entry.rank) for entry in response.prompt_logprobs]
 
 
-def test_200_texts_have_the_log_probabilities_of_transformers(tiny: Engine, model: Any, texts: list[list[int]]) -> None:
+def test_texts_have_the_log_probabilities_of_transformers(tiny: Engine, model: Any, texts: list[list[int]]) -> None:
     for _ in range(2):  # the second time, all of it could be found in the cache
         for prompt, response in zip(texts, tiny.generate(texts, PROMPT), strict=True):
             assert_scored(model, prompt, response)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,17 @@ HIDDEN, WIDE, EPS = 512, 512, 1e-5
 SIZES = {"num_hidden_layers": 1, "hidden_size": HIDDEN, "intermediate_size": WIDE, "vocab_size": 256}
 SMALLER = SIZES | {"hidden_size": HIDDEN // 2, "intermediate_size": WIDE // 2}
 """Too few inputs for the blocks of a single row; interpreted in a quarter of the time."""
+
+
+SEVERAL = {
+    (1, 64, False, False),
+    (3, 1, True, False),
+    (32, 64, False, True),
+    (64, 1, True, True),
+    (100, 64, False, False),
+    (1, 1, True, True),
+}
+"""Rows, processors, and whether norms and fp8 are in the products: each of them beside some of the others."""
 
 
 def random(*size: int, scale: float = 1.0) -> Tensor:
@@ -81,9 +93,14 @@ def assert_near(ours: Tensor, expected: Tensor) -> None:
     assert float((ours.double() - expected).norm() / expected.norm()) < 2e-3
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize(("processors", "norms"), [(1, True), (64, False)])
-@pytest.mark.parametrize("rows", [1, 3, 32, 64, 100])
+@pytest.mark.parametrize(
+    ("rows", "processors", "norms", "fp8"),
+    [
+        pytest.param(*case, marks=[] if case in SEVERAL else pytest.mark.long)
+        for case in product([1, 3, 32, 64, 100], [1, 64], [True, False], [False, True])
+        if case[2] == (case[1] == 1)
+    ],
+)
 def test_the_products_of_a_layer(
     rows: int, processors: int, norms: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import long_form
 from torch import Tensor
 
 from batchwright import UnsupportedModel
@@ -64,7 +65,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=long_form.examples(10, long=20))
 @given(case=cases, shared=st.booleans())
 def test_equal_to_the_textbook(case: Case, shared: bool) -> None:
     problem = Problem.of(case)

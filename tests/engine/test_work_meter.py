@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from batchwright.planning.bound import MachineRates, Work, bound_of
 from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest
 
-from .support import run
+from .support import engines_over, run
 
 SLOW = MachineRates(products=1.0, attention=1.0, unshared_cost=3.0, least_step=1e9, bandwidth=1.0)
 """Rates that every step beats."""
@@ -58,8 +58,15 @@ def without_keys(work: Work) -> Work:
     return replace(work, unshared_prompt_keys=0.0, unshared_answer_keys=0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def make_engine(shallow_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Engines over six layers of the model, whatever the text is."""
+    yield from engines_over(shallow_path)
+
+
+@pytest.fixture(scope="module")
 def alone(make_engine: Callable[..., Engine]) -> Engine:
+    """An engine for tests whose prompts begin with tokens of their own: none finds what another one left."""
     return make_engine(dtype="bfloat16", max_num_seqs=4, max_batch_tokens=64, kv_memory="64MiB", drafting=False)
 
 
@@ -83,15 +90,15 @@ def test_one_token_needs_no_second_step_and_none_no_logits(alone: Engine) -> Non
 
 
 def test_a_prompt_is_needed_once(alone: Engine) -> None:
-    others = [request([*[12] * 48, last], 2) for last in (4, 5)]
-    meter = computed(alone, request([11] * 48, 6, n=3, temperature=1.0, seed=3), *others)
+    others = [request([*[22] * 48, last], 2) for last in (4, 5)]
+    meter = computed(alone, request([21] * 48, 6, n=3, temperature=1.0, seed=3), *others)
     assert meter.needed.work.rows == (48 + 3 * 5) + (48 + 2 * 2)
     # The block of the last token of a prompt is not shared.
     assert meter.computed_work.rows <= meter.needed.work.rows + 2 * 16
 
 
 def test_what_was_computed_in_vain_is_not_needed(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(dtype="bfloat16", max_num_seqs=4, kv_memory=12 * 30 * 16 * 768, drafting=False)
+    engine = make_engine(dtype="bfloat16", max_num_seqs=4, kv_memory=12 * 6 * 16 * 768, drafting=False)
     meter = computed(engine, *(request([20 + number] * 40, 60) for number in range(3)))
     assert engine.stats.preemptions
     assert meter.needed.work.rows == 3 * 99

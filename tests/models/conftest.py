@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from batchwright.inference.loading import prepare_kernels
+from batchwright.models import cache_dir
 from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind, Member
 
 FILES = {
@@ -26,6 +28,21 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(root))
     monkeypatch.delenv("BATCHWRIGHT_WHEELS", raising=False)
     return root
+
+
+@pytest.fixture(scope="session")
+def compiled() -> list[Path]:
+    """The libraries of kernels in the user's own cache, compiled by the first run."""
+    prepare_kernels(print)
+    return [*(cache_dir() / "native").glob("*.so")]
+
+
+@pytest.fixture
+def with_kernels(compiled: list[Path], cache_root: Path) -> None:
+    """Put them into the test's cache."""
+    (cache_root / "native").mkdir(parents=True)
+    for library in compiled:
+        (cache_root / "native" / library.name).symlink_to(library)
 
 
 @pytest.fixture

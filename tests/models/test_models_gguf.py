@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import shutil
@@ -9,9 +11,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,9 +26,11 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelCacheError, ModelNotFound, UnsupportedModel
 from batchwright.inference.loading import load_engine, load_tokenizer
 from batchwright.models import inventory, resolution, resolve
-from batchwright.models.conversion import convert_gguf
+from batchwright.models.cache import Progress
+from batchwright.models.conversion import Message
 
 gguf = pytest.importorskip("gguf")
+convert_gguf = pytest.importorskip("batchwright.models.convert_gguf")
 torch = pytest.importorskip("torch")
 pre_tokenizers = pytest.importorskip("tokenizers.pre_tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -131,6 +137,28 @@ def write_gguf(
     return path
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have this process convert, which has imported what takes seconds. The forms in which it did, as they come."""
+    forms: list[str] = []
+
+    def convert(source: Path, model: Path, work: Path, progress: Progress, *, as_numbers: bool) -> None:
+        forms.append("numbers" if as_numbers else "values")
+        written = io.BytesIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.TextIOWrapper(written)):
+            # The converter caches in the library itself, and collects no garbage.
+            for name in ("GGUFReader", "get_tensor_name_map"):
+                patch.setattr(gguf, name, getattr(gguf, name))
+            status = convert_gguf.main(source, model, forms[-1])
+            said = [msgspec.json.decode(line, type=Message) for line in written.getvalue().splitlines()]
+        gc.enable()
+        if status:
+            raise UnsupportedModel(said[-1].text)
+
+    monkeypatch.setattr(resolution, "convert_gguf", convert)
+    return forms
+
+
 def test_unquantized_weights_tokenizer_and_template_survive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +193,7 @@ def dequantized(weight: Any, kind: str) -> Any:
     return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(array, which), which))
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 def test_quantized_weights_stay_numbers(tmp_path: Path, kind: str) -> None:
     original = random_model()
@@ -188,6 +217,7 @@ def test_quantized_weights_stay_numbers(tmp_path: Path, kind: str) -> None:
             assert torch.equal(taken, dequantized(original_weight, kind))
 
 
+@pytest.mark.usefixtures("in_process", "with_kernels")
 def test_a_model_of_numbers_is_computed_as_it_is(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0")
     prompt = [*range(40)]
@@ -202,24 +232,16 @@ def test_a_model_of_numbers_is_computed_as_it_is(tmp_path: Path) -> None:
         Engine(folder, body="transformers", device="cpu")
 
 
-def test_a_model_is_converted_once_to_the_form_that_its_engine_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forms: list[str] = []
-
-    def noted(*given: Any, as_numbers: bool) -> None:
-        forms.append("numbers" if as_numbers else "values")
-        convert_gguf(*given, as_numbers=as_numbers)
-
-    monkeypatch.setattr(resolution, "convert_gguf", noted)
+@pytest.mark.usefixtures("with_kernels")
+def test_a_model_is_converted_once_to_the_form_that_its_engine_reads(tmp_path: Path, in_process: list[str]) -> None:
     source = str(write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q8_0"))
     config = EngineConfig(dtype="float32", device="cpu", kv_memory="1MB")
     load_engine(source, config).close()
     assert load_tokenizer(source, config).encode("a")
-    assert forms == ["values"]
+    assert in_process == ["values"]
     assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False, as_values=True)
     load_engine(source, EngineConfig(body="fused", device="cpu", kv_memory="1MB")).close()
-    assert forms == ["values", "numbers"]
+    assert in_process == ["values", "numbers"]
     assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False)
 
 
@@ -252,6 +274,7 @@ def test_a_disk_too_small_for_the_values_is_seen_before_they_are_written(
     assert not list((cache_root / "tmp").iterdir())
 
 
+@pytest.mark.usefixtures("with_kernels")
 def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "m.gguf", random_model(), file_type=7, quantize="Q4_0")
     with Engine(source, quantization="int8", device="cpu", kv_memory="1MB") as engine:
@@ -273,6 +296,7 @@ def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_pat
     assert torch.equal(converted.model.layers[1].mlp.down_proj.weight, exact.to(torch.bfloat16))
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("extra", "leave_out", "reason"),
     [
