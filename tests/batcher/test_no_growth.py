@@ -29,10 +29,10 @@ from .virtual import play
 
 REQUESTS = examples(30_000, long=100_000)
 CALLERS = 200
-WARM_UP = 20
+WARM_UP = 40
 """Requests of each caller before anything is counted: tables, histograms and pools have found their sizes by then."""
-ALLOWED = 200
-"""Objects, among 26,000 requests: one for every batch of 64 would be found. Histograms still gain some buckets."""
+ALLOWED = examples(200, long=400)
+"""Objects, among 22,000 requests: one for every 100 of them would be found. Histograms still gain some buckets."""
 _OF_THE_PROGRAM = (ModuleType, FunctionType, CodeType, type, BaseEventLoop)
 
 
