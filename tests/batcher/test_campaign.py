@@ -305,6 +305,9 @@ def _campaign(examples: int) -> Campaign:
     chosen = settings(
         max_examples=examples,
         stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Fresh, settings=chosen)
