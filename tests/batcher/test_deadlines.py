@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from tests.long_form import examples
 
 from batchwright.batcher import Batcher, PriorityBatcher, SimpleBatcher, TimeBasedBatcher
 from batchwright.clock import ManualClock
@@ -47,7 +48,7 @@ async def _late(batcher: Batcher, gaps: list[float], deadline: float) -> int:
     return late
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.long), 0.2])
 @pytest.mark.parametrize("slack", [2.0, 4.0], ids="{}x".format)
 @pytest.mark.parametrize("make", BATCHERS.values(), ids=BATCHERS)
 def test_a_deadline_shorter_than_the_wait_is_met_beside_a_free_model(make: Make, slack: float, noise: float) -> None:
@@ -61,7 +62,7 @@ def test_a_deadline_shorter_than_the_wait_is_met_beside_a_free_model(make: Make,
     assert play(main) <= 10
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(1, long=3)))
 @pytest.mark.parametrize("make", BATCHERS.values(), ids=BATCHERS)
 def test_callers_that_come_together_are_in_time(make: Make, seed: int) -> None:
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright import InferenceRequest, InferenceResponse
 from batchwright.batcher import Batcher
@@ -103,7 +104,7 @@ class Moody:
         return [ValueError(prompt) if "error" in prompt else f"answer to {prompt}" for prompt in prompts]
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(80, long=250))
 @given(
     callers=st.lists(CALLERS, min_size=1, max_size=14),
     order=st.sampled_from(ORDERS),

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright import InferenceRequest, InferenceResponse
 from batchwright.batcher import ContinuousBatcher, StreamingBatchProcessor
@@ -152,7 +153,7 @@ async def _call(
     return "succeeded", text
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(80, long=250))
 @given(
     callers=st.lists(CALLERS, min_size=1, max_size=12),
     kind=st.sampled_from([MoodySteps, MoodyStreams]),
@@ -213,7 +214,7 @@ def test_every_request_is_answered_exactly_once(
         assert model.open == 0
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(50, long=150))
 @given(
     callers=st.lists(CALLERS, max_size=12),
     kind=st.sampled_from([MoodySteps, MoodyStreams]),
@@ -296,7 +297,7 @@ def test_every_token_of_every_request_is_yielded_once_and_in_order(
             assert text == caller.output(number)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(40, long=100))
 @given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=30), size=st.integers(1, 6), streaming=st.booleans())
 def test_no_slot_is_empty_in_any_step_while_somebody_waits(lengths: list[int], size: int, streaming: bool) -> None:
     model = Steps()

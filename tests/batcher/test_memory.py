@@ -38,7 +38,7 @@ from batchwright.policies import (
 
 from .virtual import Model, outcome, play
 
-_QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=150)
 
 
 class Device(Model):

@@ -1,4 +1,4 @@
-"""100,000 requests through each batcher leave nothing behind."""
+"""Many requests through each batcher leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
+from tests.long_form import examples
 
 from batchwright.batcher import (
     AdaptiveBatcher,
@@ -26,12 +27,12 @@ from batchwright.clock import ManualClock
 
 from .virtual import play
 
-REQUESTS = 100_000
+REQUESTS = examples(30_000, long=100_000)
 CALLERS = 200
-WARM_UP = 20
+WARM_UP = 40
 """Requests of each caller before anything is counted: tables, histograms and pools have found their sizes by then."""
-ALLOWED = 400
-"""Objects, among 80,000 requests: one for every 200 of them would be found. Histograms still gain some buckets."""
+ALLOWED = examples(200, long=400)
+"""Objects, among 22,000 requests: one for every 100 of them would be found. Histograms still gain some buckets."""
 _OF_THE_PROGRAM = (ModuleType, FunctionType, CodeType, type, BaseEventLoop)
 
 
@@ -56,7 +57,7 @@ BATCHERS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", BATCHERS)
-def test_100_000_requests_leave_nothing_behind(name: str) -> None:
+def test_many_requests_leave_nothing_behind(name: str) -> None:
     async def main(clock: ManualClock) -> tuple[int, int]:
         made = BATCHERS[name](clock)
         batcher = made if isinstance(made, Batcher) else made.batcher

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.long_form import examples
 
 from batchwright.batcher import AdaptiveBatcher, Batcher, PriorityBatcher, SimpleBatcher, TimeBasedBatcher
 from batchwright.clock import ManualClock
@@ -13,7 +14,7 @@ from batchwright.errors import DeadlineExceeded
 
 from .virtual import Model, play
 
-_SECONDS = 20
+_SECONDS = examples(10, long=20)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ _SECONDS = 20
     ],
     ids=["simple", "window", "adaptive", "priority", "auto"],
 )
-@pytest.mark.parametrize("load", [0.8, 1.1, 1.5])
+@pytest.mark.parametrize("load", [0.8, pytest.param(1.1, marks=pytest.mark.long), 1.5])
 def test_deadlines_do_not_collapse_under_overload(make: Callable[[Model, ManualClock], Batcher], load: float) -> None:
     # 28 ms for eight: 286 requests a second, or somewhat more in larger batches.
     model = Model(base=0.02, each=0.001)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.batcher import ParallelBatchProcessor
 from batchwright.batcher.model import DEADLINES_PASSED
@@ -131,7 +132,7 @@ def test_concurrency_is_the_number_of_models() -> None:
         ParallelBatchProcessor([Model()], concurrency=2)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(50, long=150))
 @given(
     arrivals=st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0]), min_size=1, max_size=20),
     speeds=st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=1, max_size=3),

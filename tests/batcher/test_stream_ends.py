@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.batcher import ContinuousBatcher, StreamingBatchProcessor
 from batchwright.batcher.stream_ends import Meaning, Silence, StreamEnds
@@ -18,7 +19,7 @@ from batchwright.clock import ManualClock
 from .tokens import request
 from .virtual import play
 
-_QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(60, long=150))
 
 
 class Scripted:

@@ -65,13 +65,13 @@ def test_documents(smollm2_path: Path, tmp_path: Path) -> None:
         read(lines)
 
 
-def test_the_command(smollm2_path: Path, tmp_path: Path) -> None:
+def test_the_command(shallow_path: Path, tmp_path: Path) -> None:
     text, page = tmp_path / "text.txt", tmp_path / "page.md"
     text.write_text("The capital of France is Paris, and that of Italy is Rome.")
-    done = CliRunner().invoke(app, ["--text", str(text), "--model", str(smollm2_path), "--save", str(page)])
+    done = CliRunner().invoke(app, ["--text", str(text), "--model", str(shallow_path), "--save", str(page)])
     assert done.exit_code == 0, done.output
     assert "text.txt, 1 documents" in done.stdout
     for precision in ("float32", "bfloat16", "int8"):
         assert f"| {precision} " in page.read_text()
     text.write_text("A")
-    assert CliRunner().invoke(app, ["--text", str(text), "--model", str(smollm2_path)]).exit_code == 2
+    assert CliRunner().invoke(app, ["--text", str(text), "--model", str(shallow_path)]).exit_code == 2

@@ -13,7 +13,7 @@ from benchmarks.replicas.simulation import bound, most_reused, simulate
 PAIRS = lengths(None, random.Random(0))
 
 
-@pytest.mark.parametrize("devices", [2, 8, 64])
+@pytest.mark.parametrize("devices", [2, 8, pytest.param(64, marks=pytest.mark.long)])
 def test_routed_lines_are_near_the_bound_and_find_their_prefixes(devices: int) -> None:
     jobs = make_jobs(PAIRS, min(len(PAIRS), max(8000, 1500 * devices)), groups=100)
     routed = simulate(jobs, devices, CORES)

@@ -60,11 +60,11 @@ class Admissions(RuleBasedStateMachine):
 
 
 TestAdmissions = Admissions.TestCase
-TestAdmissions.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestAdmissions.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(sizes=st.lists(st.integers(1, 2048), max_size=60))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 def test_whatever_one_owner_asks_for_another_gets_in(sizes: list[int]) -> None:
     admission = AdmissionController(Size(4096, 10**9))
     for size in sizes:

@@ -194,7 +194,7 @@ class Client:
             use = self.pacer.expected.of(each.estimate.input_tokens * _MISTAKEN, each.estimate.output_tokens)
             wait = self.pacer.wait(use, self.now)
             if wait > _ROUNDING:
-                if self.now + wait < self.rings_at and wait < math.inf:
+                if self.now + wait < self.rings_at - _ROUNDING:
                     self.rings_at = self.now + wait
                     self.at(wait, self.ring)
                 return

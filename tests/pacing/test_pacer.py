@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.pacing.attempt import Attempt
 from batchwright.pacing.expected_use import ExpectedUse
@@ -40,7 +41,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(
     st.integers(1, 50),
     st.lists(st.sampled_from([ConfiguredLimit("requests", 30.0), ConfiguredLimit("tokens", 1e4)]), max_size=2),
@@ -93,7 +94,7 @@ small = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(70, long=200))
 @given(st.lists(st.tuples(st.lists(small, max_size=3), st.booleans()), min_size=1, max_size=30))
 def test_a_request_always_goes_in_the_end(answers: Sequence[tuple[list[StatedLimit], bool]]) -> None:
     """One after the other, each after the answer or refusal of the one before."""

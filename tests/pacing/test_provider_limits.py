@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from tests.long_form import examples
 
 from batchwright.pacing.limits import ConfiguredLimit
 
@@ -48,7 +49,13 @@ WITH_NOTHING: Mapping[str, Bar] = dict.fromkeys(KINDS, NO_HEADERS) | {
 """Where neither headers nor refusals say anything."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+LARGE = {"bucket 6000", "tokens 3M"}
+"""Kinds which differ from others only in that more requests go."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in LARGE else kind for kind in KINDS]
+)
 def test_with_headers(kind: str) -> None:
     share, refused = WITH_HEADERS[kind]
     got, measured = KINDS[kind].measure(Says(headers=KINDS[kind].headers, retry_after=True))
@@ -56,7 +63,9 @@ def test_with_headers(kind: str) -> None:
     assert measured.refused_per_thousand <= refused
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind == "tokens 3M" else kind for kind in KINDS]
+)
 def test_without_headers(kind: str) -> None:
     share, refused = WITH_NOTHING[kind]
     got, measured = KINDS[kind].measure(Says())
@@ -103,7 +112,7 @@ def test_the_text_of_refusals_tells_much(kind: str, share: float, refused: float
 def test_requests_that_overtake_one_another_are_hardly_refused(kind: str, refused: float) -> None:
     """They arrive 0.1 to 0.4 s after they were sent, so what the headers of one say holds for others in part."""
     says = Says(headers="openai", retry_after=True)
-    for seed in range(2):
+    for seed in range(examples(1, long=2)):
         measured = simulate(KINDS[kind].limits(), works(seed), seconds=600.0, says=says, round_trip=0.5, seed=seed)
         assert len(measured.admitted) >= 5980
         assert measured.refused_per_thousand <= refused
@@ -113,7 +122,7 @@ def test_the_last_request_of_a_window_that_slides_is_used() -> None:
     """A job of ten windows' requests takes nine minutes and what is sent in the last of them."""
     says = Says(headers="openai", retry_after=True)
     kind = KINDS["sliding window 600"]
-    for seed in range(3):
+    for seed in range(examples(1, long=3)):
         measured = simulate(
             kind.limits(),
             works(seed),
@@ -125,14 +134,17 @@ def test_the_last_request_of_a_window_that_slides_is_used() -> None:
         assert len(measured.admitted) >= 6000
 
 
-@pytest.mark.parametrize(("round_trip", "when_ready"), [(0.1, False), (0.3, False), (0.5, False), (0.1, True)])
+@pytest.mark.parametrize(
+    ("round_trip", "when_ready"),
+    [(0.1, False), pytest.param(0.3, False, marks=pytest.mark.long), (0.5, False), (0.1, True)],
+)
 def test_stated_windows_of_a_second_are_used_though_requests_take_unlike_times_to_arrive(
     round_trip: float, when_ready: bool
 ) -> None:
     """They arrive after a quarter to three quarters of a round trip."""
     says = Says(headers="openai", retry_after=True, when_ready=when_ready)
     kind, told = KINDS["10 in each second"], (ConfiguredLimit("requests", 600, 60.0),)
-    for seed in range(2):
+    for seed in range(examples(1, long=2)):
         measured = simulate(
             kind.limits(), works(seed), seconds=300.0, says=says, told=told, round_trip=round_trip, seed=seed
         )
@@ -143,7 +155,7 @@ def test_stated_windows_of_a_second_are_used_though_requests_take_unlike_times_t
 def test_windows_of_a_second_do_not_grow_by_requests_that_come_too_late_for_them() -> None:
     """Requests arrive 0.05 to 0.15 s after they were sent, so that now and then a window seems to admit one more."""
     kind = KINDS["10 in each second"]
-    for seed in range(2):
+    for seed in range(examples(1, long=2)):
         measured = simulate(kind.limits(), works(seed), seconds=300.0, says=Says(text=True), round_trip=0.2, seed=seed)
         assert len(measured.admitted) >= 0.95 * 3000
         assert measured.refused_per_thousand <= 10.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from benchmarks.provider.amounts import Quantity
 from benchmarks.provider.limits import AtRandom, Concurrency, Limit, Limits, TokenBucket
+from tests.long_form import examples
 
 from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.pacing.random_refusals import RandomRefusals
@@ -14,16 +16,29 @@ from batchwright.pacing.random_refusals import RandomRefusals
 from .simulation import Says, allowed, simulate, works
 
 REQUESTS = Quantity.REQUESTS
+SILENT = Says()
+RETRY_AFTER = Says(retry_after=True)
 
 
-@pytest.mark.parametrize("says", [Says(), Says(retry_after=True)], ids=["silent", "retry-after"])
-@pytest.mark.parametrize("share", [0.02, 0.05, 0.1])
+@cache
+def unhindered(says: Says) -> int:
+    return len(simulate(Limits(AtRandom(0.0)), works(0), seconds=600.0, says=says, most=60).admitted)
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        pytest.param(0.02, SILENT, marks=pytest.mark.long),
+        pytest.param(0.05, SILENT, marks=pytest.mark.long),
+        (0.1, SILENT),
+        (0.02, RETRY_AFTER),
+        pytest.param(0.05, RETRY_AFTER, marks=pytest.mark.long),
+        pytest.param(0.1, RETRY_AFTER, marks=pytest.mark.long),
+    ],
+)
 def test_they_do_not_slow_a_job_down(share: float, says: Says) -> None:
-    free, refused = (
-        len(simulate(Limits(AtRandom(each)), works(0), seconds=600.0, says=says, most=60).admitted)
-        for each in (0.0, share)
-    )
-    assert refused >= 0.75 * free
+    refused = simulate(Limits(AtRandom(share)), works(0), seconds=600.0, says=says, most=60)
+    assert len(refused.admitted) >= 0.75 * unhindered(says)
 
 
 HEADERS = Says(headers="openai", retry_after=True)
@@ -32,11 +47,15 @@ HEADERS = Says(headers="openai", retry_after=True)
 @pytest.mark.parametrize(
     ("limit", "says", "share", "least"),
     [
-        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.02, 0.9),
+        pytest.param(
+            lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.02, 0.9, marks=pytest.mark.long
+        ),
         (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), Says(), 0.05, 0.9),
         (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.05, 0.9),
-        (lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.1, 0.9),
-        (lambda: Concurrency("requests under way", 16), Says(), 0.05, 0.85),
+        pytest.param(
+            lambda: TokenBucket("requests", REQUESTS, 600, burst=5), HEADERS, 0.1, 0.9, marks=pytest.mark.long
+        ),
+        pytest.param(lambda: Concurrency("requests under way", 16), Says(), 0.05, 0.85, marks=pytest.mark.long),
         (lambda: Concurrency("requests under way", 16), Says(), 0.1, 0.8),
     ],
 )
@@ -47,7 +66,7 @@ def test_a_limit_is_found_beside_them(limit: Callable[[], Limit], says: Says, sh
     assert measured.refused_per_thousand <= 1000.0 * share + 80.0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(1, long=4)))
 def test_beside_limits_that_are_told_and_stated_they_teach_nothing(seed: int) -> None:
     def bucket() -> Limit:
         return TokenBucket("requests", REQUESTS, 600, burst=5)

@@ -12,6 +12,7 @@ from benchmarks.provider.amounts import Quantity
 from benchmarks.provider.limits import Concurrency, Limits, TokenBucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.pacing.limits import ConfiguredLimit, Use, configured_limits
 from batchwright.pacing.pacer import Pacer
@@ -139,7 +140,7 @@ members = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8, long=25))
 @given(st.sampled_from([300.0, 900.0]), st.lists(members, min_size=2, max_size=5), st.integers(0, 100))
 def test_all_together_never_exceed_a_told_limit_in_any_window(rpm: float, each: list[Member], seed: int) -> None:
     found = together(unlimited(), each, seconds=150.0, told=configured_limits(rpm=rpm), seed=seed)

@@ -7,6 +7,7 @@ from itertools import permutations, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.planning.field_order import FieldOrder, reuse_of
 
@@ -14,7 +15,7 @@ values = st.sampled_from(["a", "bb", "cccc", "dddddddd", ""])
 tables = st.integers(1, 4).flatmap(lambda count: st.lists(st.tuples(*[values] * count), max_size=25))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(70, long=200))
 @given(tables, tables)
 def test_each_field_comes_once_in_rows_that_were_seen_and_others(
     rows: list[tuple[str, ...]], others: list[tuple[str, ...]]
@@ -25,7 +26,7 @@ def test_each_field_comes_once_in_rows_that_were_seen_and_others(
         assert order.of(row) == order.of(list(row))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(70, long=200))
 @given(tables)
 def test_nothing_is_shared_only_where_nothing_can_be(rows: list[tuple[str, ...]]) -> None:
     reuse = reuse_of(rows, FieldOrder(rows))

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.planning.file_order import FileOrder
 
@@ -43,7 +44,7 @@ prompts_drawn = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, long=200))
 @given(prompts_drawn, st.integers(1, 12))
 def test_each_line_comes_once_and_prefixes_come_together(prompts: list[bytes], window: int) -> None:
     order = order_of(prompts, window)

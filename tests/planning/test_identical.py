@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.planning.identical import Place, RepeatFinder, Repeats, Sharing
 
@@ -94,7 +95,7 @@ class Lines:
             self.ask(other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.randoms(use_true_random=False), st.data())
 def test_every_line_ends_once_whatever_happens(keys: list[int], draw: random.Random, data: st.DataObject) -> None:
     """Lines are taken up, answered and fail in any order. Requests are asked once unless one failed."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.planning.arrangement import Caches, LineShape
 from batchwright.planning.job_order import JobOrder
@@ -50,7 +51,7 @@ lines = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, long=60))
 @given(lines, st.integers(1, 8), st.integers(1, 12), st.integers(1, 30), st.data())
 def test_every_line_is_taken_once_whatever_is_held(
     shapes: list[LineShape], places: int, most_lines: int, most_bytes: int, data: st.DataObject

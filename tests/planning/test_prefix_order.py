@@ -7,6 +7,7 @@ from itertools import groupby
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.planning.prefix_order import PrefixOrder
 
@@ -55,7 +56,7 @@ def shared(one: str, other: str) -> int:
     return 0 if common < LEAST else LEAST + (common - LEAST) // STEP * STEP
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(130, long=400))
 @given(prompts)
 def test_groups_are_contiguous_at_every_depth_and_else_in_order(texts: list[str]) -> None:
     order = small()
@@ -96,7 +97,7 @@ def test_lines_move_only_within_their_window(texts: list[str], most: int) -> Non
         assert sorted(taken[start : start + most]) == [*range(start + 1, min(start + most, len(texts)) + 1)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, long=300))
 @given(
     prompts, st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60), st.integers(1, 30)
 )

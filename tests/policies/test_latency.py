@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchwright.policies import LatencyModel
 
-_QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=60)
 
 
 def _batches(rng: random.Random, number: int) -> list[tuple[int, int]]:

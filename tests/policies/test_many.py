@@ -6,6 +6,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.policies import (
     Backlog,
@@ -24,7 +25,7 @@ from batchwright.policies import (
 from batchwright.policies.lengths import _cuts, capacity
 from batchwright.policies.policy import are_alike, sizes
 
-_QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(60, long=200))
 
 
 @_QUICK

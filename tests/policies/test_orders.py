@@ -8,6 +8,7 @@ from collections.abc import Hashable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.policies import (
     Backlog,
@@ -26,7 +27,7 @@ from batchwright.policies.auto import Goodput
 from batchwright.policies.backlog import SortedItems
 from batchwright.policies.orders import EvenBatches
 
-_QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(60, long=150))
 
 
 def _served(order: Order, items: list[Item], size: int = 1) -> list[Item]:

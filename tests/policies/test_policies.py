@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.policies import (
     AtOnce,
@@ -41,7 +42,7 @@ from batchwright.policies import (
 )
 from batchwright.policies.lengths import divide
 
-_QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(40, long=100))
 
 
 def _filled(policy: BatchPolicy | Backlog, arrivals: list[float], length: int = 1) -> Backlog:
@@ -404,7 +405,7 @@ SHAPES: list[Callable[[], Shape]] = [
 TIMINGS: list[Callable[[], Timing]] = [AtOnce, lambda: MaxWait(0.3), lambda: Window(0.2)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100, long=300))
 @given(data=st.data())
 def test_every_composition_serves_each_request_once(data: st.DataObject) -> None:
     order, timing = data.draw(st.sampled_from(ORDERS))(), data.draw(st.sampled_from(TIMINGS))()

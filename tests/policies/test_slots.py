@@ -58,7 +58,7 @@ class SlotsMachine(RuleBasedStateMachine):
             assert self.slots.waiting_length == sum(item.length for item in self.waiting)
 
 
-SlotsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+SlotsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestSlots = SlotsMachine.TestCase
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.engine_config import EngineConfig
 from batchwright.scheduling.sizes import EngineSizes
@@ -60,7 +61,7 @@ def least_computed(served: Served) -> int:
     return asked.prompt_tokens - found + asked.output_tokens - 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, long=60))
 @given(requests, requests, st.integers(1, 3), st.booleans())
 def test_all_requests_end_once_in_time_that_only_goes_forward(
     online: list[SimulatedRequest], job: list[SimulatedRequest], replicas: int, paced: bool

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.long_form import examples
 
 from batchwright.kv import BlockManager, BlockTable
 
@@ -187,9 +188,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlockMachine = BlockMachine.TestCase
-TestBlockMachine.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestBlockMachine.settings = settings(max_examples=examples(40, long=120), stateful_step_count=40)
 
 
 def _computed(manager: BlockManager, tokens: list[int]) -> BlockTable:

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.errors import InvalidRequest
 from batchwright.request import Flow, Traffic
@@ -37,7 +38,7 @@ _ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(25, long=60))
 @given(
     actions=_ACTIONS,
     budget=st.integers(3, 20),
@@ -85,7 +86,7 @@ def _add(bench: Bench, owner: int, request: int, prompt: int, output: int, prior
 
 
 @pytest.mark.parametrize("same_owner", [False, True])
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15)
 @given(
     sequences=st.integers(30, 60),
     steps=st.integers(1, 12),
@@ -227,7 +228,7 @@ def test_decodes_that_stay_out_of_newcomers_steps_take_turns() -> None:
     assert max(generated) - min(generated) <= 2
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@settings(max_examples=8)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=4),
     later=st.integers(0, 20),

@@ -11,7 +11,7 @@ from batchwright.fitting import FadedFit
 _FEATURES = st.tuples(st.just(1.0), st.integers(0, 4000).map(float), st.integers(1, 64).map(float))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(measured=st.lists(st.tuples(_FEATURES, st.floats(1e-3, 1.0)), min_size=1, max_size=40))
 def test_sums_of_several_measurements_are_those_of_one_after_the_other(
     measured: list[tuple[tuple[float, float, float], float]],

@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.histograms import Histogram
 
-_QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(80, long=200))
 
 
 def _filled(values: list[float]) -> Histogram:

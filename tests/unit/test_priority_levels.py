@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from batchwright.histograms import Histogram
 from batchwright.priority_levels import MOST_LEVELS, OTHERS, PriorityLevels
 
-_QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=100)
 
 
 @_QUICK

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.errors import BatchwrightError, InvalidRequest, shown
 from batchwright.request import (
@@ -121,7 +122,7 @@ def test_every_sampling_parameter_has_its_edges_tested() -> None:
     assert names - untouched == _ACCEPTED.keys() == _REFUSED.keys()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100, long=300))
 @given(
     name=st.sampled_from(sorted(_REFUSED)),
     value=st.recursive(

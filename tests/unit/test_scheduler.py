@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.long_form import examples
 
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
@@ -162,12 +163,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
-)
+TestSchedulerMachine.settings = settings(max_examples=examples(60, long=200), stateful_step_count=50)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(40, long=100))
 @given(
     jobs=st.lists(_JOB, min_size=1, max_size=12),
     block_size=st.integers(1, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Scheduler, Sequence, SloController, Status
@@ -12,7 +13,7 @@ from batchwright.scheduling.slo import BatchShare
 
 from .oracle import Bench
 
-_QUICK = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(25, long=50))
 
 
 @_QUICK
@@ -119,7 +120,7 @@ def test_a_batch_with_a_share_ends_though_online_traffic_never_lets_up(
     assert all(len(sequence.tokens) == sequence.max_total for sequence in batch)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(6, long=12))
 @given(share=st.sampled_from([0.02, 0.1, 0.3, 0.6]), budget=st.integers(4, 24))
 def test_of_an_overloaded_engine_batches_get_their_share_and_at_most_a_place_more(share: float, budget: int) -> None:
     bench = Bench(num_blocks=400, max_batch_tokens=budget, max_num_seqs=64, batch_share=share)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.scheduling import Status
 
 from .oracle import Bench
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(15, long=40))
 @given(
     ahead=st.integers(0, 6),
     urgent=st.lists(st.integers(0, 4), min_size=1, max_size=3),

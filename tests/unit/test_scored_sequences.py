@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from tests.long_form import examples
 
 from batchwright.request import Traffic
 from batchwright.scheduling import Sequence
@@ -56,9 +57,7 @@ class ScoringMachine(SchedulerMachine):
 
 
 TestScoringMachine = ScoringMachine.TestCase
-TestScoringMachine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestScoringMachine.settings = settings(max_examples=examples(30, long=100), stateful_step_count=40)
 
 
 def test_a_step_has_a_bounded_number_of_scored_tokens() -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.scheduling import Sequence, SloController, StepPlan
 from batchwright.scheduling.plan import Chunk
@@ -15,7 +16,7 @@ from batchwright.scheduling.slo import StepRoom, StepShape, StepTimes
 
 from .oracle import Bench
 
-_QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+_QUICK = settings(max_examples=examples(15, long=40))
 
 _COSTS = st.tuples(
     st.just(0.01), st.floats(0.0, 1e-3), st.floats(0.0, 1e-5), st.floats(1e-5, 1e-3), st.floats(0.0, 1e-5)

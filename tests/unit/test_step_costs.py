@@ -6,8 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import (
@@ -53,6 +54,7 @@ def test_seconds_are_coefficients_times_features(shape: StepShape) -> None:
     assert LAW.drawn(shape, 0.999) == LAW.seconds(shape)
 
 
+@settings(max_examples=examples(15, long=100))
 @given(st.integers(0, 100))
 def test_the_law_is_found_in_what_follows_it(seed: int) -> None:
     law = fitted(measured(200, 0.0, seed))
@@ -61,6 +63,7 @@ def test_the_law_is_found_in_what_follows_it(seed: int) -> None:
     assert law.within(1.0) < 0.01
 
 
+@settings(max_examples=examples(15, long=100))
 @given(st.integers(0, 100))
 def test_pauses_of_the_machine_do_not_bend_it(seed: int) -> None:
     draw = random.Random(seed)
@@ -103,6 +106,7 @@ def test_what_was_hardly_measured_follows_the_law() -> None:
     assert law.factors
 
 
+@settings(max_examples=examples(15, long=100))
 @given(st.integers(0, 100))
 def test_the_total_of_a_record_is_that_of_its_steps(seed: int) -> None:
     record, steps = StepRecord(), measured(300, 0.2, seed)
@@ -129,6 +133,7 @@ def test_first_steps_of_rare_kinds_are_as_rare_in_the_spread() -> None:
     assert sum(each.weight for each in again.measurements) == pytest.approx(record.added)
 
 
+@settings(max_examples=examples(40, long=100))
 @given(st.lists(st.tuples(shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=60))
 def test_any_measurements_make_a_law_in_which_work_is_not_negative(given_: list[tuple[StepShape, float]]) -> None:
     law = fitted([Measurement(*each) for each in given_])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long_form import examples
 
 from batchwright.stop_strings import StopAutomaton, StopStrings
 
@@ -95,7 +96,7 @@ def test_no_more_is_held_than_may_become_a_stop() -> None:
     assert stop_strings.push("d> more") == ("", True)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(150, long=400))
 @given(texts_and_stops(), st.lists(st.integers(0, 60), max_size=12), st.integers(0, 5))
 def test_many_stops_are_the_plain_meaning(
     text_and_stops: tuple[str, list[str]], places: list[int], unarmed: int
@@ -106,7 +107,7 @@ def test_many_stops_are_the_plain_meaning(
     assert ("".join(passed), stopped) == before_stop(text, many, len("".join(pieces[:unarmed])))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(150, long=400))
 @given(texts_and_stops(), st.lists(st.integers(0, 60), max_size=12))
 def test_held_back_is_just_what_may_become_a_stop(text_and_stops: tuple[str, list[str]], places: list[int]) -> None:
     text, many = text_and_stops
