@@ -80,7 +80,7 @@ def source(tmp_path: Path, count: int = 300, **more: object) -> Path:
     return path
 
 
-def likeness(path: Path, content: str | None = None) -> JobSignature:
+def signature(path: Path, content: str | None = None) -> JobSignature:
     """What is known of a job by, with the content of `path` or other `content`."""
     spec = JobSpec(inputs=(str(path),), output="-", model=DEFAULT_MODEL)
     return JobSignature.of(spec, [content or hashlib.sha256(path.read_bytes()).hexdigest()])
@@ -125,7 +125,7 @@ def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
     assert known_from == "limits"
     assert least < 0.4 * at_most
     assert most < 1.3 * at_most
-    keep_answers(DEFAULT_MODEL, likeness(path), answers({10: 30}))
+    keep_answers(DEFAULT_MODEL, signature(path), answers({10: 30}))
     seconds, least, most, known_from = told(path)
     assert known_from == "same job"
     path.write_text(path.read_text().replace("Tell me", "Write"))
@@ -234,7 +234,7 @@ def test_some_lines_are_answered_where_nothing_is_known_of_such(
     at_most = told(path)[0]
     monkeypatch.setattr(job_plan._Probes, "answers", as_probed(10, 0.0))
     # What other jobs of the model say is less than what its own lines do, and runs of such a job say more.
-    keep_answers(DEFAULT_MODEL, likeness(path, "other lines"), answers({30: 30}))
+    keep_answers(DEFAULT_MODEL, signature(path, "other lines"), answers({30: 30}))
     time = run(path, None, dry_run=True, probe=True).planned_time
     assert time is not None
     assert (time.lengths_from, time.runs) == ("probe", 32)
@@ -242,7 +242,7 @@ def test_some_lines_are_answered_where_nothing_is_known_of_such(
     stream = io.StringIO()
     show_plan(Console(file=stream, width=300), run(path, None, dry_run=True, probe=True))
     assert "with answers like those to 32 lines of it" in stream.getvalue()
-    keep_answers(DEFAULT_MODEL, likeness(path), answers({10: 30}))
+    keep_answers(DEFAULT_MODEL, signature(path), answers({10: 30}))
     assert told(path)[3] == "same job"
     again = run(path, None, dry_run=True, probe=True).planned_time
     assert again is not None

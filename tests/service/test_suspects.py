@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.long_form import examples
-from tests.service.conftest import MEMORY
 from tests.service.support import House, Model, codes, in_house, run, texts
+from tests.stores import in_memory
 
 from batchwright.inference.inference import Call
 from batchwright.service.worker.worker import Worker
@@ -218,5 +216,5 @@ def test_exactly_the_lines_that_kill_end_as_crashed(seed: int, sizes: list[int],
         calls = sum((model.calls for model in models), start=models[0].calls.__class__())
         assert all(calls[prompt] <= 3 for prompt in poison)
 
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        run(Path(folder), main)
+    with in_memory() as folder:
+        run(folder, main)
