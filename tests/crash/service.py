@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 from benchmarks.batching.http.run import free_port
-from tests import forks
+from tests import forked
 from typer.testing import CliRunner
 
 from batchwright.cli.main import app
@@ -42,7 +42,7 @@ class Service:
         """Of the tenants that use it; without keys there is one."""
         self.limited = False
         """Whether these have quotas."""
-        self._process: subprocess.Popen[bytes] | forks.Forked | None = None
+        self._process: subprocess.Popen[bytes] | forked.Command | None = None
         self.log = data.parent / "service.log"
 
     @property
@@ -117,12 +117,12 @@ class Service:
             await asyncio.sleep(0.01)
         return False
 
-    def worker(self, *flags: str) -> forks.Forked:
+    def worker(self, *flags: str) -> forked.Command:
         """Another process on the same store that computes batches, without HTTP."""
         return self._forked("jobs", "work", *self.store, *self._backend, *flags)
 
-    def _forked(self, *arguments: str, environment: Mapping[str, str] | None = None) -> forks.Forked:
-        return forks.start(arguments, environment={**os.environ, **(environment or {})}, output=self.log)
+    def _forked(self, *arguments: str, environment: Mapping[str, str] | None = None) -> forked.Command:
+        return forked.start(arguments, self.log, output=self.log, environment={**os.environ, **(environment or {})})
 
     def command(self, *words: str) -> str:
         """What another command says on the same store. Raises what it raises."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Any, Protocol
 
-from tests import forks
+from tests import forked
 
 LIMIT = 60.0
 
@@ -70,7 +70,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Process(Protocol):
-    """What `subprocess.Popen` and `Forked` have in common."""
+    """What `subprocess.Popen` and `forked.Command` have in common."""
 
     @property
     def pid(self) -> int: ...
@@ -84,13 +84,13 @@ class Process(Protocol):
 
 
 @contextmanager
-def serving(folder: Path, *flags: str, forked: bool = False) -> Iterator[tuple[Process, str, list[dict[str, Any]]]]:
+def serving(folder: Path, *flags: str, fork: bool = False) -> Iterator[tuple[Process, str, list[dict[str, Any]]]]:
     """Run the service, and yield the process, its address, and its log as it grows.
 
-    `forked`: without Python's start and without the imports, which take most of the time.
+    `fork`: without Python's start and without the imports, which take most of the time.
     """
     with tempfile.TemporaryDirectory() as beside:
-        process, lines = (_forked if forked else _started)(folder, Path(beside), flags)
+        process, lines = (_forked if fork else _started)(folder, Path(beside), flags)
         log: list[dict[str, Any]] = []
         try:
             for line in lines:
@@ -119,7 +119,7 @@ def _started(folder: Path, beside: Path, flags: Sequence[str]) -> tuple[Process,
 def _forked(folder: Path, beside: Path, flags: Sequence[str]) -> tuple[Process, IO[str]]:
     pipe = beside / "log"
     os.mkfifo(pipe)
-    process = forks.start(["serve", "--port", "0", *flags], environment=environment(folder), output=pipe)
+    process = forked.start(["serve", "--port", "0", *flags], pipe, output=pipe, environment=environment(folder))
     return process, pipe.open()
 
 
@@ -127,5 +127,5 @@ def ended(folder: Path, *flags: str) -> tuple[int, str]:
     """Run the service, forked, and return its exit status and what it printed, once it has ended by itself."""
     with tempfile.TemporaryDirectory() as beside:
         printed = Path(beside) / "printed"
-        process = forks.start(["serve", *flags], environment=environment(folder), output=printed)
+        process = forked.start(["serve", *flags], printed, output=printed, environment=environment(folder))
         return process.wait(LIMIT), printed.read_text()

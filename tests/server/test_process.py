@@ -63,7 +63,7 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
     endpoint.answer.clear()
-    with serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0", forked=True) as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0", fork=True) as (process, url, _):
         client = ask(url)
         file = client.files.create(file=("in.jsonl", json.dumps(body).encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
@@ -71,7 +71,7 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     endpoint.answer.set()
-    with serving(tmp_path, "--backend", endpoint.url, forked=True) as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, fork=True) as (process, url, _):
         client = ask(url)
         while (done := client.batches.retrieve(batch.id)).status != "completed":
             time.sleep(0.02)
@@ -106,7 +106,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             back.shutdown()
             back.server_close()
 
-    with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1", forked=True) as (process, url, log):
+    with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1", fork=True) as (process, url, log):
         asyncio.run(main(url))
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
@@ -114,7 +114,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
 
 
 def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: Endpoint) -> None:
-    with serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB", forked=True) as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB", fork=True) as (process, url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIStatusError) as caught:
             client.files.create(file=("in.jsonl", b"x\n" * 5_000_000), purpose="batch")

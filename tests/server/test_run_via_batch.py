@@ -38,7 +38,7 @@ def test_the_service_is_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     endpoint.answer.clear()
     data = tmp_path / "data"
     data.mkdir()
-    with serving(data, "--backend", endpoint.url, forked=True) as (process, url, _):
+    with serving(data, "--backend", endpoint.url, fork=True) as (process, url, _):
         base = f"{url}/v1"
         client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
 

@@ -61,7 +61,7 @@ def test_new_connections_get_the_new_certificate_and_a_bad_one_is_not_taken(
 ) -> None:
     chain, key = _write(authority, tmp_path)
     flags = ("--backend", endpoint.url, "--tls-cert", str(chain), "--tls-key", str(key))
-    with serving(tmp_path, *flags, forked=True) as (process, address, log):
+    with serving(tmp_path, *flags, fork=True) as (process, address, log):
         url = httpx2.URL(address)
         assert url.scheme == "https"
         old = _connected(url, authority)

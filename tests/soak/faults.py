@@ -16,7 +16,7 @@ from tests.crash.load import eventually
 from tests.crash.models import Model
 from tests.crash.outside import Outside, Trouble
 from tests.crash.service import Service
-from tests.forks import Forked
+from tests.forked import Command
 from tests.postgres import PostgresServer
 from tests.soak.hostile import Burst
 from tests.soak.timeline import BROKEN, ERROR_EVENT, REFUSED
@@ -143,7 +143,7 @@ async def _stop_service(world: World) -> None:
 
 
 @asynccontextmanager
-async def _second_worker(world: World) -> AsyncIterator[Forked]:
+async def _second_worker(world: World) -> AsyncIterator[Command]:
     """Works while the context lasts, and must then end well."""
     before = world.service.log.stat().st_size
     worker = world.service.worker(*world.flags)
