@@ -416,6 +416,44 @@ def test_a_plan_says_which_lines_are_longer_than_the_context(tmp_path: Path) -> 
     assert report.prompt_tokens == 90 + 99 + 101
 
 
+def test_a_plan_says_which_lines_are_longer_than_the_kv_cache_of_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(slots=4)
+    engine.stats.kv_blocks = 4  # of 16 tokens
+    bodies = [{"prompt": "a" * 60, "max_tokens": tokens} for tokens in (4, 5)]
+    [failure] = run(write(tmp_path / "in.jsonl", bodies), None, model=engine, dry_run=True).failures  # type: ignore[arg-type]
+    assert (failure.code, failure.lines) == ("context_length_exceeded", [2])
+    assert "need 65 tokens of KV cache, which holds 64: lower max_tokens" in failure.message
+
+
+def named(model: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": model, "method": "POST", "url": url, "body": {"model": model, **(body or {"prompt": "a"})}}
+
+
+def test_a_plan_says_which_lines_name_a_model_that_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
+    monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
+    lines = [named(each) for each in ("smollm2-135m", "gpt-4o-mini", "minilm")]
+    lines += [named(each, "/v1/embeddings", input="a") for each in ("minilm", "text-embedding-3-small")]
+    options: dict[str, Any] = {"model": "smollm2-135m", "embedding_model": "minilm", "dry_run": True}
+    source = write(tmp_path / "in.jsonl", [{**each, "custom_id": str(place)} for place, each in enumerate(lines)])
+    report = run(source, None, **options)
+    assert [(each.code, each.lines) for each in report.failures] == [("model_not_found", [2, 3, 5])]
+    assert report.failures[0].message == "model='gpt-4o-mini' is not served here: choose from smollm2-135m"
+    assert run(source, None, served_model_names=["gpt-4o-mini", "minilm"], **options).failed == 1
+    assert run(source, None, served_model_names=["*"], **options).failed == 0
+    given = run(source, None, model=FakeEngine(), dry_run=True)  # type: ignore[arg-type]
+    assert given.failed == 0, "what it is called is its own matter"
+
+
+def test_a_plan_has_an_example_of_each_field_at_fault(tmp_path: Path) -> None:
+    faults: list[dict[str, Any]] = [{"temperature": 5}, {"max_tokens": -3}, {"temperature": 7}]
+    source = write(tmp_path / "in.jsonl", [{"prompt": "a", **each} for each in faults])
+    report = run(source, None, model=FakeEngine(), dry_run=True)  # type: ignore[arg-type]
+    assert [(each.param, each.lines) for each in report.failures] == [("temperature", [1, 3]), ("max_tokens", [2])]
+
+
 def test_a_plan_counts_all_completions_of_a_line(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = [{"prompt": "abc", "n": 4, "max_tokens": 100, "expected_tokens": 20}]
     bodies += [{"prompt": "abcde", "max_tokens": 10, "ignore_eos": True}]

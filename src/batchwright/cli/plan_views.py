@@ -47,7 +47,7 @@ def show_plan(
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
     prompts = _prompt_tokens(report.prompt_tokens, report.prompt_tokens_estimated)
     console.print(
-        f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
+        f"Plan: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
         f"{prompts}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )

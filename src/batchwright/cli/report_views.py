@@ -100,9 +100,9 @@ def batches_left(report: RunReport, options: Sequence[str]) -> str:
 
 
 def failures_table(report: RunReport) -> Table:
-    """Return the failed lines by code, with an example of each."""
+    """Return the failed lines by code and field, with an example of each."""
     table = Table(
-        box=None, padding=(0, 2, 0, 0), title="Failed lines, with an example of each code", title_justify="left"
+        box=None, padding=(0, 2, 0, 0), title="Failed lines, with an example of each kind", title_justify="left"
     )
     table.add_column("lines", justify="right")
     table.add_column("code", no_wrap=True)
@@ -118,7 +118,7 @@ def failures_table(report: RunReport) -> Table:
 
 
 def _lines_of(failure: Failure) -> str:
-    """The numbers of the first lines that failed with a code."""
+    """The numbers of the first lines that failed so."""
     numbers = failure.lines[:_NUMBERS_SHOWN]
     more = failure.count - len(numbers)
     return f"lines {', '.join(map(str, numbers))}" + (f", and {more:,} more" if more else "")

@@ -322,8 +322,9 @@ def run_command(
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
         if dry_run:
+            # What the command is for goes to standard output, unless the JSON does.
             show_plan(
-                console,
+                console if report == "-" else Console(),
                 result,
                 is_elsewhere=backend is not None,
                 model=model,

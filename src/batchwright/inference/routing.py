@@ -153,9 +153,8 @@ class RoutedInference(_Renaming):
         if (route := self._meant(call.endpoint, model)) is not None:
             return route
         served = [name for route in serving for name in route.models]
-        names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
-        problem = f"does not serve {call.endpoint}" if model in self.models else "is not served here"
-        raise ModelNotFound(f"model={shown(model)} {problem}: choose from {names}")
+        served += [alias for alias, name in self._aliases.items() if name in served]
+        raise not_found(call.endpoint, model, served, self.models)
 
     def _meant(self, endpoint: str, model: str | None) -> Route | None:
         """The route to which requests for `model` go, None if there is none."""
@@ -165,6 +164,12 @@ class RoutedInference(_Renaming):
             if serves and endpoint in route.endpoints:
                 return route
         return None
+
+
+def not_found(endpoint: str, model: str | None, serving: Sequence[str], models: Sequence[str]) -> ModelNotFound:
+    """Return the error of a call for a `model` that is none of those `serving` the endpoint, nor maybe of `models`."""
+    problem = f"does not serve {endpoint}" if model in models else "is not served here"
+    return ModelNotFound(f"model={shown(model)} {problem}: choose from {', '.join(serving)}")
 
 
 def not_served(endpoint: str) -> InvalidRequest:

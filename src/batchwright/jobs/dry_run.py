@@ -20,6 +20,7 @@ from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
+from batchwright.scheduling.scheduler import kv_refusal
 from batchwright.wire.classifying import read_rerank, read_score
 from batchwright.wire.dialects import Dialect
 from batchwright.wire.fields import completions_of, expected_tokens
@@ -90,6 +91,13 @@ class Capacity:
     """Sequences that are computed at once."""
     kv_tokens: int | None
     """Tokens in its KV cache; None if that is not known."""
+    engines: int = 1
+    """Engines that have equal parts of both."""
+
+    @property
+    def most_of_a_sequence(self) -> int | None:
+        """Most tokens of a prompt and its answer that an engine can hold; None if that is not known."""
+        return None if self.kv_tokens is None else self.kv_tokens // self.engines
 
 
 def plan(
@@ -236,8 +244,10 @@ class _Planner:
         """The tokens of the prompts of a line that is answered. Raises `ContextLengthExceeded` as the engine will."""
         limit = allowed_tokens(line.body, self._limit or 1)
         counted = [self._counter.count(*pair, limit) for pair in zip(prompts, texts, strict=True)]
-        if self._context is not None:
-            _check_length(line, max((tokens for tokens, _ in counted), default=0), limit, self._context)
+        longest = max((tokens for tokens, _ in counted), default=0)
+        _check_length(
+            line, longest, limit, self._context, None if self._capacity is None else self._capacity.most_of_a_sequence
+        )
         return counted
 
     def _text_counter(self, endpoint: str) -> TextCounter | None:
@@ -313,13 +323,18 @@ def _completions(body: Mapping[str, Any]) -> int:
         return 1
 
 
-def _check_length(line: Line, prompt_tokens: int, limit: int, context: int) -> None:
-    """Raise `ContextLengthExceeded`, as the engine will, if a prompt and its answer may be longer than the context."""
+def _check_length(line: Line, prompt_tokens: int, limit: int, context: int | None, capacity: int | None) -> None:
+    """Raise `ContextLengthExceeded`, as the engine will, if a prompt and its answer are longer than the engine allows.
+
+    `context` and `capacity`: the most tokens of both, by the model and by the KV cache; None: any number.
+    """
     computed = prompt_tokens
     if line.body.get("max_tokens") == 0:
         computed, limit = prompt_tokens - 1, 0  # the last token of what is only scored is not computed
-    if computed + limit > context:
+    if context is not None and computed + limit > context:
         raise ContextLengthExceeded(
             f"{prompt_tokens} prompt tokens and max_tokens={limit} exceed the context of {context} tokens: shorten the "
             "prompt or lower max_tokens"
         )
+    if capacity is not None and (reason := kv_refusal(computed, limit, capacity)) is not None:
+        raise ContextLengthExceeded(reason)

@@ -1,4 +1,4 @@
-"""The failed lines of a job, counted by the code of their error, with an example of each."""
+"""The failed lines of a job, counted by the code of their error and the field at fault, with an example of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NUMBERS = 100
 
 @dataclass(slots=True)
 class Failure:
-    """The lines that failed with one code."""
+    """The lines that failed with one code, for one field."""
 
     code: str
     count: int
@@ -27,27 +27,31 @@ class Failure:
     """Number of those lines that may well succeed later."""
     lines: list[int] = field(default_factory=list)
     """Numbers of those lines that were seen first, at most 100."""
+    param: str | None = None
+    """The field at fault; None: the error names none."""
 
 
 class Failures:
-    """Failed lines by code."""
+    """Failed lines by code and field."""
 
     def __init__(self) -> None:
-        self._by_code: dict[str, Failure] = {}
+        self._by_kind: dict[tuple[str, str | None], Failure] = {}
 
     def __iter__(self) -> Iterator[Failure]:
         """The most frequent first."""
-        return iter(sorted(self._by_code.values(), key=lambda failure: -failure.count))
+        return iter(sorted(self._by_kind.values(), key=lambda failure: -failure.count))
 
     @property
     def first(self) -> Failure | None:
         """The example that was seen first; None if no line failed."""
-        return next(iter(self._by_code.values()), None)
+        return next(iter(self._by_kind.values()), None)
 
     def add(self, line: int, custom_id: str, error: Mapping[str, Any]) -> None:
         """Count a failed line."""
-        code = str(error.get("code"))
-        failure = self._by_code.setdefault(code, Failure(code, 0, line, custom_id, str(error.get("message"))))
+        code, param = str(error.get("code")), error.get("param")
+        param = param if isinstance(param, str) else None
+        made = Failure(code, 0, line, custom_id, str(error.get("message")), param=param)
+        failure = self._by_kind.setdefault((code, param), made)
         failure.count += 1
         if len(failure.lines) < _MOST_NUMBERS:
             failure.lines.append(line)
@@ -57,10 +61,9 @@ class Failures:
         """The failed lines of both; examples are those of the first that has one."""
         total = Failures()
         for each in (self, later):
-            for code, failure in each._by_code.items():
-                found = total._by_code.setdefault(
-                    code, Failure(code, 0, failure.line, failure.custom_id, failure.message)
-                )
+            for kind, failure in each._by_kind.items():
+                made = Failure(failure.code, 0, failure.line, failure.custom_id, failure.message, param=failure.param)
+                found = total._by_kind.setdefault(kind, made)
                 found.count += failure.count
                 found.lines += failure.lines[: _MOST_NUMBERS - len(found.lines)]
                 found.retryable += failure.retryable

@@ -216,7 +216,7 @@ class JobPlan:
             if self.choice.model is not None and (kept := find_costs(self.choice.model, self.choice.config)):
                 sizes = kept.facts.sizes(self.choice.config)
                 places, kv_tokens = sizes.max_num_seqs, sizes.num_blocks * BLOCK_SIZE * replicas
-        return Capacity(places * replicas, kv_tokens)
+        return Capacity(places * replicas, kv_tokens, replicas)
 
     def _context(self, tokenizer: Any | None) -> int | None:
         """The most tokens of a prompt and its answer, as far as that is known before the model is loaded."""

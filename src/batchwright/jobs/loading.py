@@ -29,9 +29,9 @@ from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.replicas.ray_opening import open_ray_replicas, ray_count
 from batchwright.inference.replicas.ray_resources import RayResources
-from batchwright.inference.routing import StandIn, not_served
+from batchwright.inference.routing import ANY_MODEL, StandIn, not_found, not_served
 from batchwright.jobs.lines import check_body, check_form, check_sent_body
-from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, served_name
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ConfiguredLimit
 from batchwright.request import Prompt, SamplingParams
@@ -205,10 +205,27 @@ class ModelChoice:
                 raise not_served(endpoint)
             prompts = check_body(endpoint, body, defaults)
             check_form(endpoint, body)
+            self._require_served(endpoint, read_model(body))
             return prompts
         if self.model is not None:
             chosen_model(read_model(body), self.served_model_names or (self.model,), remedy=LEAVE_OUT_MODEL)
         return check_sent_body(self.dialect, endpoint, body, defaults)
+
+    def _require_served(self, endpoint: str, asked: str | None) -> None:
+        """Raise `ModelNotFound` for a model that is none of those in this process, unless these have no names."""
+        generating = () if self.model is None else (self.model,)
+        embedding = () if self.embedding_model is None else (self.embedding_model,)
+        serving = [
+            *(generating if endpoint not in ENCODER_URLS else ()),
+            *(self.classifiers if endpoint in CLASSIFIER_URLS else ()),
+            *(embedding if endpoint in _EMBEDDED else ()),
+        ]
+        names = [served_name(name) for name in serving]
+        if asked is None or not names or {asked, served_name(asked)} & {*names}:
+            return
+        if not {asked, ANY_MODEL} & {*self.served_model_names}:
+            models = [served_name(name) for name in (*generating, *self.classifiers, *embedding)]
+            raise not_found(endpoint, asked, names, models)
 
     def _serves(self, endpoint: str) -> bool:
         """Whether a model in this process answers lines for `endpoint`; True where none was chosen by name."""

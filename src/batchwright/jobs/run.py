@@ -225,6 +225,8 @@ def run(
         deadline=deadline,
         batch_window=batch_window,
     )
+    if inference is not None or given is not None:
+        choice = replace(choice, model=None)  # it knows its names itself
     terms = SpendingTerms.of(
         backend, budget=budget, price=price, prices=None if prices is None else Path(prices), states_costs=cost
     )

@@ -43,9 +43,19 @@ def bytes_of(prompt: Prompt) -> bytes:
         return prompt.encode(errors="replace")
     if (ids := token_ids(prompt)) is not None:
         return array("I", [each & _LARGEST_ID for each in ids]).tobytes()
-    return "".join(str(cast("Mapping[str, Any]", message).get("content")) for message in prompt).encode(
-        errors="replace"
-    )
+    said = (_content(cast("Mapping[str, Any]", message).get("content")) for message in prompt)
+    return "".join(said).encode(errors="replace")
+
+
+def _content(content: object) -> str:
+    """Return the text of the content of a message, or of its parts; what is no text stays as it is written."""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return "".join(map(_content, content))
+    if isinstance(content, Mapping):
+        for name in ("text", "content"):
+            if name in content:
+                return _content(content[name])
+    return str(content)
 
 
 def uncounted(prompt: Prompt, text: bytes) -> TokenCount:

@@ -51,6 +51,16 @@ _STEPS_IN_COMPANY = 256
 """Number of steps after requests were there together for which another one is expected at any time."""
 
 
+def kv_refusal(num_prompt: int, max_tokens: int, capacity: int) -> str | None:
+    """Return why a sequence of this size could never be computed with `capacity` tokens of KV cache, or None."""
+    if num_prompt + max_tokens <= capacity:
+        return None
+    return (
+        f"{num_prompt} prompt tokens and max_tokens={max_tokens} need {num_prompt + max_tokens} tokens of KV "
+        f"cache, which holds {capacity}: lower max_tokens, shorten the prompt or raise kv_memory"
+    )
+
+
 class Scheduler:
     """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
 
@@ -125,14 +135,7 @@ class Scheduler:
 
     def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
         """Return why a sequence of this size could never be computed, or None if it can."""
-        needed = self.blocks.blocks_for(num_prompt + max_tokens)
-        if needed <= self.blocks.num_blocks:
-            return None
-        capacity = self.blocks.num_blocks * self.blocks.block_size
-        return (
-            f"{num_prompt} prompt tokens and max_tokens={max_tokens} need {num_prompt + max_tokens} tokens of KV "
-            f"cache, which holds {capacity}: lower max_tokens, shorten the prompt or raise kv_memory"
-        )
+        return kv_refusal(num_prompt, max_tokens, self.blocks.num_blocks * self.blocks.block_size)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
