@@ -428,7 +428,7 @@ def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
     assert planned.live.expected is not None
     assert planned.live.expected == pytest.approx(float(endpoint.ledger), rel=0.5)
     shown = subprocess.run([*command(source, output, endpoint.url, "4"), "--dry-run"], capture_output=True, text=True)
-    assert "Price as a batch: about $" in shown.stderr
+    assert "Price as a batch: about $" in shown.stdout
 
 
 def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:
@@ -451,9 +451,9 @@ def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:
     assert (each.planned_cost.lines, once.planned_cost.lines) == (7, 4)
     assert each.prompt_tokens == once.prompt_tokens + once.saved_prompt_tokens
     assert "7 lines, 0 of them would fail, 3 are identical to others and asked with them" in " ".join(
-        shown.stderr.split()
+        shown.stdout.split()
     )
-    assert "for the" not in shown.stderr.split("Price live")[1].split(":")[0]
+    assert "for the" not in shown.stdout.split("Price live")[1].split(":")[0]
 
 
 def test_overwriting_starts_counting_again(tmp_path: Path) -> None:

@@ -309,8 +309,8 @@ def test_a_plan_counts_texts_to_embed_as_the_run_does(tmp_path: Path) -> None:
 def test_lines_that_no_chosen_model_answers_are_found(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     lines = [
-        {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}},
-        {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}},
+        {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}},
+        {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     [failure] = run(path, None, dry_run=True).failures
