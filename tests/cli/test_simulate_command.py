@@ -322,6 +322,7 @@ def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
         (("--poisson", "--rate", "1", "--replicas", "1,1001"), "--replicas 1,1001: must be numbers from 1 to 1,000"),
         (("--poisson", "--rate", "1", "--save-costs", "no such folder/costs.json"), "--save-costs no such folder"),
         (("--poisson", "--rate", "1", "--plot", "x.png"), "--plot x.png"),
+        (("--poisson", "--rate", "1", "--ttft-ms", "-3"), "ttft_ms=-3.0: must be a number above 0; leave it out"),
         (("--poisson", "--rate", "1", "--kv-memory", "1KB"), "kv_memory"),
         (("--poisson", "--rate", "1", "--max-model-len", "5000"), "max_model_len=5000"),
         (("--poisson", "--rate", "1", "--costs", "/nowhere.json"), "/nowhere.json cannot be read"),
