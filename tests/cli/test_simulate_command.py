@@ -20,6 +20,7 @@ from batchwright.models.cache import cache_dir
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 
+EMBEDDING = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}
 LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 
 
@@ -129,6 +130,18 @@ def test_results_state_their_lengths_whatever_the_endpoint(tmp_path: Path, costs
     assert found["cached_tokens"] == 5 * 3 * 144
 
 
+@pytest.mark.parametrize(("cached", "said"), [(160, "counts as one prefix that all share"), (0, "are not known; give")])
+def test_what_a_run_found_in_its_cache_is_found_again(tmp_path: Path, costs: Path, cached: int, said: str) -> None:
+    job = tmp_path / "results.jsonl"
+    usage = {"prompt_tokens": 200, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": cached}}
+    results = [{"custom_id": f"{n}", "response": {"body": {"usage": usage}}, "error": None} for n in range(5)]
+    job.write_text("".join(json.dumps(each) + "\n" for each in results))
+    [found] = told("--job", job, "--costs", costs)
+    assert found["cached_tokens"] == 4 * cached
+    result = CliRunner().invoke(app, ["simulate", "--job", str(job), "--costs", str(costs)], catch_exceptions=False)
+    assert re.search(f"job lines: 5 are results, which have lengths and no text: .*{said}", result.stderr)
+
+
 def test_results_that_are_copies_or_make_no_sense_are_left_out(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "results.jsonl"
     usages: list[dict[str, Any]] = [
@@ -191,6 +204,41 @@ def test_a_job_is_any_input_of_run(tmp_path: Path, costs: Path, name: str, text:
     job.write_text(text)
     [found] = told("--job", job, "--costs", costs, "--expected-tokens", "20")
     assert (found["job_lines"], found["prompt_tokens"]) == (lines, tokens)
+
+
+@pytest.mark.usefixtures("words")
+def test_lines_that_are_left_out_are_counted_and_said(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    lines = [
+        *[json.dumps(EMBEDDING | {"custom_id": str(n)}) for n in range(30)],
+        '{"prompt": broken',
+        "7",
+        *['{"prompt": "A word", "temperature": 0}'] * 3,
+        json.dumps({"prompt": "word " * 5000}),
+        json.dumps({"custom_id": "x", "response": None, "error": {"message": "no"}}),
+    ]
+    job.write_text("\n".join(lines))
+    [found] = told("--job", job, "--costs", costs)
+    assert (found["job_lines"], found["refused"]) == (1, 0)
+    left = {each["reason"]: (each["lines"], each["first_line"]) for each in found["job_left_out"]}
+    assert left == {
+        "encoder": (30, 1),
+        "broken": (2, 31),
+        "identical": (2, 34),
+        "too_long": (1, 36),
+        "no_answer": (1, 37),
+    }
+    result = CliRunner().invoke(app, ["simulate", "--job", str(job), "--costs", str(costs)], catch_exceptions=False)
+    assert "job lines: 30 left out, for models that generate nothing (the first is line 1)" in result.stderr
+    assert re.search(r"job lines: 2 left out, broken \(the first is line 31: .*JSON", result.stderr)
+    assert re.search(r"job lines: 1 left out, too long for the engine \(line 36: 5,000 prompt tokens", result.stderr)
+
+
+def test_a_job_without_a_line_to_compute_says_why(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    job.write_text(f"{json.dumps(EMBEDDING)}\n" * 3)
+    with pytest.raises(InputError, match=r"no line that can be computed; 3 left out, for models that generate nothing"):
+        told("--job", job, "--costs", costs)
 
 
 @pytest.mark.usefixtures("words")

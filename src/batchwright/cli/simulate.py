@@ -12,6 +12,7 @@ import typer
 
 from batchwright.cli.flags import with_engine_flags
 from batchwright.cli.quantities import duration
+from batchwright.cli.visible_text import visible
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.models import DEFAULT_MODEL
@@ -21,8 +22,10 @@ from batchwright.request import SamplingParams
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.job_lengths import JobLengths
     from batchwright.kept_costs import KeptCosts
     from batchwright.simulation.outcome import Outcome
+    from batchwright.simulation.replica import SimulatedReplica
     from batchwright.simulation.requests import SimulatedRequest
 
 _PARAGRAPHS = (
@@ -117,11 +120,13 @@ def simulate_command(
         sizes = kept.facts.sizes(engine)
     except ValueError as error:
         raise InputError(str(error)) from error
-    lines = []
+    step_costs = kept.costs
+    lengths = None
     if job is not None:
         defaults = SamplingParams(max_tokens=max_tokens)
-        lines = _lines(job, input_format, model, sizes.max_model_len, defaults, expected_tokens)
-    step_costs = kept.costs
+        [replica] = Fleet(1, sizes, engine, step_costs).engines()
+        lengths = _lengths(job, input_format, model, sizes.max_model_len, replica, defaults, expected_tokens)
+    lines = [] if lengths is None else lengths.requests
     outcomes = []
     for number in numbers:
         fleet = Fleet(number, sizes, engine, step_costs, seed=seed)
@@ -131,12 +136,15 @@ def simulate_command(
             ttft_ms=engine.ttft_ms,
             tpot_ms=engine.tpot_ms,
             price_per_hour=price_per_hour,
+            left_out=() if lengths is None else lengths.left_out,
         )
         outcomes.append(outcome)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
     else:
         _print(kept, step_costs.within(0.9), outcomes, engine)
+        if lengths is not None:
+            _print_notes(lengths)
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
@@ -213,14 +221,15 @@ def _check_traffic(
         raise InputError(f"--requests {most}: needs --trace or --poisson, of which it takes so many")
 
 
-def _lines(
+def _lengths(
     job: str,
     input_format: str | None,
     model: str,
     longest: int,
+    replica: SimulatedReplica,
     defaults: SamplingParams,
     expected_tokens: int | None,
-) -> list[SimulatedRequest]:
+) -> JobLengths:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
 
@@ -229,6 +238,7 @@ def _lines(
         lambda: load_tokenizer(model),
         defaults=defaults,
         longest=longest,
+        refusal=replica.refusal,
         expected_tokens=expected_tokens,
         input_format=input_format,
     )
@@ -279,6 +289,20 @@ def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: Engin
     console.print(table)
     where = kept.identity.get("machine", "an unknown machine")
     print(f"by {kept.steps:,} steps measured on {where}; 90% of them within {error:.1%}", file=sys.stderr)
+
+
+def _print_notes(lengths: JobLengths) -> None:
+    """Say what of a job's file is not simulated."""
+    for each in lengths.left_out:
+        print(f"job lines: {visible(each.described)}", file=sys.stderr)
+    if not lengths.results:
+        return
+    prefixes = (
+        "what their run found in its cache counts as one prefix that all share"
+        if lengths.cached_tokens
+        else "prefixes that they share are not known; give the input of their run to have these"
+    )
+    print(f"job lines: {lengths.results:,} are results, which have lengths and no text: {prefixes}", file=sys.stderr)
 
 
 def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list[str | None]]]:
