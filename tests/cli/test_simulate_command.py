@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine.support import TINY, tiny_model
 from typer.testing import CliRunner
 
 from batchwright import kept_costs
 from batchwright.cli.main import app
-from batchwright.errors import InputError, MissingExtra
-from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
+from batchwright.errors import InputError, MissingExtra, UnsupportedModel
+from batchwright.kept_costs import EngineFacts, KeptCosts, read_costs, write_costs
+from batchwright.models import fingerprint
 from batchwright.models.cache import cache_dir
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
@@ -389,6 +391,33 @@ def test_a_mean_that_is_no_number_is_refused(flag: str, costs: Path) -> None:
     arguments = ("simulate", "--poisson", "--rate", "1", flag, "nan", "--costs", str(costs))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 or isinstance(result.exception, InputError)
+
+
+@pytest.mark.usefixtures("words")
+def test_a_model_of_embeddings_is_refused(tmp_path: Path, costs: Path) -> None:
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    (folder / "modules.json").write_text("[]")
+    for model in ("minilm", folder):
+        for given in (("--costs", costs), ()):
+            with pytest.raises(UnsupportedModel, match="makes embeddings, not text"):
+                told("--poisson", "--rate", "1", "--model", model, *given)
+
+
+def test_costs_of_another_model_than_the_one_named_are_refused(trace: Path, costs: Path) -> None:
+    kept = read_costs(costs)
+    options = ("--trace", trace, "--costs", costs)
+    for of, is_taken in ((fingerprint("smollm2-135m"), True), ("0" * 64, False), ("org/name", True)):
+        write_costs(costs, msgspec.structs.replace(kept, identity={"model": of}))
+        told(*options)
+        if is_taken:
+            told(*options, "--model", "smollm2-135m")
+            continue
+        with pytest.raises(InputError, match=f"--costs {costs}: was measured of another model than --model smollm2"):
+            told(*options, "--model", "smollm2-135m")
+    write_costs(costs, msgspec.structs.replace(kept, identity={"model": "org/name"}))
+    with pytest.raises(InputError, match="another model than --model org/other"):
+        told(*options, "--model", "org/other")
 
 
 def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from batchwright.cli.quantities import duration
 from batchwright.cli.visible_text import visible
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
-from batchwright.models import DEFAULT_MODEL
+from batchwright.models import DEFAULT_MODEL, require_generating
 from batchwright.pricing.rates import money
 from batchwright.request import SamplingParams
 
@@ -63,7 +63,7 @@ _JOB = (
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 _MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
-_MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
+_MODEL = f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL})."
 _COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
 _SAVE_COSTS = "Write the step costs that were used."
 _PLOT = "Draw the outcome: an .svg or .html file."
@@ -84,7 +84,7 @@ def simulate_command(
     ] = SamplingParams().max_tokens,
     expected_tokens: Annotated[int | None, _traffic(min=1, metavar="N", help=_EXPECTED)] = None,
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas to try.")] = "1",
-    model: Annotated[str, typer.Option(help=_MODEL)] = DEFAULT_MODEL,
+    model: Annotated[str | None, typer.Option(help=_MODEL, show_default=False)] = None,
     costs: Annotated[Path | None, typer.Option(metavar="FILE", help=_COSTS, show_default=False)] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="What one replica costs.", show_default=False)
@@ -104,6 +104,8 @@ def simulate_command(
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
 
+    name = DEFAULT_MODEL if model is None else model
+    require_generating(name)
     numbers = _numbers(replicas)
     if price_per_hour is not None and not 0.0 <= price_per_hour <= _MOST_DOLLARS:
         raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
@@ -113,7 +115,7 @@ def simulate_command(
         require_writable(save_costs, "--save-costs")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = _measured_costs(console, model, engine) if costs is None else _costs_in(costs)
+    kept = _measured_costs(console, name, engine) if costs is None else _costs_in(costs, model)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
@@ -125,7 +127,7 @@ def simulate_command(
     if job is not None:
         defaults = SamplingParams(max_tokens=max_tokens)
         [replica] = Fleet(1, sizes, engine, step_costs).engines()
-        lengths = _lengths(job, input_format, model, sizes.max_model_len, replica, defaults, expected_tokens)
+        lengths = _lengths(job, input_format, name, sizes.max_model_len, replica, defaults, expected_tokens)
     lines = [] if lengths is None else lengths.requests
     outcomes = []
     for number in numbers:
@@ -260,16 +262,22 @@ def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptC
             return measure_costs(engine, progress)
 
 
-def _costs_in(file: Path) -> KeptCosts:
-    """Return the step costs in `file`."""
+def _costs_in(file: Path, model: str | None) -> KeptCosts:
+    """Return the step costs in `file`. Raises `InputError` if they are those of another model than `model`, if any."""
     from batchwright.kept_costs import read_costs
 
     try:
-        return read_costs(file)
+        kept = read_costs(file)
     except OSError as error:
         raise InputError(f"--costs {file} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise InputError(f"--costs {error}") from error
+    if model is not None and not kept.may_be_of(model):
+        raise InputError(
+            f"--costs {file}: was measured of another model than --model {model}: name the one that it was measured "
+            "of, or measure this one with --save-costs on the machine that is to serve"
+        )
+    return kept
 
 
 def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: EngineConfig) -> None:
