@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from tests.engine.support import TINY, tiny_model
 from typer.testing import CliRunner
 
@@ -296,6 +298,25 @@ def test_the_table_says_what_it_is_judged_by(trace: Path, costs: Path) -> None:
     assert "job done after" not in lines
     assert "cost per hour" not in lines
     assert "60 steps measured on a machine" in result.stderr
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_a_simulation_is(
+    terminal: bool, trace: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "[job].jsonl"
+    job.write_text('{"prompt_tokens": 100, "output_tokens": 9}\n' * 9)
+    shown = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+    monkeypatch.setattr("rich.console.Console", lambda *_, **options: shown if options else Console())
+    monkeypatch.setattr("batchwright.cli.simulate._STATUS_SECONDS", 0.0)
+    told("--trace", trace, "--job", job, "--costs", costs, "--replicas", "1,2")
+    monkeypatch.undo()
+    file = shown.file
+    assert isinstance(file, io.StringIO)
+    text = file.getvalue()
+    assert ("counting the tokens of" in text and "[job].jsonl" in text) is terminal
+    assert ("simulating 1 replica" in text and "simulating 2 replicas" in text) is terminal
+    assert ("of 49 requests" in text) is terminal
 
 
 def test_long_times_and_sums_of_money_are_those_of_other_commands(tmp_path: Path, costs: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from batchwright.cli.flags import with_engine_flags
 from batchwright.cli.quantities import duration
@@ -42,6 +46,8 @@ HELP = "\n\n".join(_PARAGRAPHS)
 _LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
 """Bounds of flags: far beyond them figures would be infinite."""
 _MOST_REPLICAS = 1000
+_STATUS_SECONDS = 0.2
+"""Time between two updates of what is being done."""
 _LEAST_IN_MINUTES = 600.0
 """Seconds below which their tenths distinguish numbers of replicas."""
 
@@ -127,14 +133,20 @@ def simulate_command(
     if job is not None:
         defaults = SamplingParams(max_tokens=max_tokens)
         [replica] = Fleet(1, sizes, engine, step_costs).engines()
-        lengths = _lengths(job, input_format, name, sizes.max_model_len, replica, defaults, expected_tokens)
+        with _status(console, f"counting the tokens of {job}", "lines") as counted:
+            lengths = _lengths(
+                job, input_format, name, sizes.max_model_len, replica, defaults, expected_tokens, counted
+            )
     lines = [] if lengths is None else lengths.requests
     outcomes = []
     for number in numbers:
         fleet = Fleet(number, sizes, engine, step_costs, seed=seed)
+        doing = f"simulating {number:,} replica{'' if number == 1 else 's'}"
+        with _status(console, doing, f"of {len(online) + len(lines):,} requests") as ended:
+            result = simulate(fleet, online, lines, planned=True, progress=ended)
         outcome = outcome_of(
             fleet,
-            simulate(fleet, online, lines, planned=True),
+            result,
             ttft_ms=engine.ttft_ms,
             tpot_ms=engine.tpot_ms,
             price_per_hour=price_per_hour,
@@ -231,6 +243,7 @@ def _lengths(
     replica: SimulatedReplica,
     defaults: SamplingParams,
     expected_tokens: int | None,
+    progress: Callable[[int], None],
 ) -> JobLengths:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
@@ -243,7 +256,23 @@ def _lengths(
         refusal=replica.refusal,
         expected_tokens=expected_tokens,
         input_format=input_format,
+        progress=progress,
     )
+
+
+@contextmanager
+def _status(console: Console, doing: str, what: str) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal what is being done; the result is called with how many of `what` are."""
+    shown_at = time.monotonic()
+    with console.status(escape(f"{doing} …")) as status:
+
+        def progress(done: int) -> None:
+            nonlocal shown_at
+            if (now := time.monotonic()) >= shown_at + _STATUS_SECONDS:
+                shown_at = now
+                status.update(escape(f"{doing}: {done:,} {what}"))
+
+        yield progress
 
 
 def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptCosts:
