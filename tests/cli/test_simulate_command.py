@@ -335,8 +335,11 @@ def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot{suffix}"
     told("--trace", trace, "--costs", costs, "--replicas", "1,2", "--ttft-ms", "500", "--plot", path)
     content = path.read_text()
-    assert content.startswith("<svg" if suffix == ".svg" else "<!DOCTYPE html>")
+    assert content.startswith("<svg" if suffix == ".svg" else "<!doctype html>")
     assert "SLO met" in content
+    told("--trace", trace, "--costs", costs, "--plot", path)
+    assert "SLO met" not in path.read_text()
+    assert "busy" in path.read_text()
 
 
 @pytest.fixture
@@ -364,7 +367,7 @@ def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
 ) -> None:
     pytest.importorskip("vl_convert")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("batchwright.cli.simulation_plots.draw", fail)

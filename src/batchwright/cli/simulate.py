@@ -162,7 +162,7 @@ def simulate_command(
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
-        draw(outcomes, plot)
+        draw(outcomes, plot, has_slo=engine.ttft_ms is not None or engine.tpot_ms is not None)
 
 
 def _numbers(text: str) -> list[int]:
