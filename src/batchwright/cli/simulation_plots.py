@@ -79,9 +79,9 @@ def charts_of(outcomes: Sequence[Outcome], *, has_slo: bool) -> list[Chart]:
         if each.cost_per_million_tokens is not None
     ]
     share = {"field": "share", "axis": {"format": "%"}, "scale": {"domain": [0, 1]}}
-    of_requests = ", and of the online requests that met their goals" if has_slo else ""
+    of_what = "time, KV cache, and online requests that met their goals" if has_slo else "time and KV cache"
     panels: list[tuple[str, str, Sequence[dict[str, Any]], Spec]] = [
-        ("Shares", f"Of the time, of the KV cache{of_requests}.", shares, share),
+        ("Shares", f"Of {of_what}.", shares, share),
         (
             "Latency, ms",
             "Of online requests: to the first token (TTFT), and for each after it (TPOT).",

@@ -38,7 +38,7 @@ def sized(content: Spec, height: int = _HEIGHT) -> Spec:
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "padding": {"left": 0, "right": _RIGHT_MARGIN, "top": 4, "bottom": 0},
+        "padding": {"left": 0, "right": _RIGHT_MARGIN, "top": 4, "bottom": 4},
         **content,
     }
 
