@@ -130,8 +130,9 @@ class EngineConfig:
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
             _require_count(name, getattr(self, name))
         self._check_tensor_parallel()
-        for name in ("ttft_ms", "tpot_ms", "promote_after"):
-            _require_positive(name, getattr(self, name))
+        for name in ("ttft_ms", "tpot_ms"):
+            _require_positive(name, getattr(self, name), "leave it out for no bound")
+        _require_positive("promote_after", self.promote_after, "leave it out for 60, or in Python give None for never")
         if not _is_number(self.batch_share) or not 0.0 <= self.batch_share < 1.0:
             raise ValueError(f"batch_share={shown(self.batch_share)}: must be at least 0 and less than 1, such as 0.05")
         if self.kv_memory is not None:
@@ -231,9 +232,9 @@ def _require_count(name: str, value: object) -> None:
         raise ValueError(f"{name}={value}: must be at least 1")
 
 
-def _require_positive(name: str, value: object) -> None:
+def _require_positive(name: str, value: object, otherwise: str) -> None:
     if value is not None and (not _is_number(value) or not 0 < value < math.inf):  # type: ignore[operator]
-        raise ValueError(f"{name}={shown(value)}: must be a number above 0, or None for no bound")
+        raise ValueError(f"{name}={shown(value)}: must be a number above 0; {otherwise}")
 
 
 def _is_number(value: object) -> bool:

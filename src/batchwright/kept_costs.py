@@ -90,6 +90,14 @@ class KeptCosts(msgspec.Struct, frozen=True):
     run_ratios: tuple[float, ...] = ()
     """For each of the latest runs, the seconds of its steps over those predicted by the model that was known before."""
 
+    def may_be_of(self, model: str) -> bool:
+        """Return whether these can be costs of `model`: nothing says that they are those of another.
+
+        A hub id and files cannot be compared. Raises as `fingerprint`.
+        """
+        measured, given = self.identity.get("model"), fingerprint(model)
+        return measured is None or measured == given or ("/" in measured) != ("/" in given)
+
     @property
     def record(self) -> StepRecord:
         """The measurements."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 from tests.engine.support import TINY, tiny_model
 from typer.testing import CliRunner
 
 from batchwright import kept_costs
 from batchwright.cli.main import app
-from batchwright.errors import InputError, MissingExtra
-from batchwright.kept_costs import EngineFacts, KeptCosts, write_costs
+from batchwright.errors import InputError, MissingExtra, UnsupportedModel
+from batchwright.kept_costs import EngineFacts, KeptCosts, read_costs, write_costs
+from batchwright.models import fingerprint
 from batchwright.models.cache import cache_dir
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 
+EMBEDDING = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}
 LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 
 
@@ -129,6 +134,18 @@ def test_results_state_their_lengths_whatever_the_endpoint(tmp_path: Path, costs
     assert found["cached_tokens"] == 5 * 3 * 144
 
 
+@pytest.mark.parametrize(("cached", "said"), [(160, "counts as one prefix that all share"), (0, "are not known; give")])
+def test_what_a_run_found_in_its_cache_is_found_again(tmp_path: Path, costs: Path, cached: int, said: str) -> None:
+    job = tmp_path / "results.jsonl"
+    usage = {"prompt_tokens": 200, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": cached}}
+    results = [{"custom_id": f"{n}", "response": {"body": {"usage": usage}}, "error": None} for n in range(5)]
+    job.write_text("".join(json.dumps(each) + "\n" for each in results))
+    [found] = told("--job", job, "--costs", costs)
+    assert found["cached_tokens"] == 4 * cached
+    result = CliRunner().invoke(app, ["simulate", "--job", str(job), "--costs", str(costs)], catch_exceptions=False)
+    assert re.search(f"job lines: 5 are results, which have lengths and no text: .*{said}", result.stderr)
+
+
 def test_results_that_are_copies_or_make_no_sense_are_left_out(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "results.jsonl"
     usages: list[dict[str, Any]] = [
@@ -194,6 +211,41 @@ def test_a_job_is_any_input_of_run(tmp_path: Path, costs: Path, name: str, text:
 
 
 @pytest.mark.usefixtures("words")
+def test_lines_that_are_left_out_are_counted_and_said(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    lines = [
+        *[json.dumps(EMBEDDING | {"custom_id": str(n)}) for n in range(30)],
+        '{"prompt": broken',
+        "7",
+        *['{"prompt": "A word", "temperature": 0}'] * 3,
+        json.dumps({"prompt": "word " * 5000}),
+        json.dumps({"custom_id": "x", "response": None, "error": {"message": "no"}}),
+    ]
+    job.write_text("\n".join(lines))
+    [found] = told("--job", job, "--costs", costs)
+    assert (found["job_lines"], found["refused"]) == (1, 0)
+    left = {each["reason"]: (each["lines"], each["first_line"]) for each in found["job_left_out"]}
+    assert left == {
+        "encoder": (30, 1),
+        "broken": (2, 31),
+        "identical": (2, 34),
+        "too_long": (1, 36),
+        "no_answer": (1, 37),
+    }
+    result = CliRunner().invoke(app, ["simulate", "--job", str(job), "--costs", str(costs)], catch_exceptions=False)
+    assert "job lines: 30 left out, for models that generate nothing (the first is line 1)" in result.stderr
+    assert re.search(r"job lines: 2 left out, broken \(the first is line 31: .*JSON", result.stderr)
+    assert re.search(r"job lines: 1 left out, too long for the engine \(line 36: 5,000 prompt tokens", result.stderr)
+
+
+def test_a_job_without_a_line_to_compute_says_why(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    job.write_text(f"{json.dumps(EMBEDDING)}\n" * 3)
+    with pytest.raises(InputError, match=r"no line that can be computed; 3 left out, for models that generate nothing"):
+        told("--job", job, "--costs", costs)
+
+
+@pytest.mark.usefixtures("words")
 def test_lines_that_ask_the_same_are_computed_once(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "job.jsonl"
     same, drawn = {"prompt": "A word", "temperature": 0}, {"prompt": "A word", "temperature": 1}
@@ -248,6 +300,25 @@ def test_the_table_says_what_it_is_judged_by(trace: Path, costs: Path) -> None:
     assert "60 steps measured on a machine" in result.stderr
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_a_simulation_is(
+    terminal: bool, trace: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "[job].jsonl"
+    job.write_text('{"prompt_tokens": 100, "output_tokens": 9}\n' * 9)
+    shown = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+    monkeypatch.setattr("rich.console.Console", lambda *_, **options: shown if options else Console())
+    monkeypatch.setattr("batchwright.cli.simulate._STATUS_SECONDS", 0.0)
+    told("--trace", trace, "--job", job, "--costs", costs, "--replicas", "1,2")
+    monkeypatch.undo()
+    file = shown.file
+    assert isinstance(file, io.StringIO)
+    text = file.getvalue()
+    assert ("counting the tokens of" in text and "[job].jsonl" in text) is terminal
+    assert ("simulating 1 replica" in text and "simulating 2 replicas" in text) is terminal
+    assert ("of 49 requests" in text) is terminal
+
+
 def test_long_times_and_sums_of_money_are_those_of_other_commands(tmp_path: Path, costs: Path) -> None:
     job = tmp_path / "job.jsonl"
     job.write_text('{"prompt_tokens": 1000, "output_tokens": 2000}\n' * 300)
@@ -264,8 +335,11 @@ def test_plots(trace: Path, costs: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot{suffix}"
     told("--trace", trace, "--costs", costs, "--replicas", "1,2", "--ttft-ms", "500", "--plot", path)
     content = path.read_text()
-    assert content.startswith("<svg" if suffix == ".svg" else "<!DOCTYPE html>")
+    assert content.startswith("<svg" if suffix == ".svg" else "<!doctype html>")
     assert "SLO met" in content
+    told("--trace", trace, "--costs", costs, "--plot", path)
+    assert "SLO met" not in path.read_text()
+    assert "busy" in path.read_text()
 
 
 @pytest.fixture
@@ -293,7 +367,7 @@ def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
 ) -> None:
     pytest.importorskip("vl_convert")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("batchwright.cli.simulation_plots.draw", fail)
@@ -322,6 +396,7 @@ def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(
         (("--poisson", "--rate", "1", "--replicas", "1,1001"), "--replicas 1,1001: must be numbers from 1 to 1,000"),
         (("--poisson", "--rate", "1", "--save-costs", "no such folder/costs.json"), "--save-costs no such folder"),
         (("--poisson", "--rate", "1", "--plot", "x.png"), "--plot x.png"),
+        (("--poisson", "--rate", "1", "--ttft-ms", "-3"), "ttft_ms=-3.0: must be a number above 0; leave it out"),
         (("--poisson", "--rate", "1", "--kv-memory", "1KB"), "kv_memory"),
         (("--poisson", "--rate", "1", "--max-model-len", "5000"), "max_model_len=5000"),
         (("--poisson", "--rate", "1", "--costs", "/nowhere.json"), "/nowhere.json cannot be read"),
@@ -340,6 +415,33 @@ def test_a_mean_that_is_no_number_is_refused(flag: str, costs: Path) -> None:
     arguments = ("simulate", "--poisson", "--rate", "1", flag, "nan", "--costs", str(costs))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 or isinstance(result.exception, InputError)
+
+
+@pytest.mark.usefixtures("words")
+def test_a_model_of_embeddings_is_refused(tmp_path: Path, costs: Path) -> None:
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    (folder / "modules.json").write_text("[]")
+    for model in ("minilm", folder):
+        for given in (("--costs", costs), ()):
+            with pytest.raises(UnsupportedModel, match="makes embeddings, not text"):
+                told("--poisson", "--rate", "1", "--model", model, *given)
+
+
+def test_costs_of_another_model_than_the_one_named_are_refused(trace: Path, costs: Path) -> None:
+    kept = read_costs(costs)
+    options = ("--trace", trace, "--costs", costs)
+    for of, is_taken in ((fingerprint("smollm2-135m"), True), ("0" * 64, False), ("org/name", True)):
+        write_costs(costs, msgspec.structs.replace(kept, identity={"model": of}))
+        told(*options)
+        if is_taken:
+            told(*options, "--model", "smollm2-135m")
+            continue
+        with pytest.raises(InputError, match=f"--costs {costs}: was measured of another model than --model smollm2"):
+            told(*options, "--model", "smollm2-135m")
+    write_costs(costs, msgspec.structs.replace(kept, identity={"model": "org/name"}))
+    with pytest.raises(InputError, match="another model than --model org/other"):
+        told(*options, "--model", "org/other")
 
 
 def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

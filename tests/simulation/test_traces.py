@@ -84,6 +84,15 @@ def test_our_own_log() -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
         ('{"timestamp": 0, "input_length": -1, "output_length": 2, "hash_ids": []}', "input_length=-1"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 2, "hash_ids": "x"}', "hash_ids"),
+        (
+            '{"timestamp": 0, "input_length": 1000, "output_length": 2, "hash_ids": [7]}',
+            r"line 1: hash_ids=\[7\]: must be 2 of them, not 1: .* of input_length=1000",
+        ),
+        ('{"timestamp": 0, "input_length": 512, "output_length": 2, "hash_ids": [7, 8]}', "must be 1 of them, not 2"),
+        (
+            f'{LOGGED}{{"at": 0, "prompt_tokens": 40, "cached_tokens": 41, "output_tokens": 2}}',
+            "line 2: cached_tokens=41: must be at most prompt_tokens=40",
+        ),
         ('{"at": 0, "prompt_tokens": true, "output_tokens": 2}', "prompt_tokens"),
         ('{"at": 0, "prompt_tokens": 1, "output_tokens": 2, "class": "other"}', "class='other'"),
         ('{"at": 0, "prompt_tokens": 1}', "output_tokens=None"),

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from batchwright.cli.flags import with_engine_flags
 from batchwright.cli.quantities import duration
+from batchwright.cli.visible_text import visible
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
-from batchwright.models import DEFAULT_MODEL
+from batchwright.models import DEFAULT_MODEL, require_generating
 from batchwright.pricing.rates import money
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.job_lengths import JobLengths
     from batchwright.kept_costs import KeptCosts
     from batchwright.simulation.outcome import Outcome
+    from batchwright.simulation.replica import SimulatedReplica
     from batchwright.simulation.requests import SimulatedRequest
 
 _PARAGRAPHS = (
@@ -39,6 +46,8 @@ HELP = "\n\n".join(_PARAGRAPHS)
 _LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
 """Bounds of flags: far beyond them figures would be infinite."""
 _MOST_REPLICAS = 1000
+_STATUS_SECONDS = 0.2
+"""Time between two updates of what is being done."""
 _LEAST_IN_MINUTES = 600.0
 """Seconds below which their tenths distinguish numbers of replicas."""
 
@@ -60,7 +69,7 @@ _JOB = (
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 _MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
-_MODEL = "A built-in name, a local folder, a GGUF file or a hub id."
+_MODEL = f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL})."
 _COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
 _SAVE_COSTS = "Write the step costs that were used."
 _PLOT = "Draw the outcome: an .svg or .html file."
@@ -81,7 +90,7 @@ def simulate_command(
     ] = SamplingParams().max_tokens,
     expected_tokens: Annotated[int | None, _traffic(min=1, metavar="N", help=_EXPECTED)] = None,
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas to try.")] = "1",
-    model: Annotated[str, typer.Option(help=_MODEL)] = DEFAULT_MODEL,
+    model: Annotated[str | None, typer.Option(help=_MODEL, show_default=False)] = None,
     costs: Annotated[Path | None, typer.Option(metavar="FILE", help=_COSTS, show_default=False)] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="What one replica costs.", show_default=False)
@@ -101,6 +110,8 @@ def simulate_command(
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
 
+    name = DEFAULT_MODEL if model is None else model
+    require_generating(name)
     numbers = _numbers(replicas)
     if price_per_hour is not None and not 0.0 <= price_per_hour <= _MOST_DOLLARS:
         raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
@@ -110,37 +121,48 @@ def simulate_command(
         require_writable(save_costs, "--save-costs")
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = _measured_costs(console, model, engine) if costs is None else _costs_in(costs)
+    kept = _measured_costs(console, name, engine) if costs is None else _costs_in(costs, model)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
         sizes = kept.facts.sizes(engine)
     except ValueError as error:
         raise InputError(str(error)) from error
-    lines = []
+    step_costs = kept.costs
+    lengths = None
     if job is not None:
         defaults = SamplingParams(max_tokens=max_tokens)
-        lines = _lines(job, input_format, model, sizes.max_model_len, defaults, expected_tokens)
-    step_costs = kept.costs
+        [replica] = Fleet(1, sizes, engine, step_costs).engines()
+        with _status(console, f"counting the tokens of {job}", "lines") as counted:
+            lengths = _lengths(
+                job, input_format, name, sizes.max_model_len, replica, defaults, expected_tokens, counted
+            )
+    lines = [] if lengths is None else lengths.requests
     outcomes = []
     for number in numbers:
         fleet = Fleet(number, sizes, engine, step_costs, seed=seed)
+        doing = f"simulating {number:,} replica{'' if number == 1 else 's'}"
+        with _status(console, doing, f"of {len(online) + len(lines):,} requests") as ended:
+            result = simulate(fleet, online, lines, planned=True, progress=ended)
         outcome = outcome_of(
             fleet,
-            simulate(fleet, online, lines, planned=True),
+            result,
             ttft_ms=engine.ttft_ms,
             tpot_ms=engine.tpot_ms,
             price_per_hour=price_per_hour,
+            left_out=() if lengths is None else lengths.left_out,
         )
         outcomes.append(outcome)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
     else:
         _print(kept, step_costs.within(0.9), outcomes, engine)
+        if lengths is not None:
+            _print_notes(lengths)
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
-        draw(outcomes, plot)
+        draw(outcomes, plot, has_slo=engine.ttft_ms is not None or engine.tpot_ms is not None)
 
 
 def _numbers(text: str) -> list[int]:
@@ -213,14 +235,16 @@ def _check_traffic(
         raise InputError(f"--requests {most}: needs --trace or --poisson, of which it takes so many")
 
 
-def _lines(
+def _lengths(
     job: str,
     input_format: str | None,
     model: str,
     longest: int,
+    replica: SimulatedReplica,
     defaults: SamplingParams,
     expected_tokens: int | None,
-) -> list[SimulatedRequest]:
+    progress: Callable[[int], None],
+) -> JobLengths:
     from batchwright.inference.loading import load_tokenizer
     from batchwright.jobs.job_lengths import job_lengths
 
@@ -229,9 +253,26 @@ def _lines(
         lambda: load_tokenizer(model),
         defaults=defaults,
         longest=longest,
+        refusal=replica.refusal,
         expected_tokens=expected_tokens,
         input_format=input_format,
+        progress=progress,
     )
+
+
+@contextmanager
+def _status(console: Console, doing: str, what: str) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal what is being done; the result is called with how many of `what` are."""
+    shown_at = time.monotonic()
+    with console.status(escape(f"{doing} …")) as status:
+
+        def progress(done: int) -> None:
+            nonlocal shown_at
+            if (now := time.monotonic()) >= shown_at + _STATUS_SECONDS:
+                shown_at = now
+                status.update(escape(f"{doing}: {done:,} {what}"))
+
+        yield progress
 
 
 def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptCosts:
@@ -250,16 +291,22 @@ def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptC
             return measure_costs(engine, progress)
 
 
-def _costs_in(file: Path) -> KeptCosts:
-    """Return the step costs in `file`."""
+def _costs_in(file: Path, model: str | None) -> KeptCosts:
+    """Return the step costs in `file`. Raises `InputError` if they are those of another model than `model`, if any."""
     from batchwright.kept_costs import read_costs
 
     try:
-        return read_costs(file)
+        kept = read_costs(file)
     except OSError as error:
         raise InputError(f"--costs {file} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise InputError(f"--costs {error}") from error
+    if model is not None and not kept.may_be_of(model):
+        raise InputError(
+            f"--costs {file}: was measured of another model than --model {model}: name the one that it was measured "
+            "of, or measure this one with --save-costs on the machine that is to serve"
+        )
+    return kept
 
 
 def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: EngineConfig) -> None:
@@ -279,6 +326,20 @@ def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: Engin
     console.print(table)
     where = kept.identity.get("machine", "an unknown machine")
     print(f"by {kept.steps:,} steps measured on {where}; 90% of them within {error:.1%}", file=sys.stderr)
+
+
+def _print_notes(lengths: JobLengths) -> None:
+    """Say what of a job's file is not simulated."""
+    for each in lengths.left_out:
+        print(f"job lines: {visible(each.described)}", file=sys.stderr)
+    if not lengths.results:
+        return
+    prefixes = (
+        "what their run found in its cache counts as one prefix that all share"
+        if lengths.cached_tokens
+        else "prefixes that they share are not known; give the input of their run to have these"
+    )
+    print(f"job lines: {lengths.results:,} are results, which have lengths and no text: {prefixes}", file=sys.stderr)
 
 
 def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list[str | None]]]:

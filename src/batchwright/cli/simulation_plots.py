@@ -7,40 +7,59 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.durable_files import replacing
-from batchwright.errors import MissingExtra
+from batchwright.jobs.report_page.frame import Chart, Spec, rendered, require_libraries, sized
 from batchwright.simulation.outcome import Outcome
 
 _WIDTH, _HEIGHT = 260, 200
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+_OF_PAGE = ("width", "height", "autosize", "padding")
+"""What a plot has for its place on a page."""
 
 
 def require_library() -> None:
     """Raise `MissingExtra` if what draws plots is not installed."""
-    try:
-        import vl_convert  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of_report("a plot", error) from error
+    require_libraries("a plot")
 
 
-def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw `outcomes` into an .svg file, or an .html file that needs no network. Raises `MissingExtra`, OSError."""
+def draw(outcomes: Sequence[Outcome], path: Path, *, has_slo: bool) -> None:
+    """Draw `outcomes` into an .svg file, or an .html file that needs no network. Raises `MissingExtra`, OSError.
+
+    `has_slo`: whether online requests had goals to meet.
+    """
     require_library()
+    charts = charts_of(outcomes, has_slo=has_slo)
+    with replacing(path) as file:
+        file.write((page_of(charts) if path.suffix == ".html" else _picture(charts)).encode())
+
+
+def page_of(charts: Sequence[Chart]) -> str:
+    """Return the page of the plots."""
+    return rendered("Simulation", charts)
+
+
+def _picture(charts: Sequence[Chart]) -> str:
     import vl_convert
 
-    spec = plots_of(outcomes)
-    text = (
-        vl_convert.vegalite_to_html(spec, bundle=True) if path.suffix == ".html" else vl_convert.vegalite_to_svg(spec)
-    )
-    with replacing(path) as file:
-        file.write(text.encode())
+    panels = []
+    for chart in charts:
+        assert chart.spec is not None
+        content = {name: value for name, value in chart.spec.items() if name not in _OF_PAGE}
+        panel: Spec = {"title": chart.title, "width": _WIDTH, "height": _HEIGHT, **content}
+        if chart.legend:
+            named = {"field": "what", "type": "nominal", "title": None, "scale": {"domain": list(chart.legend)}}
+            panel["encoding"] = panel["encoding"] | {"color": named, "shape": named}
+        panels.append(panel)
+    independent = {"scale": {"color": "independent", "shape": "independent"}}
+    return str(vl_convert.vegalite_to_svg({"$schema": _SCHEMA, "concat": panels, "columns": 2, "resolve": independent}))
 
 
-def plots_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the plots as a specification of Vega-Lite; those of which there is nothing are left out."""
+def charts_of(outcomes: Sequence[Outcome], *, has_slo: bool) -> list[Chart]:
+    """Return the plots; those of which there is nothing are left out."""
     shares = [
         {"replicas": each.replicas, "what": what, "share": share}
         for each in outcomes
         for what, share in (
-            ("SLO met", each.slo_attainment),
+            ("SLO met", each.slo_attainment if has_slo else None),
             ("busy", each.utilization),
             ("KV cache, peak", each.kv_peak),
         )
@@ -59,32 +78,33 @@ def plots_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         for each in outcomes
         if each.cost_per_million_tokens is not None
     ]
-    share = {"field": "share", "title": None, "axis": {"format": "%"}, "scale": {"domain": [0, 1]}}
-    panels = [
-        _panel("Shares", shares, share),
-        _panel("Latency, ms", times, {"field": "ms", "title": None, "scale": {"type": "log"}}),
-        _panel("Job, seconds", jobs, {"field": "s", "title": None}),
-        _panel("Dollars for a million tokens", costs, {"field": "dollars", "title": None}),
+    share = {"field": "share", "axis": {"format": "%"}, "scale": {"domain": [0, 1]}}
+    of_what = "time, KV cache, and online requests that met their goals" if has_slo else "time and KV cache"
+    panels: list[tuple[str, str, Sequence[dict[str, Any]], Spec]] = [
+        ("Shares", f"Of {of_what}.", shares, share),
+        (
+            "Latency, ms",
+            "Of online requests: to the first token (TTFT), and for each after it (TPOT).",
+            times,
+            {"field": "ms", "scale": {"type": "log"}},
+        ),
+        ("Job, seconds", "Until its last line had ended.", jobs, {"field": "s"}),
+        ("Dollars for a million tokens", "Of answers.", costs, {"field": "dollars"}),
     ]
-    drawn = [panel for panel in panels if panel["data"]["values"]]
-    return {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "concat": drawn, "columns": 2} | {
-        "resolve": {"scale": {"color": "independent"}}
-    }
+    return [_chart(*panel) for panel in panels if panel[2]]
 
 
-def _panel(title: str, values: Sequence[dict[str, Any]], y: dict[str, Any]) -> dict[str, Any]:
-    encoding: dict[str, Any] = {
+def _chart(title: str, about: str, values: Sequence[dict[str, Any]], y: dict[str, Any]) -> Chart:
+    names = list(dict.fromkeys(each["what"] for each in values if "what" in each))
+    encoding: Spec = {
         "x": {"field": "replicas", "type": "ordinal", "axis": {"labelAngle": 0}},
-        "y": {"type": "quantitative"} | y,
+        "y": {"type": "quantitative", "title": None} | y,
+        "tooltip": [{"field": name} for name in values[0]],
     }
-    if any("what" in each for each in values):
-        named = {"field": "what", "type": "nominal", "title": None}
-        encoding |= {"color": named, "shape": named}
-    return {
-        "title": title,
-        "width": _WIDTH,
-        "height": _HEIGHT,
-        "data": {"values": list(values)},
-        "mark": {"type": "line", "point": True},
-        "encoding": encoding,
-    }
+    if names:
+        scale = {"domain": names, "range": "category"}
+        encoding["color"] = {"field": "what", "type": "nominal", "title": None, "scale": scale, "legend": None}
+    mark = {"type": "line", "point": True}
+    return Chart(
+        title, about, sized({"data": {"values": list(values)}, "mark": mark, "encoding": encoding}), legend=names
+    )

@@ -25,7 +25,7 @@ from batchwright.engine.tokenizer import Tokenizer
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kept_costs import EngineFacts, KeptCosts, keep_costs
-from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve, served_name
+from batchwright.models import DEFAULT_MODEL, require_generating, resolve, served_name
 from batchwright.planning.bound import MachineRates
 from batchwright.planning.needed_work import Answered, least_seconds
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
@@ -54,7 +54,7 @@ class Engine:
         **options: Any,
     ) -> None:
         config = (config or EngineConfig()).with_options(**options)
-        _require_generating(str(model))
+        require_generating(str(model))
         on_cpu = choose_device(config.device).type == "cpu"
         folder = resolve(str(model), as_values=config.needs_values(on_cpu=on_cpu))
         self.model_name = served_name(str(model))
@@ -342,10 +342,3 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[], object]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)
-
-
-def _require_generating(model: str) -> None:
-    known = BUILTIN.get(model)
-    if known is not None and known.kind is not Kind.GENERATE:
-        generating = ", ".join(name for name, each in BUILTIN.items() if each.kind is Kind.GENERATE)
-        raise UnsupportedModel(f"{model} makes embeddings, not text; a built-in model that generates is {generating}")

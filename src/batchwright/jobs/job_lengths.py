@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchwright.errors import BatchwrightError, InputError, InvalidRequest
+import msgspec
+
+from batchwright.errors import BatchwrightError, ContextLengthExceeded, InputError, InvalidRequest
 from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.lines import BadLine, Line, LineParser
 from batchwright.jobs.sources import InputFormat, Record
@@ -18,6 +20,7 @@ from batchwright.lines.batch_line import decode_line, token_count
 from batchwright.planning.prefix_tree import block_ids
 from batchwright.request import SamplingParams
 from batchwright.scheduling.sizes import BLOCK_SIZE
+from batchwright.simulation.outcome import LeftOut, WhyLeftOut
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import MOST_TOKENS, logged
 from batchwright.wire.fields import expected_tokens as body_expected_tokens
@@ -28,7 +31,53 @@ from batchwright.wire.text_responses import chat_of_response
 _MAX_LINE_BYTES = 2**30
 _LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
 """Fields of a line that gives its lengths."""
+_PROMPT_DETAILS = "prompt_tokens_details"
 _WHOLE_NUMBER = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobLengths:
+    """The lines of a job as requests to simulate, and what is said of the others."""
+
+    requests: list[SimulatedRequest]
+    left_out: tuple[LeftOut, ...]
+    """Lines that are not computed, by reason."""
+    results: int
+    """Lines that are results of an earlier run, of which there is no text."""
+    cached_tokens: int
+    """Prompt tokens that this run found in its cache."""
+
+
+class _InvalidLengths(ValueError):
+    """A line states lengths that are none."""
+
+
+class _LeftOut(Exception):
+    """A line is not computed."""
+
+    def __init__(self, reason: WhyLeftOut, message: str | None = None) -> None:
+        super().__init__(reason, message)
+        self.reason: WhyLeftOut = reason
+        self.message = message
+
+
+class _Ledger:
+    """Counts the lines that are left out, and keeps the first of each reason."""
+
+    def __init__(self) -> None:
+        self._found: dict[WhyLeftOut, LeftOut] = {}
+
+    def add(self, line: int, why: _LeftOut) -> None:
+        first = self._found.get(why.reason)
+        self._found[why.reason] = (
+            LeftOut(reason=why.reason, lines=1, first_line=line, message=why.message)
+            if first is None
+            else msgspec.structs.replace(first, lines=first.lines + 1)
+        )
+
+    @property
+    def found(self) -> tuple[LeftOut, ...]:
+        return tuple(self._found.values())
 
 
 def job_lengths(
@@ -37,18 +86,21 @@ def job_lengths(
     *,
     defaults: SamplingParams,
     longest: int,
+    refusal: Callable[[SimulatedRequest], str | None] = lambda request: None,
     expected_tokens: int | None = None,
     input_format: str | None = None,
-) -> list[SimulatedRequest]:
+    progress: Callable[[int], None] = lambda lines: None,
+) -> JobLengths:
     """Return the lines of a job as requests to simulate, from files in any form that `run` reads, but no stream.
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
     `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
-    it the most that a line allows. `longest`: most tokens of a prompt and its answer. `tokenizer` is called when
-    prompts are to be counted. `input_format`: see `run`; None: that of the extension. The prompt of a table's row is in
-    its column `prompt`. Of lines that ask the same, only the first is computed, as by `run`. Lines that cannot be
-    computed are left out. Raises `InputError` if there is no other, and what reading the file and loading the tokenizer
-    raise.
+    it the most that a line allows. `longest`: most tokens of a prompt and its answer. `refusal` returns why an engine
+    would never compute a request; None: it would. `tokenizer` is called when prompts are to be counted.
+    `input_format`: see `run`; None: that of the extension. `progress` is called with the number of lines so far. The
+    prompt of a table's row is in its column `prompt`. Of lines that ask the same, only the first is computed, as by
+    `run`. Lines that cannot be computed are left out. Raises `InputError` if there is no other, and what reading the
+    file and loading the tokenizer raise.
     """
     spec = JobSpec(inputs=expanded([name]), output=STREAM, model=None, input_format=input_format)
     if spec.from_stream:
@@ -56,39 +108,75 @@ def job_lengths(
     resolved = spec.resolved_format()
     is_table = resolved in TABLES
     templates = Templates.of("{prompt}", None, None) if is_table else None
-    parser = LineParser(resolved, templates, max_line_bytes=_MAX_LINE_BYTES)
-    encode: Callable[[Any], list[int]] | None = None
+    lines = _Lines(
+        parser=LineParser(resolved, templates, max_line_bytes=_MAX_LINE_BYTES),
+        tokenizer=tokenizer,
+        defaults=defaults,
+        longest=longest,
+        expected_tokens=expected_tokens,
+    )
+    ledger = _Ledger()
     found: list[SimulatedRequest] = []
-    asked: set[bytes] = set()
-    """What lines have asked that have the same answer each time."""
+    results = cached_tokens = 0
     records = open_source(spec.paths, resolved, max_line_bytes=_MAX_LINE_BYTES).records()
-    for record in records:
+    for count, record in enumerate(records):
+        progress(count)
         fields = _fields_of(record, resolved)
         try:
-            known = None if fields is None else _stated(fields, record.number)
-        except ValueError as error:
+            requests = None if fields is None else _stated(fields, record.number)
+            if requests is None:
+                requests = lines.requests(record)
+            if reason := next(filter(None, map(refusal, requests)), None):
+                raise _LeftOut("too_long", reason)
+        except _LeftOut as left_out:
+            ledger.add(record.number, left_out)
+            continue
+        except _InvalidLengths as error:
             raise InputError(f"{name}, line {record.number}: {error}") from None
-        if known is not None:
-            found += known
-            continue
-        line = parser.parse(record)
-        if isinstance(line, BadLine) or line.endpoint in ENCODER_URLS:
-            continue
-        if encode is None:
-            encode = tokenizer().encode
-        try:
-            requests = [*simulated_requests(line, encode, defaults, longest)]
-        except BatchwrightError:
-            continue
-        if (identity := identity_of(line.endpoint, line.body, defaults)) is not None:
-            if identity in asked:
-                continue
-            asked.add(identity)
-        found += [_expected(each, expected_tokens) for each in requests]
+        if fields is not None and _is_result(fields):
+            results += 1
+            cached_tokens += token_count(fields["response"]["body"], "cached_tokens", _PROMPT_DETAILS)
+        found += requests
     if not found:
         needed = ": its rows need a column 'prompt', or 'prompt_tokens' and 'output_tokens'" if is_table else ""
-        raise InputError(f"{name} has no line that can be computed{needed}")
-    return found
+        why = "".join(f"; {each.described}" for each in ledger.found)
+        raise InputError(f"{name} has no line that can be computed{needed}{why}")
+    return JobLengths(found, ledger.found, results, cached_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lines:
+    """Makes requests of the lines that have a prompt."""
+
+    parser: LineParser
+    tokenizer: Callable[[], Any]
+    defaults: SamplingParams
+    longest: int
+    expected_tokens: int | None
+    encode: Callable[[Any], list[int]] | None = None
+    asked: set[bytes] = field(default_factory=set)
+    """What lines have asked that have the same answer each time."""
+
+    def requests(self, record: Record) -> list[SimulatedRequest]:
+        """Return the requests of a record. Raises `_LeftOut`, and what loading the tokenizer raises."""
+        line = self.parser.parse(record)
+        if isinstance(line, BadLine):
+            raise _LeftOut("broken", str(line.error))
+        if line.endpoint in ENCODER_URLS:
+            raise _LeftOut("encoder")
+        if self.encode is None:
+            self.encode = self.tokenizer().encode
+        try:
+            requests = [*simulated_requests(line, self.encode, self.defaults, self.longest)]
+        except ContextLengthExceeded as error:
+            raise _LeftOut("too_long", str(error)) from None
+        except BatchwrightError as error:
+            raise _LeftOut("broken", str(error)) from None
+        if (identity := identity_of(line.endpoint, line.body, self.defaults)) is not None:
+            if identity in self.asked:
+                raise _LeftOut("identical")
+            self.asked.add(identity)
+        return [_expected(each, self.expected_tokens) for each in requests]
 
 
 def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] | None:
@@ -113,36 +201,50 @@ def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest
     return request if expected is None else replace(request, output_tokens=min(request.limit, expected))
 
 
-def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | None:
-    """Return the requests of a line that states its lengths, none for a result without an answer; None: it does not.
+def _is_result(fields: Mapping[str, Any]) -> bool:
+    return {"custom_id", "response", "error"} <= fields.keys() and not fields.keys() >= _LENGTHS
 
-    `number`: its own. Raises ValueError for lengths that are none.
+
+def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | None:
+    """Return the requests of a line that states its lengths; None: it does not.
+
+    `number`: its own. Raises `_LeftOut` for a result without an answer, and `_InvalidLengths`.
     """
     if fields.keys() >= _LENGTHS:
-        request = logged({"at": 0, **fields})
-        return [] if request is None else [request]
-    if not {"custom_id", "response", "error"} <= fields.keys():
+        try:
+            request = logged({"at": 0, **fields})
+        except ValueError as error:
+            raise _InvalidLengths(str(error)) from None
+        if request is None:
+            raise _LeftOut("no_answer")
+        return [request]
+    if not _is_result(fields):
         return None
     response = fields["response"]
     body = response.get("body") if isinstance(response, dict) else None
-    return _answers(body, number) if isinstance(body, dict) else []
+    if not isinstance(body, dict):
+        raise _LeftOut("no_answer")
+    return _answers(body, number)
 
 
 def _answers(body: Mapping[str, Any], number: int) -> list[SimulatedRequest]:
-    """Return the requests that gave the answers in the body of a response; none for a copy of another line's answer.
+    """Return the requests that gave the answers in the body of a response. Raises `_LeftOut` if there are none.
 
-    Several answers are taken to be about equally long, and to one prompt, which a body does not say.
+    Several answers are taken to be about equally long, and to one prompt, which a body does not say. What was found in
+    the cache is known by its length alone: it counts as the same prefix for all.
     """
     usage = body.get("usage")
     if isinstance(usage, dict) and usage.get("deduplicated"):
-        return []
+        raise _LeftOut("identical")
     prompt, output = token_count(body, "prompt_tokens"), token_count(body, "completion_tokens")
     if not 1 <= min(prompt, output) <= max(prompt, output) <= MOST_TOKENS:
-        return []
+        raise _LeftOut("no_answer")
     choices = body.get("choices")
     answers = min(output, len(choices)) if isinstance(choices, list) and choices else 1
-    # They have the prompt in common, and with others nothing that is known.
-    blocks = tuple(range(number << 24, (number << 24) + prompt // BLOCK_SIZE)) if answers > 1 else ()
+    shared = min(token_count(body, "cached_tokens", _PROMPT_DETAILS), prompt) // BLOCK_SIZE
+    # They have all of the prompt in common; its own blocks have other ids than those that lines share.
+    own = range((number + 1) << 24, ((number + 1) << 24) + prompt // BLOCK_SIZE - shared) if answers > 1 else ()
+    blocks = (*range(shared), *own)
     return [
         SimulatedRequest(
             prompt_tokens=prompt,

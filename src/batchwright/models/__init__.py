@@ -6,7 +6,7 @@ Built-in models and GGUF files are converted once and kept in `cache_dir()`.
 
 from batchwright.models.cache import ModelStatus, cache_dir, inventory
 from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel, Kind
-from batchwright.models.resolution import fingerprint, resolve, served_name
+from batchwright.models.resolution import fingerprint, require_generating, resolve, served_name
 
 __all__ = [
     "BUILTIN",
@@ -17,6 +17,7 @@ __all__ = [
     "cache_dir",
     "fingerprint",
     "inventory",
+    "require_generating",
     "resolve",
     "served_name",
 ]

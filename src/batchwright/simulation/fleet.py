@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from batchwright.engine_config import EngineConfig
@@ -82,22 +82,30 @@ def simulate(
     job: Sequence[SimulatedRequest] = (),
     *,
     planned: bool = False,
+    progress: Callable[[int], None] = lambda ended: None,
 ) -> SimulationResult:
     """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
 
     `planned`: whether lines are taken up in the order that `JobOrder` finds, as `run` does, or in that of `job`. One
-    engine that computes nothing but a planned job keeps no answers in its cache, as with `run`.
-    Raises ValueError if there are fewer replicas than one.
+    engine that computes nothing but a planned job keeps no answers in its cache, as with `run`. `progress` is
+    called with the number of requests that have ended, often. Raises ValueError if there are fewer replicas than one.
     """
     if fleet.replicas < 1:
         raise ValueError(f"replicas={fleet.replicas}: must be at least 1")
-    return _Simulation(fleet, online, job, planned=planned).run()
+    return _Simulation(fleet, online, job, progress, planned=planned).run()
 
 
 class _Simulation:
     def __init__(
-        self, fleet: Fleet, online: Iterable[SimulatedRequest], job: Sequence[SimulatedRequest], *, planned: bool
+        self,
+        fleet: Fleet,
+        online: Iterable[SimulatedRequest],
+        job: Sequence[SimulatedRequest],
+        progress: Callable[[int], None],
+        *,
+        planned: bool,
     ) -> None:
+        self._progress = progress
         self._engines = fleet.engines()
         self._arrivals = sorted(online, key=lambda each: each.arrived_at)
         self._job = [replace(each, traffic="batch", arrived_at=0.0) for each in job]
@@ -204,6 +212,7 @@ class _Simulation:
 
     def _finished(self, served: Served) -> None:
         self._result.served.append(served)
+        self._progress(len(self._result.served))
         self._held[served.request.traffic] -= 1
         line = self._lines.pop(served.serial, None)
         if self._order is not None and line is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +20,34 @@ class Times(msgspec.Struct, frozen=True):
     mean: float
 
 
+WhyLeftOut = Literal["encoder", "broken", "too_long", "no_answer", "identical"]
+_REASONS: Mapping[WhyLeftOut, str] = {
+    "encoder": "for models that generate nothing",
+    "broken": "broken",
+    "too_long": "too long for the engine",
+    "no_answer": "without a length of an answer",
+    "identical": "the same as another line",
+}
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of a job that are not computed, for one reason."""
+
+    reason: WhyLeftOut
+    lines: int
+    first_line: int
+    """Number of the first of them."""
+    message: str | None = None
+    """What is wrong with it."""
+
+    @property
+    def described(self) -> str:
+        """What is said of them."""
+        where = f"{'line' if self.lines == 1 else 'the first is line'} {self.first_line:,}"
+        message = "" if self.message is None else f": {self.message}"
+        return f"{self.lines:,} left out, {_REASONS[self.reason]} ({where}{message})"
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Results of simulating a number of replicas; figures without data are None."""
 
@@ -31,6 +60,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Times | None
     tpot_ms: Times | None
     job_lines: int
+    """Answers of the job, refused ones included."""
+    job_left_out: tuple[LeftOut, ...] = ()
+    """Lines of its file that are not simulated, by reason."""
     job_seconds: float | None
     """Until the last line of the job had ended; None if all were refused."""
     seconds: float
@@ -64,8 +96,12 @@ def outcome_of(
     ttft_ms: float | None = None,
     tpot_ms: float | None = None,
     price_per_hour: float | None = None,
+    left_out: tuple[LeftOut, ...] = (),
 ) -> Outcome:
-    """Return the figures of a simulation, judged by these goals; `price_per_hour`: dollars for one replica."""
+    """Return the figures of a simulation, judged by these goals; `price_per_hour`: dollars for one replica.
+
+    `left_out`: lines of the job's file that are not in it.
+    """
     online, lines = result.of("online"), result.of("batch")
     answered = [each for each in result.served if not each.refused]
     outputs = sum(each.request.output_tokens for each in answered)
@@ -82,6 +118,7 @@ def outcome_of(
         ttft_ms=times_of([each.ttft * 1e3 for each in online if not each.refused]),
         tpot_ms=times_of([each.tpot * 1e3 for each in online if not each.refused and each.tpot is not None]),
         job_lines=len(lines),
+        job_left_out=left_out,
         job_seconds=max((each.ended_at for each in lines if not each.refused), default=None),
         seconds=result.seconds,
         prompt_tokens=sum(each.request.prompt_tokens for each in answered),

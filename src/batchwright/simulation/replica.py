@@ -83,13 +83,19 @@ class SimulatedReplica:
     def is_computing(self) -> bool:
         return self._step is not None
 
+    def refusal(self, request: SimulatedRequest) -> str | None:
+        """Return why a request could never be computed; None: it could."""
+        prompt, limit = request.prompt_tokens, request.limit
+        if prompt + limit > self._max_model_len:
+            return (
+                f"{prompt:,} prompt tokens and {limit:,} of the answer exceed the {self._max_model_len:,} of the model"
+            )
+        return self.scheduler.refusal(prompt, limit)
+
     def add(self, served: Served) -> bool:
         """Take a request. False, and it is refused, if it could never be computed."""
         request = served.request
-        if (
-            request.prompt_tokens + request.limit > self._max_model_len
-            or self.scheduler.refusal(request.prompt_tokens, request.limit) is not None
-        ):
+        if self.refusal(request) is not None:
             served.refused = True
             return False
         sequence = Sequence(

@@ -191,6 +191,11 @@ def _mooncake(row: Mapping[str, Any]) -> SimulatedRequest | None:
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
         raise ValueError(f"hash_ids={shown(ids)}: must be a list of whole numbers")
+    if ids and len(ids) != (needed := -(-prompt // _HASHED_TOKENS)):
+        raise ValueError(
+            f"hash_ids={shown(ids)}: must be {needed:,} of them, not {len(ids):,}: one for each {_HASHED_TOKENS} "
+            f"tokens of input_length={prompt}; or leave it out"
+        )
     return _request(at / 1e3, prompt, output, blocks=tuple(ids), block_tokens=_HASHED_TOKENS)
 
 
@@ -200,9 +205,11 @@ def logged(row: Mapping[str, Any]) -> SimulatedRequest | None:
     if (traffic := row.get("class", "online")) not in ("online", "batch"):
         raise ValueError(f"class={shown(traffic)}: must be online or batch")
     cached = int(_number(row, "cached_tokens")) if "cached_tokens" in row else 0
+    if cached > prompt:
+        raise ValueError(f"cached_tokens={cached}: must be at most prompt_tokens={prompt}, of which they are a part")
     limit = int(_number(row, "max_tokens")) if "max_tokens" in row else 0
     # What was found in the cache is known by its length alone: it counts as the same prefix for all.
-    blocks = tuple(range(min(cached, prompt) // BLOCK_SIZE))
+    blocks = tuple(range(cached // BLOCK_SIZE))
     return _request(at, prompt, output, blocks=blocks, block_tokens=BLOCK_SIZE, max_tokens=limit, traffic=traffic)
 
 

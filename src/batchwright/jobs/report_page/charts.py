@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate, share_so_far
+from batchwright.jobs.report_page.frame import Chart, Spec, sized
 from batchwright.jobs.report_page.reading import Report
 from batchwright.planning.bound import PART_NAMES
 
-Spec = dict[str, Any]
-_HEIGHT = 190
 _BAR = 34
-_RIGHT_MARGIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +22,6 @@ class Run:
 
     name: str
     report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A plot with what is said of it."""
-
-    title: str
-    about: str
-    spec: Spec | None
-    """None: no run has what it shows."""
-    missing: str = ""
-    """Why, in that case; empty if nobody expects it of such runs."""
-    wide: bool = False
-    legend: Sequence[str] = ()
-    """What the colours stand for, in their order, if not for runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +183,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
             },
         },
     ]
-    spec = _spec({"encoding": {"x": x, "y": y, "color": _color(runs)}, "layer": layers})
+    spec = sized({"encoding": {"x": x, "y": y, "color": _color(runs)}, "layer": layers})
     spec["data"] = {"values": values}
     if tops:
         rule = {"mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.25}, "data": {"values": tops}}
@@ -259,7 +241,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
         layers.append(
             {"mark": tick, "data": {"values": bounds}, "encoding": {"x": {"field": "bound", "type": "quantitative"}}}
         )
-    spec = _spec({"encoding": {"y": y}, "layer": layers}, height=_BAR * len(runs))
+    spec = sized({"encoding": {"y": y}, "layer": layers}, height=_BAR * len(runs))
     return Chart(title, about, spec, wide=True, legend=order)
 
 
@@ -337,7 +319,7 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
         rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": {"expr": "ink"}}
         encoding = {"x": {"field": "mean", "type": "quantitative"}}
         layers.append({"mark": rule, "data": {"values": [{"mean": lengths.mean}]}, "encoding": encoding})
-    return Chart(title, about, _spec({"layer": layers}), legend=ends)
+    return Chart(title, about, sized({"layer": layers}), legend=ends)
 
 
 def _lengths_of_several(title: str, runs: Sequence[Run], found: Sequence[Run]) -> Chart:
@@ -359,7 +341,7 @@ def _lengths_of_several(title: str, runs: Sequence[Run], found: Sequence[Run]) -
         },
         "data": {"values": values},
     }
-    return Chart(title, "Share of the answers that have at most so many tokens.", _spec(spec))
+    return Chart(title, "Share of the answers that have at most so many tokens.", sized(spec))
 
 
 def _pairs_chart(runs: Sequence[Run]) -> Chart:
@@ -394,17 +376,7 @@ def _pairs_chart(runs: Sequence[Run]) -> Chart:
         },
     }
     about = "A sample of lines: what was expected when each began. On the broken line, it came true."
-    return Chart(title, about, _spec({"layer": [diagonal, points]}))
-
-
-def _spec(content: Spec, height: int = _HEIGHT) -> Spec:
-    return {
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "padding": {"left": 0, "right": _RIGHT_MARGIN, "top": 4, "bottom": 0},
-        **content,
-    }
+    return Chart(title, about, sized({"layer": [diagonal, points]}))
 
 
 def _color(runs: Sequence[Run]) -> Spec:

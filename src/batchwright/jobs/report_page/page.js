@@ -13,6 +13,7 @@ function look() {
     font,
     view: { stroke: null },
     axis: { ...text, gridColor: color("line"), domainColor: color("line"), tickColor: color("line"), tickCount: 5, labelOverlap: true, labelFlush: true },
+    mark: { color: color("c0") },
     axisX: { grid: false },
     axisY: { domain: false, ticks: false, labelPadding: 6 },
     range: { category: Array.from({ length: 8 }, (_, number) => color(`c${number}`)) },

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from batchwright.durable_files import replacing
-from batchwright.errors import InputError, MissingExtra
+from batchwright.errors import InputError
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.report_page.charts import Chart, Run, charts_of
+from batchwright.jobs.report_page import frame
+from batchwright.jobs.report_page.charts import Run, charts_of
+from batchwright.jobs.report_page.frame import Chart
 from batchwright.jobs.report_page.reading import report_of
 from batchwright.jobs.report_page.table import rows_of, state_of
-from batchwright.version import __version__
 
-_FOLDER = Path(__file__).parent
 _FAILURES_SHOWN = 10
 
 
 def require_libraries() -> None:
     """Raise `MissingExtra` if what draws the page is not installed."""
-    try:
-        import jinja2  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of_report("a page of reports", error) from error
+    frame.require_libraries("a page of reports")
 
 
 def require_writable(path: Path, name: str = "page") -> None:
@@ -41,23 +34,14 @@ def page_of(runs: Sequence[Run], title: str | None = None) -> str:
     """Return the page of one or several runs. Raises `MissingExtra`."""
     require_libraries()
     charts = charts_of(runs)
-    drawn = [chart for chart in charts if chart.spec is not None]
-    if sum(not chart.wide for chart in drawn) % 2:
-        drawn[-1] = replace(drawn[-1], wide=True)  # no gap beside the last one
-    return str(
-        _template().render(
-            title=title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
-            runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
-            rows=rows_of(runs),
-            charts=drawn,
-            specs=[chart.spec for chart in drawn],
-            missing=_missing(charts, runs),
-            failures_shown=_FAILURES_SHOWN,
-            version=__version__,
-            style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-            script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
-            library=_library(),
-        )
+    return frame.rendered(
+        title or ("Run: " + runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+        charts,
+        "page.html",
+        runs=[{"name": run.name, "report": run.report, "state": state_of(run.report)} for run in runs],
+        rows=rows_of(runs),
+        missing=_missing(charts, runs),
+        failures_shown=_FAILURES_SHOWN,
     )
 
 
@@ -84,26 +68,3 @@ def _missing(charts: Sequence[Chart], runs: Sequence[Run]) -> list[tuple[str, st
         which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
         titles[f"the report{which} has no bound"] = ["Share of the bound"]
     return [(", ".join(each), reason) for reason, each in titles.items()]
-
-
-@cache
-def _library() -> str:
-    import vl_convert
-
-    # As in every script: what would end the element early.
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html")
