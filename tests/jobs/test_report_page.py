@@ -163,6 +163,42 @@ def test_the_shares_of_the_time_are_those_of_the_bound_where_there_is_one() -> N
     assert rows["Beyond the bound"] == ["10% waiting for the tail"]
 
 
+def test_the_parts_of_the_time_add_up_to_all_of_it() -> None:
+    values: dict[str, Any] = {"total": 3, "output": "o", "steps": 9, "loop_seconds": 46.0, "load_seconds": 2.0}
+    values |= {"wall_seconds": 125.0, "rates_seconds": 75.0, "bound_seconds": 8.0, "bound": {"time": {"products": 1.0}}}
+    run_of = Run("r", report_of(values, "it"))
+    chart = charts_of([run_of])[0]
+    assert chart.spec is not None
+    bars, bound = chart.spec["layer"]
+    assert {each["part"]: each["time"] for each in bars["data"]["values"]} == {
+        "loading the model": 2.0,
+        "measuring the machine": 75.0,
+        "matrix products": 46.0,
+        "reading the input and closing": 2.0,
+    }
+    assert bound["data"]["values"] == [{"run": "r", "bound": 85.0}]
+    assert dict(rows_of([run_of]))["of which measuring the machine"] == ["75.0 s"]
+    looked_up = Run("r", report_of(values | {"rates_seconds": 0.002, "wall_seconds": 48.1}, "it"))
+    assert chart_parts(looked_up) == ["loading the model", "matrix products"]
+    assert "of which measuring the machine" not in dict(rows_of([looked_up]))
+
+
+def chart_parts(run_of: Run) -> list[str]:
+    return [*charts_of([run_of])[0].legend]
+
+
+def test_what_has_no_bound_says_why() -> None:
+    def with_reason(name: str, **values: Any) -> Run:
+        return Run(name, report_of({"total": 3, "output": "o", "steps": 9, **values}, name))
+
+    one, other = with_reason("one", no_bound="replicas computed the lines"), with_reason("other")
+    assert "<strong>Share of the bound</strong>: replicas computed the lines." in page_of([one])
+    assert "<strong>Share of the bound</strong>: the report has no bound, and does not say why" in page_of([other])
+    both = page_of([one, with_reason("first", resumed=1, no_bound="earlier runs had finished a part of the job")])
+    assert "<strong>Share of the bound</strong>: one: replicas computed the lines." in both
+    assert "<strong>Share of the bound</strong>: first: earlier runs had finished a part of the job." in both
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

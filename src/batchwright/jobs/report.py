@@ -86,6 +86,8 @@ class RunReport:
     """Time of the whole run, reading the input and loading the model included."""
     load_seconds: float = 0.0
     """Time to load the model."""
+    rates_seconds: float = 0.0
+    """Time to measure the rates of this machine, or to look them up, for the bound; no part of `loop_seconds`."""
     loop_seconds: float = 0.0
     """Time from the first line to the last."""
     bound_seconds: float | None = None
@@ -96,6 +98,8 @@ class RunReport:
     bound: Mapping[str, Any] | None = None
     """Its parts and assumptions, where the time went (`time`), and what each part of it took beyond the bound (`lost`),
     as shares of `loop_seconds`."""
+    no_bound: str = ""
+    """Why there is no bound; empty if there is one, or if nobody expects it."""
     outside_model_seconds: float = 0.0
     """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0

@@ -17,6 +17,10 @@ Spec = dict[str, Any]
 _HEIGHT = 190
 _BAR = 34
 _RIGHT_MARGIN = 4
+_LEAST_MEASURING = 0.1
+"""Seconds of measuring the rates of the machine that are shown."""
+_LEAST_REST = 0.01
+"""Share of the whole time without a part of its own that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
 
 
 def _time_chart(runs: Sequence[Run]) -> Chart:
-    title, about = "Where the time went", "Of the time from the first line to the last, and of loading the model."
+    title, about = "Where the time went", "Of the whole run, from its start to its report."
     parts = [(run, _parts(run.report)) for run in runs]
     order = list(dict.fromkeys(name for _, each in parts for name, seconds in each if seconds > 0))
     if not order:
@@ -249,7 +253,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     }
     layers = [bar]
     bounds = [
-        {"run": run.name, "bound": _short(((run.report.load_seconds or 0.0) + run.report.bound_seconds) / of_unit)}
+        {"run": run.name, "bound": _short((_before_lines(run.report) + run.report.bound_seconds) / of_unit)}
         for run in runs
         if run.report.bound_seconds is not None
     ]
@@ -268,22 +272,41 @@ def words_of(part: str) -> str:
     return PART_NAMES.get(part, part.replace("_", " "))
 
 
+def is_long(report: Report) -> bool:
+    """Whether measuring the rates of the machine took so long that it is shown, and not only looking them up."""
+    return (report.rates_seconds or 0.0) >= _LEAST_MEASURING
+
+
+def _before_lines(report: Report) -> float:
+    """The seconds that are shown before those of the lines."""
+    return (report.load_seconds or 0.0) + ((report.rates_seconds or 0.0) if is_long(report) else 0.0)
+
+
 def _parts(report: Report) -> list[tuple[str, float]]:
-    """The parts of the time of a run, by name, in seconds."""
-    loop, load = report.loop_seconds or 0.0, report.load_seconds or 0.0
-    parts = [("loading the model" if report.has_engine else "before the first line", load)]
+    """The parts of the time of a run, by name, in seconds, that of which no more is known last."""
+    parts = [("loading the model" if report.has_engine else "before the first line", report.load_seconds or 0.0)]
+    if is_long(report):
+        parts.append(("measuring the machine", report.rates_seconds or 0.0))
+    parts += _parts_of_loop(report)
+    whole = report.wall_seconds or 0.0
+    rest = whole - sum(seconds for _, seconds in parts)
+    return [*parts, ("reading the input and closing", rest)] if rest >= _LEAST_REST * whole > 0 else parts
+
+
+def _parts_of_loop(report: Report) -> list[tuple[str, float]]:
+    """The parts of the time from the first line to the last."""
+    loop = report.loop_seconds or 0.0
     if report.bound is not None and report.bound.time:
-        return parts + [(words_of(name), share * loop) for name, share in report.bound.time.items()]
+        return [(words_of(name), share * loop) for name, share in report.bound.time.items()]
     if not report.has_engine:
-        return [*parts, ("at work", loop)]
+        return [("at work", loop)]
     # Seconds of several engines, or of an earlier use of this one, count as shares.
     outside = min(loop, report.outside_model_seconds or 0.0)
     prefill, decode = report.prefill_seconds or 0.0, report.decode_seconds or 0.0
     if not prefill + decode:
-        return [*parts, ("model", loop - outside), ("outside the model", outside)]
+        return [("model", loop - outside), ("outside the model", outside)]
     of_prompts = prefill / (prefill + decode) * (loop - outside)
     return [
-        *parts,
         ("model: prompts", of_prompts),
         ("model: answers", loop - outside - of_prompts),
         ("outside the model", outside),
