@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate, share_so_far
@@ -182,9 +183,11 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
     y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
     shown_as = ",.1~f" if by > 1.0 else line.format
-    y["axis"] = {"format": shown_as} | ({"tickMinStep": 1} if shown_as == ",.0f" else {})
-    highest = max(value for _, curve in found for _, value in curve)
-    y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or highest <= 0 else {})
+    is_whole = shown_as == ",.0f"
+    highest = max(each[name] for name, rows in (("value", values), ("top", tops)) for each in rows)
+    y["axis"] = _whole_axis(highest, shown_as) if is_whole else {"format": shown_as}
+    is_small = highest < 1 if is_whole else highest <= 0
+    y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or is_small else {})
     hover = {
         "name": "hover",
         "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout", "encodings": ["x"]},
@@ -329,7 +332,8 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
         if number
     ]
     scale = {"domain": ends, "range": "category"}
-    whole = {"format": ",d", "tickMinStep": 1}
+    most = max(sum(both) for both in zip_longest(lengths.ended, lengths.cut, fillvalue=0))
+    whole = _whole_axis(most, ",d")
     bars = {
         "mark": {"type": "bar", "binSpacing": 1},
         "data": {"values": values},
@@ -428,6 +432,13 @@ def _spec(content: Spec, height: int = _HEIGHT) -> Spec:
         "padding": {"left": 0, "right": _RIGHT_MARGIN, "top": 4, "bottom": 0},
         **content,
     }
+
+
+def _whole_axis(highest: float, shown_as: str) -> Spec:
+    """An axis of whole numbers from 0 to `highest`, with none of them twice."""
+    axis: Spec = {"format": shown_as, "tickMinStep": 1}
+    # Up to 2 Vega takes steps of one half in spite of `tickMinStep`.
+    return axis if highest >= 3 else axis | {"values": [*range(max(1, int(highest)) + 1)]}
 
 
 def _color(runs: Sequence[Run]) -> Spec:

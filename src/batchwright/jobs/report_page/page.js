@@ -15,7 +15,7 @@ function look() {
     axis: { ...text, gridColor: color("line"), domainColor: color("line"), tickColor: color("line"), tickCount: 5, labelOverlap: true, labelFlush: true },
     axisX: { grid: false },
     axisY: { domain: false, ticks: false, labelPadding: 6 },
-    range: { category: Array.from({ length: 8 }, (_, number) => color(`c${number}`)) },
+    range: { category: Array.from({ length: 16 }, (_, number) => color(`c${number}`)) },
     params: [{ name: "ink", value: color("text") }, { name: "quiet", value: color("quiet") }],
   };
 }
