@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from batchwright.jobs.planned_time import PlannedTime
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
+from batchwright.peak_memory import peak_memory_bytes
 from batchwright.planning.field_order import FieldReuse
 from batchwright.version import __version__
 
@@ -154,7 +154,7 @@ class RunReport:
     """Share of the prompt tokens found in the prefix cache."""
     preemptions: int = 0
     peak_memory_bytes: int = 0
-    """Resident memory of the process."""
+    """Resident memory of the process, and of each replica's; what they share counts in each."""
     peak_gpu_bytes: int | None = None
     series: dict[str, list[float | None]] = field(default_factory=dict)
     """Figures of this run over time, the fields of `RunPoint` by name, at most some hundred values of each."""
@@ -169,7 +169,6 @@ class RunReport:
         cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
     ) -> RunReport:
         """The report of a run, with the fields that `stats` has by the same name; `rest` are further fields."""
-        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         values = {each.name: getattr(stats, each.name) for each in fields(cls) if hasattr(stats, each.name)}
         values |= {
             "loop_seconds": loop_seconds,
@@ -187,7 +186,7 @@ class RunReport:
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),
-            "peak_memory_bytes": peak_memory if sys.platform == "darwin" else peak_memory * 1024,
+            "peak_memory_bytes": peak_memory_bytes() + stats.peak_memory_bytes,
             "peak_gpu_bytes": _peak_gpu_memory(),
         }
         return cls(**{**values, **rest})
