@@ -68,6 +68,8 @@ class RunReport:
     """Of a dry run: what the job would generate at most."""
     planned_time: PlannedTime | None = None
     """Of a dry run: the seconds that the job would take; None if nothing of the model was measured on this machine."""
+    no_planned_time: str = ""
+    """Of a dry run: why the time of such a job is never predicted; empty if it may be."""
     reordered_fields: FieldReuse | None = None
     """With `reorder_fields`: the share of the fields' text that rows have in common with earlier ones from the first
     field on, in the order of the template (`before`) and in theirs (`after`)."""
