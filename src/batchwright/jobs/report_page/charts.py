@@ -170,12 +170,12 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     unit, of_unit = _unit(longest)
     is_time = line.curve is _foreseen_end
     by = of_unit if is_time else 1.0
-    values = [
+    values: list[Spec] = [
         {"at": _short(at / of_unit), "value": _short(value / by), "run": run.name}
         for run, curve in found
         for at, value in curve
     ]
-    tops = [
+    tops: list[Spec] = [
         {"top": _short(top / by), "run": run.name}
         for run, _ in found
         if (top := run.report.series["seconds"][-1] if is_time else line.top(run.report))
@@ -184,7 +184,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
     shown_as = ",.1~f" if by > 1.0 else line.format
     is_whole = shown_as == ",.0f"
-    highest = max(each[name] for name, rows in (("value", values), ("top", tops)) for each in rows)
+    highest: float = max([*(each["value"] for each in values), *(each["top"] for each in tops)])
     y["axis"] = _whole_axis(highest, shown_as) if is_whole else {"format": shown_as}
     is_small = highest < 1 if is_whole else highest <= 0
     y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or is_small else {})
