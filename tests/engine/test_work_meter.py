@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.clock import ManualClock
 from batchwright.engine import machine_rates as rates_module
 from batchwright.engine.engine import Engine
 from batchwright.engine.machine_rates import keep_rates, kept_rates, machine_rates
 from batchwright.engine.work_meter import WorkMeter
 from batchwright.jobs.run_bound import RunBound
-from batchwright.planning.bound import MachineRates, Work, bound_of
+from batchwright.planning.bound import MachineRates, NoBound, Work, bound_of
 from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest
 
@@ -235,6 +236,53 @@ def test_rates_of_a_busy_machine_are_measured_again_before_long(quick: Engine, m
     measured = machine_rates(body, blocks.block_size, blocks.num_blocks)
     assert measured is not None
     assert measured.products > SLOW.products
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch, seconds: float) -> ManualClock:
+    """Return the clock of a machine on which each step of a measurement, and each sum, takes so many seconds."""
+    clock, step, fewest = ManualClock(), rates_module._Probe._step, rates_module._Probe._fewest
+
+    def slow(probe: Any, *given: Any) -> None:
+        clock.advance(seconds)
+        step(probe, *given)
+
+    def slow_sums(probe: Any, timed: Callable[[], float]) -> float:
+        def later() -> float:
+            began = clock.now()
+            took = timed()
+            clock.advance(seconds if clock.now() == began else 0.0)
+            return took
+
+        return fewest(probe, later)
+
+    monkeypatch.setattr(rates_module._Probe, "_step", slow)
+    monkeypatch.setattr(rates_module._Probe, "_fewest", slow_sums)
+    return clock
+
+
+def test_few_repetitions_of_slow_steps_count_if_there_are_some_for_each_rate(
+    quick: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, blocks = slow_steps(monkeypatch, 0.9), quick.core.scheduler.blocks
+    rates = machine_rates(quick.core.body, blocks.block_size, blocks.num_blocks, lambda _: None, clock)
+    assert clock.now() < 11.0
+    assert not rates.settled
+    assert kept_rates(quick.core.body) == rates
+
+
+def test_rates_that_take_too_long_are_left_out(quick: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, blocks = slow_steps(monkeypatch, 4.0), quick.core.scheduler.blocks
+    given = (quick.core.body, blocks.block_size, blocks.num_blocks, lambda _: None, clock)
+    with pytest.raises(NoBound, match="could not be measured within 10 s: it was busy"):
+        machine_rates(*given)
+    assert clock.now() < 15.0
+    assert kept_rates(quick.core.body) is None
+    keep_rates(SLOW, quick.core.body)
+    assert machine_rates(*given, again=True) == replace(SLOW, settled=False)
+    assert kept_rates(quick.core.body) == replace(SLOW, settled=False)
+    before = clock.now()
+    machine_rates(*given)
+    assert clock.now() == before
 
 
 def test_a_run_does_not_put_off_the_next_measurement(quick: Engine) -> None:

@@ -25,6 +25,7 @@ from batchwright.inference.replicas.process_replica import ProcessReplica
 from batchwright.inference.replicas.replica import ReplicaDied
 from batchwright.inference.replicas.replicated import ReplicatedInference
 from batchwright.jobs.job_run import RunProgress
+from batchwright.peak_memory import peak_memory_bytes
 from batchwright.wire.requests import COMPLETION_URL
 
 LIMIT = 120.0
@@ -158,6 +159,9 @@ def test_a_run_loses_nothing_when_a_replica_is_killed(
     assert killed
     assert (report.succeeded, report.failed) == (len(PROMPTS), 0)
     assert report.steps > 0
+    assert report.no_bound == "replicas computed the lines"
+    # That of this process alone is no more than the kernel says.
+    assert report.peak_memory_bytes > peak_memory_bytes() + 100 * 2**20
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in lines}
     assert len(lines) == len(texts)

@@ -160,14 +160,27 @@ def test_lines_that_no_engine_takes_have_no_time(tmp_path: Path) -> None:
     assert report.planned_time.seconds > 0.0
 
 
-def test_lines_of_other_kinds_and_no_lines_have_no_time(tmp_path: Path) -> None:
+def test_lines_of_other_kinds_and_no_lines_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured()
     path = tmp_path / "in.jsonl"
     path.write_text("")
     assert run(path, None, dry_run=True).planned_time is None
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "text"}}
     path.write_text(json.dumps(line) + "\n")
-    assert run(path, None, dry_run=True).planned_time is None
+    monkeypatch.setattr(ModelChoice, "text_tokenizer", lambda _: None)
+    report = run(path, None, embedding_model="all-minilm-l6-v2", dry_run=True)
+    assert (report.failed, report.planned_time) == (0, None)
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "How long it takes is not known: some lines are for a model that does not generate" in stream.getvalue()
+
+
+def test_a_plan_for_replicas_says_that_it_has_no_time(tmp_path: Path) -> None:
+    measured()
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), run(source(tmp_path, 40), None, replicas=2, dry_run=True))
+    assert "How long it takes is not known: it is predicted for one engine in this process" in stream.getvalue()
+    assert run(source(tmp_path, 40), None, dry_run=True).no_planned_time == ""
 
 
 class ProbedEngine:

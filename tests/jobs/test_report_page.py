@@ -24,6 +24,7 @@ from batchwright.jobs.report_page.page import page_of
 from batchwright.jobs.report_page.reading import names_of, read_report, report_of
 from batchwright.jobs.report_page.table import duration, rows_of, state_of
 from batchwright.jobs.run import run
+from batchwright.planning.bound import PARTS
 from batchwright.pricing.rates import money
 
 EVIL = "</script><script>alert(1)</script>"
@@ -163,6 +164,42 @@ def test_the_shares_of_the_time_are_those_of_the_bound_where_there_is_one() -> N
     assert rows["Beyond the bound"] == ["10% waiting for the tail"]
 
 
+def test_the_parts_of_the_time_add_up_to_all_of_it() -> None:
+    values: dict[str, Any] = {"total": 3, "output": "o", "steps": 9, "loop_seconds": 46.0, "load_seconds": 2.0}
+    values |= {"wall_seconds": 125.0, "rates_seconds": 75.0, "bound_seconds": 8.0, "bound": {"time": {"products": 1.0}}}
+    run_of = Run("r", report_of(values, "it"))
+    chart = charts_of([run_of])[0]
+    assert chart.spec is not None
+    bars, bound = chart.spec["layer"]
+    assert {each["part"]: each["time"] for each in bars["data"]["values"]} == {
+        "loading the model": 2.0,
+        "measuring the machine": 75.0,
+        "matrix products": 46.0,
+        "reading the input and closing": 2.0,
+    }
+    assert bound["data"]["values"] == [{"run": "r", "bound": 85.0}]
+    assert dict(rows_of([run_of]))["of which measuring the machine"] == ["75.0 s"]
+    looked_up = Run("r", report_of(values | {"rates_seconds": 0.002, "wall_seconds": 48.1}, "it"))
+    assert chart_parts(looked_up) == ["loading the model", "matrix products"]
+    assert "of which measuring the machine" not in dict(rows_of([looked_up]))
+
+
+def chart_parts(run_of: Run) -> list[str]:
+    return [*charts_of([run_of])[0].legend]
+
+
+def test_what_has_no_bound_says_why() -> None:
+    def with_reason(name: str, **values: Any) -> Run:
+        return Run(name, report_of({"total": 3, "output": "o", "steps": 9, **values}, name))
+
+    one, other = with_reason("one", no_bound="replicas computed the lines"), with_reason("other")
+    assert "<strong>Share of the bound</strong>: replicas computed the lines." in page_of([one])
+    assert "<strong>Share of the bound</strong>: the report has no bound, and does not say why" in page_of([other])
+    both = page_of([one, with_reason("first", resumed=1, no_bound="earlier runs had finished a part of the job")])
+    assert "<strong>Share of the bound</strong>: one: replicas computed the lines." in both
+    assert "<strong>Share of the bound</strong>: first: earlier runs had finished a part of the job." in both
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -186,6 +223,40 @@ def test_small_figures_are_not_rounded_away() -> None:
 
     assert format_of("Cost", 10.0) == "$,.5~r"
     assert [format_of("Forecast of the end", each) for each in (10.0, 600.0, 12_000.0)] == [",.0f", ",.1~f", ",.1~f"]
+
+
+def test_whole_numbers_are_on_an_axis_once() -> None:
+    def axis_of(title: str, **values: Any) -> tuple[Any, Any]:
+        report = report_of({"total": 1, "output": "o", "steps": 1, **values}, "r")
+        [spec] = [chart.spec for chart in charts_of([Run("r", report)]) if chart.title == title]
+        assert spec is not None
+        y = (spec["layer"][0]["encoding"] if title == "Lengths of answers" else spec["encoding"])["y"]
+        return y["axis"].get("values"), y.get("scale", {}).get("domainMax")
+
+    def refused(most: int) -> tuple[Any, Any]:
+        return axis_of("Refused requests", series={"seconds": [0.0, 1.0], "refused": [0, most]})
+
+    assert [refused(most) for most in (0, 1, 2, 3)] == [([0, 1], 1), ([0, 1], None), ([0, 1, 2], None), (None, None)]
+    series = {"seconds": [0.0, 1.0], "sequences": [0, 4], "steps": [0, 10]}
+    assert axis_of("Occupancy", series=series) == ([0, 1], 1)
+    assert axis_of("Occupancy", series=series, max_num_seqs=8) == (None, None)
+    assert axis_of("Lengths of answers", lengths={"ended": [1, 1]})[0] == [0, 1]
+    assert axis_of("Lengths of answers", lengths={"ended": [1, 1], "cut": [3, 0]})[0] is None
+
+
+def test_each_part_of_the_time_has_a_colour_of_its_own() -> None:
+    here = {"total": 3, "output": "o", "steps": 9, "loop_seconds": 10.0, "load_seconds": 2.0, "rates_seconds": 5.0}
+    here |= {"wall_seconds": 20.0, "bound_seconds": 8.0, "bound": {"time": dict.fromkeys(PARTS, 1.0 / len(PARTS))}}
+    there = {"total": 3, "output": "o", "loop_seconds": 10.0, "load_seconds": 2.0}
+    runs = [Run("here", report_of(here, "it")), Run("there", report_of(there, "it"))]
+    legend, page = charts_of(runs)[0].legend, page_of(runs)
+    assert {"loading the model", "at work"} < {*legend}
+    colors = re.findall(r'style="--n: var\(--(c\d+)\)"></i>([^<]+)</li>', page)
+    assert [name for _, name in colors][: len(legend)] == [*legend]
+    assert len({color for color, _ in colors[: len(legend)]}) == len(legend)
+    for theme in re.findall(r":root \{[^}]+", page)[:2]:
+        shown = dict(re.findall(r"--(c\d+): (#\w+)", theme))
+        assert len({shown[color] for color, _ in colors[: len(legend)]}) == len(legend)
 
 
 def test_numbers_are_readable() -> None:

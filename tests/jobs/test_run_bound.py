@@ -14,16 +14,26 @@ import pytest
 from rich.console import Console
 
 from batchwright.cli.report_views import report_table
+from batchwright.clock import MonotonicClock
 from batchwright.engine import machine_rates as rates_module
 from batchwright.engine.engine import Engine
 from batchwright.jobs.job import Job
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
-from batchwright.planning.bound import MachineRates
+from batchwright.planning.bound import MachineRates, NoBound
 from batchwright.request import SamplingParams
 
 SLOW = MachineRates(products=1.0, attention=1.0, unshared_cost=3.0, least_step=1e9, bandwidth=1.0)
 DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0)
+
+
+class LateClock(MonotonicClock):
+    """The real clock, and what a test adds to it."""
+
+    late = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.late
 
 
 @pytest.fixture
@@ -93,6 +103,7 @@ def test_nothing_is_told_of_a_part_of_a_job(tmp_path: Path, engine: Engine) -> N
         report = answered(tmp_path, other, [{"prompt": "Number 1:"}, {"prompt": "Number 2:"}])
     assert (report.resumed, report.succeeded) == (1, 2)
     assert (report.bound_seconds, report.share_of_bound, report.bound) == (None, None, None)
+    assert report.no_bound == "earlier runs had finished a part of the job"
     assert "of the bound" not in shown(report)
 
 
@@ -103,6 +114,25 @@ def test_few_lines_do_not_wait_for_rates_to_be_measured(
     monkeypatch.setattr(rates_module, "kept_rates", lambda _: None)
     report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(63)])
     assert (report.succeeded, report.bound) == (63, None)
+    assert "first run of 64 lines or more" in report.no_bound
+
+
+def test_the_report_says_how_long_rates_took_and_why_there_are_none(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LateClock()
+
+    def busy(*_: object) -> MachineRates:
+        clock.late += 10.0
+        raise NoBound("the machine was busy")
+
+    monkeypatch.setattr(rates_module, "machine_rates", busy)
+    report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(64)], clock=clock)
+    assert 10.0 <= report.rates_seconds < 11.0
+    assert report.wall_seconds - report.rates_seconds >= report.loop_seconds + report.load_seconds
+    assert (report.bound, report.no_bound) == (None, "the machine was busy")
+    assert "measuring the rates of this machine 10." in shown(report)
+    assert "its share of the bound is not known: the machine was busy" in shown(report)
 
 
 def test_many_lines_have_the_rates_measured(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +150,9 @@ def test_many_lines_have_the_rates_measured(tmp_path: Path, engine: Engine, monk
 
 def test_nothing_is_told_of_an_engine_that_has_computed_before(tmp_path: Path, engine: Engine) -> None:
     engine.generate("Number 1:", DEFAULTS)
-    assert answered(tmp_path, engine, [{"prompt": "Number 1:"}]).bound is None
+    report = answered(tmp_path, engine, [{"prompt": "Number 1:"}])
+    assert report.bound is None
+    assert "the engine had computed something before" in report.no_bound
 
 
 def test_small_losses_are_not_shown() -> None:

@@ -27,6 +27,8 @@ _NUMBERS_SHOWN = 10
 """Numbers of lines that failed with one code that are shown."""
 _LEAST_LATE = 1.0
 """Seconds after the deadline that are shown."""
+_LEAST_MEASURING = 0.1
+"""Seconds of measuring the rates of the machine that are shown."""
 
 
 def report_table(report: RunReport) -> Table:
@@ -39,6 +41,8 @@ def report_table(report: RunReport) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     loading = f", of which loading the model {report.load_seconds:.1f} s" if report.steps else ""
+    if report.rates_seconds >= _LEAST_MEASURING:
+        loading += f", measuring the rates of this machine {report.rates_seconds:.1f} s"
     table.add_row("wall time", f"{report.wall_seconds:.1f} s{loading}")
     for name, value in [
         *_token_rows(report),
@@ -242,7 +246,9 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
 def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
     """How close the run came to what this machine can do, and what the rest of its time went into."""
     if report.share_of_bound is None or report.bound is None:
-        return []
+        # Where time was spent on it, people are told what became of it.
+        tried = report.no_bound and report.rates_seconds >= _LEAST_MEASURING
+        return [("speed", f"its share of the bound is not known: {report.no_bound}")] if tried else []
     lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])
     parts = [f"{share:.0%} {PART_NAMES[name]}" for name, share in lost if share >= LEAST_SHARE_SHOWN]
     text = f"{report.share_of_bound:.0%} of the bound of {report.bound_seconds:,.1f} s"

@@ -102,6 +102,8 @@ class EngineStats:
     last_step_seconds: float = 0.0
     last_step_predicted: float | None = None
     """Seconds that were predicted for the last step; None before any prediction."""
+    peak_memory_bytes: int = 0
+    """Most resident memory of the replica's process; 0 for an engine in this one."""
     step_margin: float = 1.0
     """Ratio of measured to predicted seconds that 95% of the recent steps stayed within; at least 1."""
     traffic: dict[Traffic, TrafficStats] = field(
@@ -119,7 +121,7 @@ class EngineStats:
             raise ValueError("merged(): give the figures of at least one engine")
         latest = every[0]
         summed = _summed(cls, every, ("implementation", "block_size", "last_step_predicted", "step_margin", "traffic"))
-        gauges = ("max_num_seqs", "kv_blocks", "kv_blocks_used")
+        gauges = ("max_num_seqs", "kv_blocks", "kv_blocks_used", "peak_memory_bytes")
         summed |= {name: sum(getattr(each, name) for each in now or gone[:1]) for name in gauges}
         summed |= {
             name: max(getattr(each, name) for each in every)

@@ -3,9 +3,10 @@
 The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
 the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights. The
 bandwidth of memory is that of a plain sum. The best of all repetitions counts. Where few come near it, others use the
-processors, and the rates are measured again before long. Until the next measurement what is kept only gets better:
-`WorkMeter` finds what a run reaches beyond it. A measurement that has settled takes the place of what was kept: a
-processor with others beside it (a virtual machine) is faster on one day than on another.
+processors, and the rates are measured again before long. All have a limit of time together, since on a busy machine a
+step may take many times as long: those of few repetitions count as such rates do. Until the next measurement what is
+kept only gets better: `WorkMeter` finds what a run reaches beyond it. A measurement that has settled takes the place of
+what was kept: a processor with others beside it (a virtual machine) is faster on one day than on another.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import msgspec
 import numpy as np
 import torch
 
+from batchwright.clock import Clock, MonotonicClock
 from batchwright.durable_files import write_shared
 from batchwright.engine.bodies.body import LEAST_POSITIONS, KernelSeconds, ModelBody
 from batchwright.engine.native.build import processor
 from batchwright.engine.step.batch import batch_of
 from batchwright.models import cache_dir
 from batchwright.models.cache import Progress
-from batchwright.planning.bound import MachineRates, ModelCosts, Work
+from batchwright.planning.bound import MachineRates, ModelCosts, NoBound, Work
 from batchwright.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ _SECONDS = 0.4
 _LEAST_STEPS = 3
 _MOST_SECONDS = 1.0
 """Seconds after which a rate that has not settled is taken as it is."""
+_LIMIT = 10.0
+"""Seconds for all rates together, and the step that is computed then."""
+_RATES = 5
 _SETTLED_FOR = 86_400.0
 """Seconds for which rates are used before they are measured again."""
 _UNSETTLED_FOR = 600.0
@@ -58,27 +63,34 @@ def machine_rates(
     block_size: int,
     num_blocks: int,
     progress: Progress = lambda text: None,
+    clock: Clock | None = None,
     *,
     again: bool = False,
-) -> MachineRates | None:
+) -> MachineRates:
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
     They are measured once a day, in about two seconds, and kept in the cache folder; `again` measures them at once.
-    `progress` is called with a line of text when they are measured. None if the times of the body cannot be separated,
-    or its KV cache is too small for a measurement.
+    Where they would take longer than ten seconds, those that are kept count, if any. `progress` is called with a line
+    of text when they are measured. Raises `NoBound` if the times of the body cannot be separated, its KV cache is too
+    small for a measurement, or the machine was too busy for it and nothing is kept.
     """
     model, seconds = body.costs, body.watch()
     if model is None or seconds is None:
-        return None
+        raise NoBound("the times of the model's products and attention cannot be told apart here")
     path = _path(model, body)
     kept = _read(path)
     if kept is not None and not again and _age(path) < (_SETTLED_FOR if kept.settled else _UNSETTLED_FOR):
         return kept
     progress("measuring the rates of this machine")
-    probe = _Probe(body, model, seconds, block_size, num_blocks)
-    rates = probe.rates()
-    if rates is None:
-        return None
+    try:
+        rates = _Probe(body, model, seconds, block_size, num_blocks, clock or MonotonicClock()).rates()
+    except _TooSlow:
+        if kept is None:
+            raise NoBound(
+                f"the rates of this machine could not be measured within {_LIMIT:.0f} s: it was busy with something "
+                "else, or is slow for this model"
+            ) from None
+        rates = replace(kept, settled=False)
     return keep_rates(rates, body, measured=True)
 
 
@@ -136,22 +148,37 @@ def _path(model: ModelCosts, body: ModelBody) -> Path:
     return cache_dir() / "rates" / f"{digest.hexdigest()[:16]}.json"
 
 
+class _TooSlow(Exception):
+    """The limit of time was over before each rate was measured."""
+
+
 class _Probe:
     """Steps of one body that nobody waits for."""
 
     def __init__(
-        self, body: ModelBody, model: ModelCosts, seconds: KernelSeconds, block_size: int, num_blocks: int
+        self,
+        body: ModelBody,
+        model: ModelCosts,
+        seconds: KernelSeconds,
+        block_size: int,
+        num_blocks: int,
+        clock: Clock,
     ) -> None:
         self._body, self._model, self._seconds = body, model, seconds
         self._block_size, self._num_blocks = block_size, num_blocks
+        self._clock = clock
+        self._began = clock.now()
+        self._measured = 0
+        """Rates that were measured so far."""
         self._settled = True
 
-    def rates(self) -> MachineRates | None:
+    def rates(self) -> MachineRates:
+        """Measure all rates. Raises `NoBound` if the KV cache is too small, and `_TooSlow`."""
         model = self._model
         most = int(_MOST_OPERATIONS / model.layer_operations)
         sizes = [rows for rows in _ROWS if rows <= max(most, _ROWS[-1]) and self._fits(rows)]
         if not sizes or not self._fits_alone(_ROWS[-1]):
-            return None
+            raise NoBound("the KV cache is too small to measure the rates of this machine")
         rows = sizes[0]
         took = self._best(lambda: self._prompt(rows, 0), _by_products)
         products = Work(rows=rows).product_operations(model) / took
@@ -187,16 +214,28 @@ class _Probe:
             step()
             return kind(self._seconds) - before
 
+        self._require_time()
         step()
         return self._fewest(timed)
 
+    def _require_time(self) -> None:
+        if self._clock.now() - self._began >= _LIMIT:
+            raise _TooSlow
+
     def _fewest(self, timed: Callable[[], float]) -> float:
-        """Return the least of the seconds that `timed` returns, and note whether others came near it."""
-        began, took = time.perf_counter(), list[float]()
-        while (spent := time.perf_counter() - began) < _MOST_SECONDS or len(took) < _LEAST_STEPS:
+        """Return the least of the seconds that `timed` returns, and note whether others came near it.
+
+        A rate ends by when its share of the limit is over, and those before it, so that one leaves time for the others.
+        Raises `_TooSlow` if all time is over before the first repetition.
+        """
+        self._require_time()
+        self._measured += 1
+        end = self._began + _LIMIT * self._measured / _RATES
+        began, took = self._clock.now(), list[float]()
+        while (spent := (now := self._clock.now()) - began) < _MOST_SECONDS or len(took) < _LEAST_STEPS:
             agreeing = sum(each <= _NEAR * min(took) for each in took)
-            if spent >= _SECONDS and agreeing >= _LEAST_STEPS:
-                return min(took)
+            if (spent >= _SECONDS and agreeing >= _LEAST_STEPS) or (took and now >= end):
+                break
             took.append(timed())
         self._settled = self._settled and sum(each <= _NEAR * min(took) for each in took) >= _LEAST_STEPS
         return min(took)

@@ -124,7 +124,7 @@ class JobPlan:
                 capacity=self._capacity(),
                 endpoint=None if self.choice.backend is None else self.choice.dialect,
                 text_tokenizer=self._text_tokenizer,
-                sample=sample if tokenizer is not None and self._is_here else None,
+                sample=sample if self._is_here else None,
             )
             time = self._time(sample, tokenizer, found, JobSignature.of(self.spec, job.contents))
             return RunReport(
@@ -141,6 +141,7 @@ class JobPlan:
                 planned_cost=None if costs is None else costs.result(_cached_share(found)),
                 planned_answers=self._with_expected(found.answers, time, job, found),
                 planned_time=time,
+                no_planned_time=self._why_no_time(sample),
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared if self._finds_shared else None,
             )
@@ -153,6 +154,16 @@ class JobPlan:
         """Whether one engine in this process would compute the job, whose steps are those that are kept."""
         is_local = self.choice.backend is None and self.choice.processes is None and self.choice.ray is None
         return is_local and self.given_engine is None and self.given_inference is None
+
+    def _why_no_time(self, sample: LineSample) -> str:
+        """Why the time of such a job is never predicted; empty where it may be, or an endpoint computes."""
+        if self.choice.processes is not None or self.choice.ray is not None:
+            return "it is predicted for one engine in this process, not for replicas"
+        return (
+            "some lines are for a model that does not generate, whose time is not predicted"
+            if sample.has_others
+            else ""
+        )
 
     @property
     def _finds_shared(self) -> bool:

@@ -58,6 +58,7 @@ from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.long_waits import LongWaits
 from batchwright.planning import prefix_order
 from batchwright.planning.arrangement import Caches
+from batchwright.planning.bound import NoBound
 from batchwright.planning.identical import Repeats
 from batchwright.pricing.rates import in_dollars
 
@@ -171,6 +172,8 @@ class JobRun:
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
         self._bound: RunBound | None = None
+        self._no_bound = ""
+        self._rates_seconds = 0.0
         self._batches: BatchAccount | None = None
         self._long_waits = LongWaits()
         self._recorder = RunRecorder(self.clock, self._tally, lambda: self._stats, self._spent)
@@ -228,9 +231,22 @@ class JobRun:
 
     def _begun_bound(self, job: Job, loaded: LoadedModels) -> RunBound | None:
         """Measure the run, if it is the whole job, and one engine computes all of it."""
-        if loaded.engine is None or loaded.encoder is not None or loaded.classifiers or job.finished:
+        began = self.clock.now()
+        try:
+            if loaded.replicas_of is not None:
+                raise NoBound("replicas computed the lines")
+            if loaded.engine is None:
+                raise NoBound("no model that generates computed here")
+            if loaded.encoder is not None or loaded.classifiers:
+                raise NoBound("several models computed the lines")
+            if job.finished:
+                raise NoBound("earlier runs had finished a part of the job")
+            return RunBound.begin(loaded.engine, job.total, lambda text: self._show("loading", job, text), self.clock)
+        except NoBound as reason:
+            self._no_bound = str(reason)
             return None
-        return RunBound.begin(loaded.engine, job.total, lambda text: self._show("loading", job, text))
+        finally:
+            self._rates_seconds = self.clock.now() - began
 
     def _loaded(self, job: Job) -> LoadedModels:
         if self.given_engine is not None:
@@ -425,6 +441,7 @@ class JobRun:
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
+            rates_seconds=self._rates_seconds,
             pacing={} if self._loop is None else self._loop.pacing,
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
@@ -445,8 +462,14 @@ class JobRun:
         return [shown_address(name) for name in self.spec.inputs[:_INPUTS_NAMED]]
 
     def _bound_figures(self, job: Job, *, interrupted: bool) -> dict[str, Any]:
-        is_complete = not interrupted and self._tally.succeeded + self._tally.failed == job.total
-        return self._bound.figures(self._loop_seconds) if self._bound is not None and is_complete else {}
+        if self._bound is None:
+            return {"no_bound": self._no_bound}
+        if interrupted or self._tally.succeeded + self._tally.failed != job.total:
+            return {"no_bound": "the run ended before its job"}
+        try:
+            return self._bound.figures(self._loop_seconds)
+        except NoBound as reason:
+            return {"no_bound": str(reason)}
 
     def _answer_lengths(self) -> dict[str, int | None]:
         answers = self._tally.answers

@@ -170,17 +170,18 @@ class LineSample:
 
     def __init__(self) -> None:
         self._sample = BlockSample[Line](_SAMPLED, _SAMPLED_BYTES)
-        self._has_others = False
+        self.has_others = False
+        """Whether there are lines for a model that does not generate."""
 
     @property
     def is_usable(self) -> bool:
         """Whether there are lines, and all are for a model that generates."""
-        return bool(self._sample.seen) and not self._has_others
+        return bool(self._sample.seen) and not self.has_others
 
     def add(self, line: Line, size: int) -> None:
         """Count a line that will be computed, whose prompts have `size` bytes."""
         if line.endpoint in ENCODER_URLS:
-            self._has_others = True
+            self.has_others = True
         elif self._sample.wants_next():
             self._sample.add(line, size)
 

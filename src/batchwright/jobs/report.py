@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from batchwright.jobs.planned_time import PlannedTime
 from batchwright.jobs.prompt_survey import SharedPrompts
 from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.figures import PacerFigures
+from batchwright.peak_memory import peak_memory_bytes
 from batchwright.planning.field_order import FieldReuse
 from batchwright.version import __version__
 
@@ -68,6 +68,8 @@ class RunReport:
     """Of a dry run: what the job would generate at most."""
     planned_time: PlannedTime | None = None
     """Of a dry run: the seconds that the job would take; None if nothing of the model was measured on this machine."""
+    no_planned_time: str = ""
+    """Of a dry run: why the time of such a job is never predicted; empty if it may be."""
     reordered_fields: FieldReuse | None = None
     """With `reorder_fields`: the share of the fields' text that rows have in common with earlier ones from the first
     field on, in the order of the template (`before`) and in theirs (`after`)."""
@@ -86,6 +88,8 @@ class RunReport:
     """Time of the whole run, reading the input and loading the model included."""
     load_seconds: float = 0.0
     """Time to load the model."""
+    rates_seconds: float = 0.0
+    """Time to measure the rates of this machine, or to look them up, for the bound; no part of `loop_seconds`."""
     loop_seconds: float = 0.0
     """Time from the first line to the last."""
     bound_seconds: float | None = None
@@ -96,6 +100,8 @@ class RunReport:
     bound: Mapping[str, Any] | None = None
     """Its parts and assumptions, where the time went (`time`), and what each part of it took beyond the bound (`lost`),
     as shares of `loop_seconds`."""
+    no_bound: str = ""
+    """Why there is no bound; empty if there is one, or if nobody expects it."""
     outside_model_seconds: float = 0.0
     """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0
@@ -150,7 +156,7 @@ class RunReport:
     """Share of the prompt tokens found in the prefix cache."""
     preemptions: int = 0
     peak_memory_bytes: int = 0
-    """Resident memory of the process."""
+    """Resident memory of the process, and of each replica's; what they share counts in each."""
     peak_gpu_bytes: int | None = None
     series: dict[str, list[float | None]] = field(default_factory=dict)
     """Figures of this run over time, the fields of `RunPoint` by name, at most some hundred values of each."""
@@ -165,7 +171,6 @@ class RunReport:
         cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
     ) -> RunReport:
         """The report of a run, with the fields that `stats` has by the same name; `rest` are further fields."""
-        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         values = {each.name: getattr(stats, each.name) for each in fields(cls) if hasattr(stats, each.name)}
         values |= {
             "loop_seconds": loop_seconds,
@@ -183,7 +188,7 @@ class RunReport:
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),
-            "peak_memory_bytes": peak_memory if sys.platform == "darwin" else peak_memory * 1024,
+            "peak_memory_bytes": peak_memory_bytes() + stats.peak_memory_bytes,
             "peak_gpu_bytes": _peak_gpu_memory(),
         }
         return cls(**{**values, **rest})

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError
 from batchwright.models.cache import Progress
-from batchwright.planning.bound import Bound, MachineRates, Shares, bound_of, shares_of
+from batchwright.planning.bound import Bound, MachineRates, NoBound, Shares, bound_of, shares_of
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
@@ -29,28 +30,35 @@ class RunBound:
         self._known = known
 
     @classmethod
-    def begin(cls, engine: Engine, lines: int, progress: Progress) -> RunBound | None:
-        """Begin to measure `engine`; None if a bound could not be given. `progress` is notified of what takes a while.
+    def begin(cls, engine: Engine, lines: int, progress: Progress, clock: Clock) -> RunBound:
+        """Begin to measure `engine`. `progress` is notified of what takes a while.
 
-        That is so where the times of its model's kernels are not known, for a run of few `lines` before which the rates
-        of the machine were not measured, and for an engine that has computed something: what it has cached costs the
-        run nothing.
+        Raises `NoBound` if a bound could not be given. That is so where the times of its model's kernels are not known,
+        for a run of few `lines` before which the rates of the machine were not measured, where they cannot be, and for
+        an engine that has computed something: what it has cached costs the run nothing.
         """
         from batchwright.engine.machine_rates import kept_rates, machine_rates
         from batchwright.engine.work_meter import WorkMeter
 
         core = engine.core
         body = core.body
-        if (model := body.costs) is None or core.stats.steps or core.unfinished:
-            return None
+        if (model := body.costs) is None:
+            raise NoBound("the model's layers are not compiled")
+        if core.stats.steps or core.unfinished:
+            raise NoBound("the engine had computed something before, of which its cache may hold a part")
         blocks = core.scheduler.blocks
         if lines < _LEAST_LINES:
-            rates = kept_rates(body)
+            if (kept := kept_rates(body)) is None:
+                raise NoBound(
+                    f"the rates of this machine are measured before the first run of {_LEAST_LINES} lines or more, "
+                    "which there was none of"
+                )
+            rates = kept
         else:
-            rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress)
+            rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress, clock)
         # Watched, steps take a little longer.
-        if rates is None or (seconds := body.watch()) is None:
-            return None
+        if (seconds := body.watch()) is None:
+            raise NoBound("the times of the model's products and attention cannot be told apart here")
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
         return cls(engine, core.meter, kept_rates(body))
 
@@ -66,11 +74,11 @@ class RunBound:
                 keep_rates(self._meter.lasting_rates, core.body)
 
     def figures(self, loop_seconds: float) -> dict[str, Any]:
-        """Fields of the report of a run that took `loop_seconds`."""
+        """Fields of the report of a run that took `loop_seconds`. Raises `NoBound` if it computed nothing."""
         meter = self._meter
         needed, stats = meter.needed.work, self._engine.stats
         if not meter.steps or not needed.rows or loop_seconds <= 0:
-            return {}
+            raise NoBound("nothing was computed")
         bound = bound_of(
             needed,
             meter.needed.steps,

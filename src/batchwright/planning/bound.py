@@ -269,6 +269,10 @@ class SpentTime:
     """Work of these steps."""
 
 
+class NoBound(Exception):
+    """The reason why the bound of a run is not known, in words that go on after "not known: "."""
+
+
 PART_NAMES = {
     "products": "matrix products",
     "attention": "attention",

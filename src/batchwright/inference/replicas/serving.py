@@ -29,6 +29,7 @@ from batchwright.inference.replicas.messages import (
     encoded_figures,
 )
 from batchwright.inference.replicas.replica import ReplicaFacts
+from batchwright.peak_memory import peak_memory_bytes
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
@@ -173,4 +174,7 @@ class Serving:
             await asyncio.sleep(every)
 
     def _send_figures(self) -> None:
-        self._send(Beat(encoded_figures(None if self._engine is None else self._engine.stats.copy())))
+        stats = None if self._engine is None else self._engine.stats.copy()
+        if stats is not None:
+            stats.peak_memory_bytes = peak_memory_bytes()
+        self._send(Beat(encoded_figures(stats)))

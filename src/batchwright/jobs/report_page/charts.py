@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from batchwright.jobs.report_page.curves import Curve, count, foreseen_end, level, quotient, rate, share_so_far
 from batchwright.jobs.report_page.frame import Chart, Spec, sized
@@ -14,6 +15,10 @@ from batchwright.jobs.report_page.reading import Report
 from batchwright.planning.bound import PART_NAMES
 
 _BAR = 34
+_LEAST_MEASURING = 0.1
+"""Seconds of measuring the rates of the machine that are shown."""
+_LEAST_REST = 0.01
+"""Share of the whole time without a part of its own that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +152,12 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     unit, of_unit = _unit(longest)
     is_time = line.curve is _foreseen_end
     by = of_unit if is_time else 1.0
-    values = [
+    values: list[Spec] = [
         {"at": _short(at / of_unit), "value": _short(value / by), "run": run.name}
         for run, curve in found
         for at, value in curve
     ]
-    tops = [
+    tops: list[Spec] = [
         {"top": _short(top / by), "run": run.name}
         for run, _ in found
         if (top := run.report.series["seconds"][-1] if is_time else line.top(run.report))
@@ -160,9 +165,11 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
     x = {"field": "at", "type": "quantitative", "title": unit, "scale": {"domain": [0, _short(longest / of_unit)]}}
     y: Spec = {"field": "value", "type": "quantitative", "title": unit if is_time else None}
     shown_as = ",.1~f" if by > 1.0 else line.format
-    y["axis"] = {"format": shown_as} | ({"tickMinStep": 1} if shown_as == ",.0f" else {})
-    highest = max(value for _, curve in found for _, value in curve)
-    y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or highest <= 0 else {})
+    is_whole = shown_as == ",.0f"
+    highest: float = max([*(each["value"] for each in values), *(each["top"] for each in tops)])
+    y["axis"] = _whole_axis(highest, shown_as) if is_whole else {"format": shown_as}
+    is_small = highest < 1 if is_whole else highest <= 0
+    y["scale"] = {"domainMin": 0} | ({"domainMax": 1} if line.is_share or is_small else {})
     hover = {
         "name": "hover",
         "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout", "encodings": ["x"]},
@@ -192,7 +199,7 @@ def _over_time(line: _Line, runs: Sequence[Run]) -> Chart:
 
 
 def _time_chart(runs: Sequence[Run]) -> Chart:
-    title, about = "Where the time went", "Of the time from the first line to the last, and of loading the model."
+    title, about = "Where the time went", "Of the whole run, from its start to its report."
     parts = [(run, _parts(run.report)) for run in runs]
     order = list(dict.fromkeys(name for _, each in parts for name, seconds in each if seconds > 0))
     if not order:
@@ -231,7 +238,7 @@ def _time_chart(runs: Sequence[Run]) -> Chart:
     }
     layers = [bar]
     bounds = [
-        {"run": run.name, "bound": _short(((run.report.load_seconds or 0.0) + run.report.bound_seconds) / of_unit)}
+        {"run": run.name, "bound": _short((_before_lines(run.report) + run.report.bound_seconds) / of_unit)}
         for run in runs
         if run.report.bound_seconds is not None
     ]
@@ -250,22 +257,41 @@ def words_of(part: str) -> str:
     return PART_NAMES.get(part, part.replace("_", " "))
 
 
+def is_long(report: Report) -> bool:
+    """Whether measuring the rates of the machine took so long that it is shown, and not only looking them up."""
+    return (report.rates_seconds or 0.0) >= _LEAST_MEASURING
+
+
+def _before_lines(report: Report) -> float:
+    """The seconds that are shown before those of the lines."""
+    return (report.load_seconds or 0.0) + ((report.rates_seconds or 0.0) if is_long(report) else 0.0)
+
+
 def _parts(report: Report) -> list[tuple[str, float]]:
-    """The parts of the time of a run, by name, in seconds."""
-    loop, load = report.loop_seconds or 0.0, report.load_seconds or 0.0
-    parts = [("loading the model" if report.has_engine else "before the first line", load)]
+    """The parts of the time of a run, by name, in seconds, that of which no more is known last."""
+    parts = [("loading the model" if report.has_engine else "before the first line", report.load_seconds or 0.0)]
+    if is_long(report):
+        parts.append(("measuring the machine", report.rates_seconds or 0.0))
+    parts += _parts_of_loop(report)
+    whole = report.wall_seconds or 0.0
+    rest = whole - sum(seconds for _, seconds in parts)
+    return [*parts, ("reading the input and closing", rest)] if rest >= _LEAST_REST * whole > 0 else parts
+
+
+def _parts_of_loop(report: Report) -> list[tuple[str, float]]:
+    """The parts of the time from the first line to the last."""
+    loop = report.loop_seconds or 0.0
     if report.bound is not None and report.bound.time:
-        return parts + [(words_of(name), share * loop) for name, share in report.bound.time.items()]
+        return [(words_of(name), share * loop) for name, share in report.bound.time.items()]
     if not report.has_engine:
-        return [*parts, ("at work", loop)]
+        return [("at work", loop)]
     # Seconds of several engines, or of an earlier use of this one, count as shares.
     outside = min(loop, report.outside_model_seconds or 0.0)
     prefill, decode = report.prefill_seconds or 0.0, report.decode_seconds or 0.0
     if not prefill + decode:
-        return [*parts, ("model", loop - outside), ("outside the model", outside)]
+        return [("model", loop - outside), ("outside the model", outside)]
     of_prompts = prefill / (prefill + decode) * (loop - outside)
     return [
-        *parts,
         ("model: prompts", of_prompts),
         ("model: answers", loop - outside - of_prompts),
         ("outside the model", outside),
@@ -288,7 +314,8 @@ def _lengths_chart(runs: Sequence[Run]) -> Chart:
         if number
     ]
     scale = {"domain": ends, "range": "category"}
-    whole = {"format": ",d", "tickMinStep": 1}
+    most = max(sum(both) for both in zip_longest(lengths.ended, lengths.cut, fillvalue=0))
+    whole = _whole_axis(most, ",d")
     bars = {
         "mark": {"type": "bar", "binSpacing": 1},
         "data": {"values": values},
@@ -377,6 +404,13 @@ def _pairs_chart(runs: Sequence[Run]) -> Chart:
     }
     about = "A sample of lines: what was expected when each began. On the broken line, it came true."
     return Chart(title, about, sized({"layer": [diagonal, points]}))
+
+
+def _whole_axis(highest: float, shown_as: str) -> Spec:
+    """An axis of whole numbers from 0 to `highest`, with none of them twice."""
+    axis: Spec = {"format": shown_as, "tickMinStep": 1}
+    # Up to 2 Vega takes steps of one half in spite of `tickMinStep`.
+    return axis if highest >= 3 else axis | {"values": [*range(max(1, int(highest)) + 1)]}
 
 
 def _color(runs: Sequence[Run]) -> Spec:

@@ -16,7 +16,7 @@ function look() {
     mark: { color: color("c0") },
     axisX: { grid: false },
     axisY: { domain: false, ticks: false, labelPadding: 6 },
-    range: { category: Array.from({ length: 8 }, (_, number) => color(`c${number}`)) },
+    range: { category: Array.from({ length: 16 }, (_, number) => color(`c${number}`)) },
     params: [{ name: "ink", value: color("text") }, { name: "quiet", value: color("quiet") }],
   };
 }

@@ -17,6 +17,7 @@ from batchwright.jobs.report_page.reading import report_of
 from batchwright.jobs.report_page.table import rows_of, state_of
 
 _FAILURES_SHOWN = 10
+_NO_REASON = "the report has no bound, and does not say why, as those of earlier versions"
 
 
 def require_libraries() -> None:
@@ -63,8 +64,11 @@ def _missing(charts: Sequence[Chart], runs: Sequence[Run]) -> list[tuple[str, st
     for chart in charts:
         if chart.spec is None and chart.missing:
             titles.setdefault(chart.missing, []).append(chart.title)
-    names = [run.name for run in runs if run.report.has_engine and run.report.share_of_bound is None]
-    if names:
-        which = "" if len(names) == len(runs) else f" of {', '.join(names)}"
-        titles[f"the report{which} has no bound"] = ["Share of the bound"]
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        if run.report.has_engine and run.report.share_of_bound is None:
+            names.setdefault(run.report.no_bound or _NO_REASON, []).append(run.name)
+    for reason, each in names.items():
+        which = "" if len(each) == len(runs) else f"{', '.join(each)}: "
+        titles.setdefault(which + reason, []).append("Share of the bound")
     return [(", ".join(each), reason) for reason, each in titles.items()]

@@ -84,6 +84,7 @@ class Report(msgspec.Struct):
     invalid_answers: int = 0
     wall_seconds: float | None = None
     load_seconds: float | None = None
+    rates_seconds: float | None = None
     loop_seconds: float | None = None
     outside_model_seconds: float | None = None
     prefill_seconds: float | None = None
@@ -109,6 +110,7 @@ class Report(msgspec.Struct):
     bound_seconds: float | None = None
     share_of_bound: float | None = None
     bound: Shares | None = None
+    no_bound: str = ""
     series: dict[str, list[float | None]] = {}
     lengths: Lengths = msgspec.field(default_factory=Lengths)
 

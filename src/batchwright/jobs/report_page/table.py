@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from batchwright.jobs.report_page.charts import Run, words_of
+from batchwright.jobs.report_page.charts import Run, is_long, words_of
 from batchwright.jobs.report_page.reading import Latencies, Report
 from batchwright.planning.bound import LEAST_SHARE_SHOWN
 from batchwright.pricing.rates import money
@@ -151,6 +151,7 @@ _FIGURES: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("Identical to others", lambda report: _counted(report.deduplicated)),
     ("Time", lambda report: _time(report.wall_seconds)),
     ("of which loading", lambda report: _time(report.load_seconds)),
+    ("of which measuring the machine", lambda report: _time(report.rates_seconds if is_long(report) else None)),
     ("of which computing", lambda report: _time(report.loop_seconds)),
     ("Speed", _bound),
     ("Beyond the bound", _lost),
