@@ -80,7 +80,7 @@ def job_lengths(
             requests = [*simulated_requests(line, encode, defaults, longest)]
         except BatchwrightError:
             continue
-        if (identity := identity_of(line.endpoint, line.body, defaults)) is not None:
+        if (identity := identity_of(line.endpoint, line.body, defaults, here=True)) is not None:
             if identity in asked:
                 continue
             asked.add(identity)
