@@ -26,6 +26,8 @@ _IN_THEIR_ORDER = frozenset({*FORM_NAMES, "functions", "text", "tools"})
 """Fields with JSON Schemas: properties are answered, and shown to the model, in the order in which they are given."""
 _OF_DRAWS = frozenset({"min_p", "seed", "top_k", "top_p"})
 """Fields on which no greedy answer of a model here depends."""
+_REAL = frozenset({"frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p"})
+"""Fields whose values may be whole numbers in either form."""
 _LIMITS = frozenset({"max_completion_tokens", "max_tokens"})
 """Names of one limit, of which a model here takes the first if there are both."""
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -71,6 +73,14 @@ def identity_of(
         return blake2b(_encode([endpoint, values]) + _encode_in_order(ordered), digest_size=16).digest()
     except (ValueError, OverflowError, TypeError, RecursionError):
         return None  # it has no form as JSON, for which it is refused when it is sent
+
+
+def counts_whole(body: Mapping[str, Any]) -> bool:
+    """Return whether all of a body counts as it is, so that a model here refuses all requests equal to it, or none."""
+    return not (_WITHOUT_EFFECT & body.keys()) and not any(
+        value is None or (isinstance(value, float) and name not in _REAL and value.is_integer())
+        for name, value in body.items()
+    )
 
 
 def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
