@@ -89,6 +89,27 @@ def test_identical_lines_are_computed_once(tmp_path: Path) -> None:
     assert len(each.submitted) == 73
 
 
+def test_greedy_lines_that_differ_in_how_tokens_are_drawn_are_computed_once(tmp_path: Path) -> None:
+    limits = ("max_tokens", "max_completion_tokens")
+    bodies: list[dict[str, Any]] = [
+        {"id": str(number), "prompt": f"prompt {number % 3}", "temperature": 0, "seed": number, limits[number % 2]: 5}
+        for number in range(12)
+    ]
+    bodies += [{"id": f"drawn {seed}", "prompt": "prompt 0", "temperature": 1, "seed": seed} for seed in range(2)]
+    source, engine = write(tmp_path / "in.jsonl", bodies), FakeEngine()
+    report = run(source, tmp_path / "out.jsonl", model=engine)  # type: ignore[arg-type]
+    assert (report.succeeded, report.deduplicated, len(engine.submitted)) == (14, 9, 5)
+    assert run(source, tmp_path / "dry.jsonl", model=FakeEngine(), dry_run=True).deduplicated == 9  # type: ignore[arg-type]
+    # A run that was begun when each of them was asked goes on with any of the answers that there are.
+    resumed, rest = tmp_path / "resumed.jsonl", FakeEngine()
+    run(source, resumed, model=FakeEngine(), dedupe=False, limit=4)  # type: ignore[arg-type]
+    report = run(source, resumed, model=rest)  # type: ignore[arg-type]
+    assert (report.resumed, report.done, report.deduplicated, len(rest.submitted)) == (4, 14, 8, 2)
+    texts = {name: text_of(line) for name, line in by_id(resumed).items()}
+    # The fake's answers depend on the seed.
+    assert all(texts[str(number)] in (texts[str(number % 3)], texts["3"]) for number in range(4, 12))
+
+
 @pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.long), 5, pytest.param(9, marks=pytest.mark.long)])
 def test_a_planned_run_goes_on_where_it_was_killed(tmp_path: Path, step: int) -> None:
     drawn = random.Random(step)

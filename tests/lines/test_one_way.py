@@ -153,9 +153,10 @@ def error(fields: dict[str, Any]) -> Answer:
 
 
 def body(fields: dict[str, Any]) -> Answer:
-    """A body without what may differ: its id, its time, what the cache held; vectors to three digits."""
+    """A body without what may differ: its id, time, what the cache held, whether it was shared; vectors to 3 digits."""
     kept = {name: value for name, value in fields.items() if name not in ("id", "created")}
-    kept["usage"] = {name: count for name, count in kept["usage"].items() if name != "prompt_tokens_details"}
+    without = ("prompt_tokens_details", "deduplicated")
+    kept["usage"] = {name: count for name, count in kept["usage"].items() if name not in without}
     for entry in kept.get("data", ()):
         entry["embedding"] = _rounded(entry["embedding"])
     for choice in kept.get("choices", ()):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from fastapi import FastAPI
@@ -78,6 +81,37 @@ def test_a_client_is_told_of_the_model_what_is_true(settings: Settings, tmp_path
 def test_an_alias_of_no_model_keeps_the_service_from_starting(settings: Settings) -> None:
     with pytest.raises(InputError, match="no such model is served"):
         asyncio.run(load_inference(settings.model_copy(update={"model_alias": ("a=b",)})))
+
+
+def test_identical_lines_of_a_batch_are_computed_once(settings: Settings, tmp_path: Path) -> None:
+    prompts = [[5, 6, 7], [8, 9], [7, 7, 7, 7]] * 4
+    bodies = [{"model": settings.model, "prompt": prompt, "temperature": 0, "max_tokens": 3} for prompt in prompts]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": {**body, "seed": number}}
+        for number, body in enumerate(bodies)
+    ]
+    chosen = settings.model_copy(update={"trace_log": tmp_path / "trace.jsonl"})
+
+    async def main() -> list[dict[str, Any]]:
+        async with open_services(chosen) as services, _client(create_app(services)) as client:
+            content = b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+            file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+            )
+            while batch.status != "completed":
+                await asyncio.sleep(0.05)
+                batch = await client.batches.retrieve(batch.id)
+            assert batch.output_file_id is not None
+            return [json.loads(each) for each in (await client.files.content(batch.output_file_id)).text.splitlines()]
+
+    results = asyncio.run(main())
+    assert [each["custom_id"] for each in results] == [str(number) for number in range(12)]
+    answers = [each["response"]["body"] for each in results]
+    assert [each["usage"].get("deduplicated", False) for each in answers].count(False) == 3
+    for number, answer in enumerate(answers):
+        assert answer["choices"] == answers[number % 3]["choices"]
+    assert len((tmp_path / "trace.jsonl").read_bytes().splitlines()) == 3
 
 
 def _client(app: FastAPI) -> openai.AsyncOpenAI:

@@ -75,6 +75,28 @@ async def test_only_lines_with_the_same_answer_each_time_are_shared(house: House
     assert model.calls["d"] == 2
 
 
+@pytest.mark.parametrize("here", [True, False])
+@in_house
+async def test_a_model_here_is_asked_once_whatever_the_seeds_of_greedy_lines(house: House, here: bool) -> None:
+    fields: list[dict[str, Any]] = [
+        {"max_tokens": 4, "seed": 1},
+        {"max_completion_tokens": 4, "top_p": 0.5},
+        {"max_tokens": 4, "user": 5},
+        {"max_tokens": 4, "seed": "x"},
+        {"max_tokens": 4.0},
+    ]
+    lines = [greedy("a", f"{number}-a", **each) for number, each in enumerate(fields)]
+    async with house.worker(Model(), asks_once=True, computes_here=here):
+        file_id = await house.upload(*lines)
+        batch = await house.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT)
+        batch = await house.ended(batch)
+    marked = marks(await check(house, batch, "aaaaa"))
+    # Lines that a model here has to refuse are asked, or they would be answered. Of an endpoint that is not known.
+    assert sorted(marked[:2]) == [False, here]
+    assert sorted([marked[2], marked[4]]) == [False, not here]
+    assert not marked[3]
+
+
 @in_house
 async def test_an_error_is_that_of_one_line_and_the_next_asks(house: House) -> None:
     model = Model()

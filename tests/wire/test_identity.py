@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchwright.request import SamplingParams
 from batchwright.wire.identity import cacheable_prompt, identity_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 BODY = {"prompt": "a", "temperature": 0}
 SAME: list[dict[str, Any]] = [
@@ -31,6 +31,30 @@ OTHERS: list[dict[str, Any]] = [
     {**BODY, "guided_json": {"properties": {"b": {}, "a": {}}}},
     {**BODY, "tools": [{"parameters": {"properties": {"a": {}, "b": {}}}}]},
     {**BODY, "tools": [{"parameters": {"properties": {"b": {}, "a": {}}}}]},
+]
+SAME_HERE: list[dict[str, Any]] = [
+    {**BODY, "max_tokens": 5},
+    {**BODY, "max_completion_tokens": 5},
+    {**BODY, "max_tokens": 9, "max_completion_tokens": 5},
+    {**BODY, "max_tokens": 5, "seed": 1},
+    {**BODY, "max_tokens": 5, "seed": 2, "top_p": 0.5, "top_k": 40, "min_p": 0.1},
+]
+"""For a model here."""
+OTHERS_HERE: list[dict[str, Any]] = [
+    {**BODY, "max_tokens": 6, "seed": 1},
+    {**BODY, "max_tokens": 5, "seed": "1"},
+    {**BODY, "max_tokens": 5, "top_p": 2},
+    {**BODY, "max_tokens": 5, "top_p": True},
+    {**BODY, "max_tokens": 5, "top_p": [0.5]},
+    {**BODY, "max_tokens": 5, "seed": True},
+    {**BODY, "max_tokens": 5, "seed": 2**63},
+    {**BODY, "max_tokens": 5, "top_k": 40.0},
+    {**BODY, "max_tokens": 5, "top_k": 10**30},
+    {**BODY, "max_tokens": 9, "max_completion_tokens": 0},
+    {**BODY, "max_tokens": 5, "temperature": 0.5, "seed": 1},
+    {**BODY, "max_tokens": 5, "temperature": 0.5, "seed": 2},
+    {**BODY, "max_tokens": 5, "temperature": 0.5, "seed": 2, "top_p": 0.5},
+    {**BODY, "max_tokens": 5, "repetition_penalty": 1.1},
 ]
 NEVER: list[dict[str, Any]] = [
     {"prompt": "a"},
@@ -54,6 +78,24 @@ def test_what_may_change_the_answer_makes_one() -> None:
     assert len(found) == 1 + len(OTHERS)
     assert None not in found
     assert identity_of(CHAT_URL, BODY) not in found
+
+
+def test_greedy_answers_here_do_not_depend_on_how_tokens_are_drawn() -> None:
+    for url in (COMPLETION_URL, CHAT_URL):
+        (same,) = {identity_of(url, body, here=True) for body in SAME_HERE}
+        assert len({identity_of(url, body, here=True) for body in OTHERS_HERE} - {same, None}) == len(OTHERS_HERE)
+        # Of an endpoint it is not known, nor is it needed for responses, which repeat what was asked.
+        assert len({identity_of(url, body) for body in SAME_HERE}) == len(SAME_HERE)
+    assert len({identity_of(RESPONSES_URL, body, here=True) for body in SAME_HERE}) == len(SAME_HERE)
+    greedy = SamplingParams(temperature=0.0, max_tokens=5, seed=7)
+    for body in ({"prompt": "a"}, {"prompt": "a", "seed": 3}, {"prompt": "a", "max_completion_tokens": 5}):
+        assert identity_of(COMPLETION_URL, body, greedy, here=True) == identity_of(
+            COMPLETION_URL, SAME_HERE[0], here=True
+        )
+    # A name of one limit that is null is left out, as where it is computed.
+    assert identity_of(COMPLETION_URL, {"prompt": "a", "max_tokens": None}, greedy, here=True) == identity_of(
+        COMPLETION_URL, BODY, here=True
+    )
 
 
 @pytest.mark.parametrize("body", NEVER)

@@ -42,14 +42,16 @@ def find_repeats(
     defaults: SamplingParams | Mapping[str, Any],
     model: str | None,
     check: Callable[[str, Mapping[str, Any]], object] | None = None,
+    *,
+    here: bool = False,
 ) -> Repeats:
     """The lines of `job` that ask the same as others, found by reading all of its input.
 
     `model` is the name for lines that name none. `check` raises `InvalidRequest` or `ModelNotFound` for a body that
-    cannot be computed, which gets no answer of another; None: whoever computes decides. Raises `InputError` if the
-    input is damaged.
+    cannot be computed, which gets no answer of another; None: whoever computes decides. `here`: as for `identity_of`.
+    Raises `InputError` if the input is damaged.
     """
-    found = _repeats_among(job, defaults, model, lambda line: True)
+    found = _repeats_among(job, defaults, model, lambda line: True, here=here)
     if check is None or not len(found):
         return found
     known = found
@@ -64,7 +66,7 @@ def find_repeats(
         return True
 
     # Only these few are checked, in another pass.
-    return _repeats_among(job, defaults, model, is_valid)
+    return _repeats_among(job, defaults, model, is_valid, here=here)
 
 
 def _repeats_among(
@@ -72,12 +74,14 @@ def _repeats_among(
     defaults: SamplingParams | Mapping[str, Any],
     model: str | None,
     is_wanted: Callable[[Line], bool],
+    *,
+    here: bool,
 ) -> Repeats:
     finder = RepeatFinder()
     for record in job.source.records():
         line = job.parser.parse(record)
         if isinstance(line, Line) and is_wanted(line):
-            identity = identity_of(line.endpoint, line.body, defaults, model)
+            identity = identity_of(line.endpoint, line.body, defaults, model, here=here)
             if identity is not None:
                 finder.add(line.number, identity)
     return finder.repeats()

@@ -172,7 +172,7 @@ class _Lines:
             raise _LeftOut("too_long", str(error)) from None
         except BatchwrightError as error:
             raise _LeftOut("broken", str(error)) from None
-        if (identity := identity_of(line.endpoint, line.body, self.defaults)) is not None:
+        if (identity := identity_of(line.endpoint, line.body, self.defaults, here=True)) is not None:
             if identity in self.asked:
                 raise _LeftOut("identical")
             self.asked.add(identity)

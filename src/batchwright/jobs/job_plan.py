@@ -147,7 +147,8 @@ class JobPlan:
             )
 
     def _identity(self, line: Line) -> bytes | None:
-        return identity_of(line.endpoint, line.body, self.spec.defaults, self.spec.model)
+        here = self.choice.backend is None
+        return identity_of(line.endpoint, line.body, self.spec.defaults, self.spec.model, here=here)
 
     @property
     def _is_here(self) -> bool:

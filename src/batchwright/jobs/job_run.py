@@ -275,10 +275,9 @@ class JobRun:
         """The lines that are asked once with others, without those that a model here refuses; None: each is asked."""
         if not self._may_share:
             return None
-        check = None
-        if self.choice.backend is None:
-            check = partial(self.choice.prompts_of, defaults=self.spec.defaults)
-        return find_repeats(job, self.spec.defaults, self.spec.model, check)
+        here = self.choice.backend is None
+        check = partial(self.choice.prompts_of, defaults=self.spec.defaults) if here else None
+        return find_repeats(job, self.spec.defaults, self.spec.model, check, here=here)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))

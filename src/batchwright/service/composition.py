@@ -198,7 +198,8 @@ async def open_services(
             concurrency=settings.batch_concurrency,
             lease=settings.lease,
             request_timeout=settings.line_timeout,
-            asks_once=settings.backend != "engine",
+            asks_once=inference is None,  # of one that is given, nothing is known
+            computes_here=settings.backend == "engine",
             max_crashes=settings.max_crashes,
             limits=limits,
         )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import FORM_NAMES
-from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
+from batchwright.wire.fields import RANGES, sampling_overrides
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
 
 _WITHOUT_EFFECT = frozenset({
     "deadline", "deadline_ms", "expected_tokens", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
@@ -21,6 +24,12 @@ _BEFORE_PROMPT = ("tools", "functions", "response_format", "instructions")
 """Fields that a provider puts before the messages of a chat."""
 _IN_THEIR_ORDER = frozenset({*FORM_NAMES, "functions", "text", "tools"})
 """Fields with JSON Schemas: properties are answered, and shown to the model, in the order in which they are given."""
+_OF_DRAWS = frozenset({"min_p", "seed", "top_k", "top_p"})
+"""Fields on which no greedy answer of a model here depends."""
+_REAL = frozenset({"frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p"})
+"""Fields whose values may be whole numbers in either form."""
+_LIMITS = frozenset({"max_completion_tokens", "max_tokens"})
+"""Names of one limit, of which a model here takes the first if there are both."""
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_in_order = msgspec.json.Encoder().encode
 
@@ -30,12 +39,17 @@ def identity_of(
     body: Mapping[str, Any],
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     model: str | None = None,
+    *,
+    here: bool = False,
 ) -> bytes | None:
     """Return 16 bytes that are equal for requests that have the same answer; None if the answer may differ each time.
 
     `defaults` are for fields that the body leaves out, as in `Call.defaults`; `model` is the name for a body that names
     none. Generated text is the same each time at `temperature` 0 or with a `seed`; what encoders compute always is. A
     request that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
+
+    `here`: a model of batchwright's own engine computes them, of which it is known that greedy answers do not depend on
+    how tokens are drawn, and that `max_completion_tokens` is `max_tokens`. Of a provider nothing of this is known.
     """
     asked: Mapping[str, Any] = body
     if endpoint not in ENCODER_URLS:
@@ -50,6 +64,8 @@ def identity_of(
     }
     if model is not None:
         fields.setdefault("model", model)
+    if here and endpoint in (CHAT_URL, COMPLETION_URL):
+        fields = _as_computed(asked, fields)
     try:
         # Defaults may have keys that are no text, which only JSON makes so.
         values: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
@@ -57,6 +73,14 @@ def identity_of(
         return blake2b(_encode([endpoint, values]) + _encode_in_order(ordered), digest_size=16).digest()
     except (ValueError, OverflowError, TypeError, RecursionError):
         return None  # it has no form as JSON, for which it is refused when it is sent
+
+
+def counts_whole(body: Mapping[str, Any]) -> bool:
+    """Return whether all of a body counts as it is, so that a model here refuses all requests equal to it, or none."""
+    return not (_WITHOUT_EFFECT & body.keys()) and not any(
+        value is None or (isinstance(value, float) and name not in _REAL and value.is_integer())
+        for name, value in body.items()
+    )
 
 
 def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -74,6 +98,41 @@ def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, byt
         return scope, _encode([*before, prompt] if any(before) else prompt)
     except (ValueError, OverflowError, TypeError, RecursionError):
         return b"", b""
+
+
+def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the `fields` that count of those `asked` without more on which no answer of a model here depends.
+
+    The limit has one name. If a value would be refused, all are left as they are: it must not have another's answer.
+    """
+    given = {name: asked[name] for name in (_OF_DRAWS | _LIMITS) & fields.keys()}
+    if not given.keys() - {"max_tokens"}:
+        return fields
+    seed, (lowest, highest) = given.get("seed", 0), RANGES["seed"]
+    if type(seed) is not int or not lowest <= seed <= highest:
+        return fields
+    try:
+        if not _are_taken(tuple((name, type(value), value) for name, value in given.items() if name != "seed")):
+            return fields
+    except TypeError:
+        return fields  # a list or an object
+    without = _LIMITS | (_OF_DRAWS if fields.get("temperature") == 0 else frozenset())
+    found = {name: value for name, value in fields.items() if name not in without}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in given:
+            found["max_tokens"] = given[name]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _are_taken(given: tuple[tuple[str, type, Any], ...]) -> bool:
+    """Return whether a model here takes the values of these fields. A limit of 0 needs more than them."""
+    fields = {name: value for name, _, value in given}
+    try:
+        SamplingParams(**cast("dict[str, Any]", sampling_overrides(fields, chat=False)))
+    except (InvalidRequest, ValueError, OverflowError, TypeError):
+        return False
+    return True
 
 
 def _is_deterministic(body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None) -> bool:

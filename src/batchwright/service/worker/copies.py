@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
 
 from batchwright.errors import InvalidRequest, NotFound
+from batchwright.jobs.lines import check_body
 from batchwright.lines.batch_line import decode_line, deduplicated, encode_answer, split_lines
 from batchwright.planning.identical import Place, RepeatFinder, Repeats, Sharing
 from batchwright.service.files.blobs import Blobs
@@ -17,7 +19,7 @@ from batchwright.service.off_loop import off_loop
 from batchwright.service.worker.output_lines import key_of
 from batchwright.store.records import ClaimedLine, LineResult
 from batchwright.store.store import Store
-from batchwright.wire.identity import identity_of
+from batchwright.wire.identity import counts_whole, identity_of
 
 Item: TypeAlias = tuple[ClaimedLine, bytes]
 """Claimed line with its bytes in the input file."""
@@ -53,10 +55,12 @@ class Copies:
     has a result of its own, committed like any other; it took no tokens.
     """
 
-    def __init__(self, store: Store, blobs: Blobs, *, longest_line: int) -> None:
+    def __init__(self, store: Store, blobs: Blobs, *, longest_line: int, here: bool = False) -> None:
+        """`here`: whether a model of batchwright's own engine computes them, as for `identity_of`."""
         self._store = store
         self._blobs = blobs
         self._longest_line = longest_line
+        self._here = here
         self._sharing: OrderedDict[str, Sharing[Item]] = OrderedDict()
         """By batch, the one that lines were claimed of last at the end."""
         self._fresh: dict[tuple[str, int], bytes] = {}
@@ -177,8 +181,8 @@ class Copies:
             return _NONE  # its lines fail for that reason
         with file:
             finder = RepeatFinder()
-            lines = split_lines(file, self._longest_line)
-            while await off_loop(_read, lines, finder, line.endpoint):
+            lines, identity = split_lines(file, self._longest_line), partial(_identity, line.endpoint, here=self._here)
+            while await off_loop(_read, lines, finder, identity):
                 pass
             return await off_loop(finder.repeats)
 
@@ -194,21 +198,30 @@ class Copies:
         return None
 
 
-def _read(lines: Iterable[tuple[int, int, bytes | None]], finder: RepeatFinder, endpoint: str) -> bool:
+def _read(
+    lines: Iterable[tuple[int, int, bytes | None]], finder: RepeatFinder, identity: Callable[[bytes], bytes | None]
+) -> bool:
     """Note some more lines. Returns whether there were any."""
     count = 0
     for number, _, content in islice(lines, _PIECE_LINES):
         count += 1
-        if not content or content.isspace():
-            continue
-        try:
-            body = decode_line(content).get("body")
-        except InvalidRequest:
-            continue
-        identity = identity_of(endpoint, body) if isinstance(body, dict) else None
-        if identity is not None:
-            finder.add(number, identity)
+        if content and not content.isspace() and (found := identity(content)) is not None:
+            finder.add(number, found)
     return count > 0
+
+
+def _identity(endpoint: str, content: bytes, *, here: bool) -> bytes | None:
+    """Return what is equal for lines that ask the same; None for one that must be asked."""
+    try:
+        body = decode_line(content).get("body")
+        if not isinstance(body, dict):
+            return None
+        if here and not counts_whole(body):
+            # What a model here refuses gets no answer of a line that only seems to be equal.
+            check_body(endpoint, body, None)
+    except InvalidRequest:
+        return None
+    return identity_of(endpoint, body, here=here)
 
 
 def _result(line: ClaimedLine, output: bytes) -> LineResult:

@@ -81,6 +81,8 @@ class WorkerOptions:
     """Most seconds for one try to compute a line; None: no limit."""
     asks_once: bool = False
     """Whether lines of a batch that ask the same, and have the same answer each time, are asked once."""
+    computes_here: bool = False
+    """Whether models of batchwright's own engine compute them, of which more is known than of an endpoint elsewhere."""
     max_crashes: int = MAX_CRASHES
     """Number of processes that die of a line before it fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -138,7 +140,9 @@ class Worker:
             clock=self._clock,
             draw=draw or random.Random(),
         )
-        self._copies = Copies(store, blobs, longest_line=self._options.limits.max_line_bytes)
+        self._copies = Copies(
+            store, blobs, longest_line=self._options.limits.max_line_bytes, here=self._options.computes_here
+        )
         self._claimed = ClaimedLines(self._executor, self._copies)
         self._lease = WorkerLease(store, self._options.lease, self._clock, self._lease_lost)
         self._look_at = self._claim_at = self._rest_until = float("-inf")
