@@ -13,7 +13,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.planned_time import LineSample
 from batchwright.jobs.prompt_survey import PromptPlace, PromptSurvey, SharedPrompts
-from batchwright.jobs.provider_cache import CacheableTokens, cacheable_prompt, sent_text
+from batchwright.jobs.provider_cache import CacheableTokens, cacheable_part, sent_text
 from batchwright.jobs.token_counts import PromptCounter, TextCounter, TokenCount, bytes_of, token_ids, uncounted
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
@@ -266,7 +266,7 @@ class _Planner:
         cacheable = CacheableTokens()
         for prompt, text, count in zip(prompts, texts, counts, strict=True):
             if self._endpoint is not None:
-                text, count, kept = cacheable_prompt(self._endpoint, line.body, prompt, text, count)
+                text, count, kept = cacheable_part(self._endpoint, line.endpoint, line.body, prompt, text, count)
                 cacheable += kept
             self._survey.add(line.number, text)
             self._surveyed += count

@@ -12,6 +12,7 @@ from batchwright.jobs.token_counts import BYTES_OF_A_TOKEN, bytes_of
 from batchwright.planning.prefix_order import LEAST_SHARED
 from batchwright.request import Prompt
 from batchwright.wire.dialects import Dialect
+from batchwright.wire.identity import cache_scope
 
 _DIGEST = 8
 """Bytes by which texts are made to differ."""
@@ -28,7 +29,7 @@ class CacheableTokens(NamedTuple):
         return CacheableTokens(self.all + other[0], self.hourly + other[1])
 
 
-class CacheablePrompt(NamedTuple):
+class CacheablePart(NamedTuple):
     """What a provider's cache can keep of a prompt."""
 
     text: bytes
@@ -45,25 +46,26 @@ def sent_text(body: Mapping[str, Any], prompt: Prompt) -> bytes:
     return _text_of(tools if isinstance(tools, list) else (), prompt)
 
 
-def cacheable_prompt(
-    dialect: Dialect, body: Mapping[str, Any], prompt: Prompt, text: bytes, tokens: int
-) -> CacheablePrompt:
+def cacheable_part(
+    dialect: Dialect, endpoint: str, body: Mapping[str, Any], prompt: Prompt, text: bytes, tokens: int
+) -> CacheablePart:
     """Return what a provider's cache can keep of a prompt, which has about `tokens` tokens and the `text` that is sent.
 
-    A cache keeps prompts of different models apart.
+    A cache keeps prompts of different scopes (`cache_scope`) apart, and of answers of different forms, which stand
+    before all messages.
     """
-    model = repr(body.get("model")).encode()
+    scope = cache_scope(endpoint, body) + repr(body.get("response_format")).encode(errors="replace")
     prefixes, hourly = dialect.cached_prefixes(body, prompt), 0
     if prefixes is None:
-        text = _digest(model, text[:_DIGEST])[: len(text)] + text[_DIGEST:]
+        text = _digest(scope, text[:_DIGEST])[: len(text)] + text[_DIGEST:]
     else:
         texts = [_text_of(each.tools, each.messages) for each in prefixes]
-        text, tokens = _with_atomic_prefixes(texts, model), 0
+        text, tokens = _with_atomic_prefixes(texts, scope), 0
         for prefix, each in zip(prefixes, texts, strict=True):
             before, tokens = tokens, -(-len(each) // BYTES_OF_A_TOKEN)
             hourly += tokens - before if prefix.is_hourly else 0
     is_kept = tokens * BYTES_OF_A_TOKEN >= LEAST_SHARED
-    return CacheablePrompt(text, tokens, CacheableTokens(tokens, hourly) if is_kept else CacheableTokens())
+    return CacheablePart(text, tokens, CacheableTokens(tokens, hourly) if is_kept else CacheableTokens())
 
 
 def _text_of(tools: Sequence[object], prompt: Prompt | Sequence[Mapping[str, Any]]) -> bytes:

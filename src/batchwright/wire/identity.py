@@ -30,6 +30,7 @@ _REAL = frozenset({"frequency_penalty", "min_p", "presence_penalty", "repetition
 """Fields whose values may be whole numbers in either form."""
 _LIMITS = frozenset({"max_completion_tokens", "max_tokens"})
 """Names of one limit, of which a model here takes the first if there are both."""
+_UNENCODABLE = (ValueError, OverflowError, TypeError, RecursionError)
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_in_order = msgspec.json.Encoder().encode
 
@@ -71,7 +72,7 @@ def identity_of(
         values: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
         ordered = [[name, values.pop(name)] for name in sorted(_IN_THEIR_ORDER & values.keys())]
         return blake2b(_encode([endpoint, values]) + _encode_in_order(ordered), digest_size=16).digest()
-    except (ValueError, OverflowError, TypeError, RecursionError):
+    except _UNENCODABLE:
         return None  # it has no form as JSON, for which it is refused when it is sent
 
 
@@ -94,10 +95,20 @@ def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, byt
     before = [body.get(name) for name in _BEFORE_PROMPT]
     prompt = body.get({CHAT_URL: "messages", RESPONSES_URL: "input"}.get(endpoint, "prompt"))
     try:
-        scope = _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
-        return scope, _encode([*before, prompt] if any(before) else prompt)
-    except (ValueError, OverflowError, TypeError, RecursionError):
+        return cache_scope(endpoint, body), _encode([*before, prompt] if any(before) else prompt)
+    except _UNENCODABLE:
         return b"", b""
+
+
+def cache_scope(endpoint: str, body: Mapping[str, Any]) -> bytes:
+    """Return what is equal for requests that can share the prefix of their prompts in a provider's prompt cache.
+
+    Empty for values that have no form as JSON.
+    """
+    try:
+        return _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
+    except _UNENCODABLE:
+        return b""
 
 
 def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
