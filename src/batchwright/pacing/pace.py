@@ -35,7 +35,7 @@ class Pace:
 
     def _fill(self, rate: float, now: float) -> None:
         if now > self._at:
-            most = rate * _BURST
-            passed = min(now - self._at, 1e6)
-            self._credit = min(self._credit + rate * passed, max(most, 0.0))
+            most = max(0.0, rate * _BURST)
+            # It is full before the first amount.
+            self._credit = most if self._at == float("-inf") else min(self._credit + rate * (now - self._at), most)
             self._at = now
