@@ -311,7 +311,7 @@ def test_what_is_out_of_quota_is_not_tried_again() -> None:
     assert play(main) == 1
 
 
-def test_told_limits_are_kept_and_used() -> None:
+def test_configured_limits_are_kept_and_used() -> None:
     async def main(clock: ManualClock) -> list[float]:
         provider = Provider(clock, lambda _: 1.0)
         endpoint = endpoint_at(provider, limits=configured_limits(rpm=120), max_concurrency=100)

@@ -38,7 +38,7 @@ rates = st.builds(
 )
 
 
-def test_told_prices_are_exact() -> None:
+def test_given_prices_are_exact() -> None:
     assert TOLD.live == Rates(Rate(2_500_000), Rate(10_000_000), cached=Rate(1_250_000))
     assert TOLD.batch == Rates(Rate(1_250_000), Rate(5_000_000), cached=Rate(625_000))
     assert given_prices("input=0.1, output=0, cache_write=0.125, batch=0.8").batch == Rates(

@@ -31,6 +31,7 @@ _ENOUGH_ANSWERS = 10
 """Answers whose mean cost predicts that of the others."""
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
+_NOTHING = CacheableTokens()
 _QUOTED_TOKENS = 100
 """Tokens of an answer whose price is quoted where no answers are known."""
 
@@ -270,7 +271,7 @@ class CostPlanner:
         endpoint: str,
         body: Mapping[str, Any],
         prompt_tokens: int,
-        cacheable: CacheableTokens = CacheableTokens(),  # noqa: B008  it is immutable
+        cacheable: CacheableTokens = _NOTHING,
     ) -> None:
         """Add a line whose prompts have about `prompt_tokens`, of which a provider's cache keeps those `cacheable`."""
         if endpoint not in ENCODER_URLS:

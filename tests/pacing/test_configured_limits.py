@@ -242,7 +242,7 @@ def test_a_limit_must_allow_something(value: float) -> None:
         configured_limits(tpm=value)
 
 
-def test_told_limits() -> None:
+def test_limits_as_they_are_given() -> None:
     assert configured_limits() == ()
     assert configured_limits(60, 1000.5) == (
         ConfiguredLimit("requests", 60.0, 60.0),
