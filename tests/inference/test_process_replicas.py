@@ -79,8 +79,11 @@ def test_the_text_is_that_of_one_engine_and_stays_so_when_all_are_killed(
             stats = inference.engine_stats
             assert stats is not None
             assert stats.generated_tokens > 0
+            # One of them may have answered all that was left before the other was up again.
+            up = [each for each in replicas if each.is_up]
             await inference.close()
-            assert all(each.stats is not None for each in replicas)
+            assert up
+            assert all(each.stats is not None for each in up)
             for each in replicas:
                 with pytest.raises(ProcessLookupError):
                     os.kill(each.pid or 0, 0)

@@ -37,6 +37,25 @@ def _writer(world: World) -> apsw.Connection:
     return driver._writer
 
 
+def test_a_new_file_that_another_process_is_making_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite itself does not wait when it switches to a write-ahead log."""
+    path.parent.mkdir()
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE; PRAGMA user_version = 0")
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            other.execute("ROLLBACK")
+
+    monkeypatch.setattr("batchwright.store.sqlite.time.sleep", pause)
+    store = open_store(path)
+    assert len(pauses) >= 3
+    asyncio.run(store.close())
+    other.close()
+
+
 def test_operations_that_wait_are_committed_together_and_fail_alone(play: Play, path: Path) -> None:
     async def scenario(world: World) -> None:
         commits: list[int] = []

@@ -17,6 +17,7 @@ import errno
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _BUSY_MS = 20_000
+_SWITCH_PAUSE = 0.01
+"""Seconds between attempts to switch a file to a write-ahead log."""
 _APPLICATION_ID = 0x62776A73
 """Application id in the header of the file; it is 0 in stores made by earlier versions."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
@@ -133,7 +136,7 @@ class SqliteDriver:
     def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(str(self._path))
         connection.set_busy_timeout(_BUSY_MS)
-        connection.pragma("journal_mode", "wal")
+        _use_write_ahead_log(connection)
         connection.pragma("synchronous", "full")
         connection.pragma("foreign_keys", True)
         connection.pragma("temp_store", "memory")
@@ -246,6 +249,24 @@ class SqliteDriver:
             entry.error = _explained(error)
             self._writer.execute("ROLLBACK TO operation")
         self._writer.execute("RELEASE operation")
+
+
+def _use_write_ahead_log(connection: apsw.Connection) -> None:
+    """Switch the file to a write-ahead log, which it keeps.
+
+    Raises `apsw.BusyError` if others hold the file for longer than the timeout of `connection`. SQLite itself does not
+    wait here: of several processes that switch a new file at once, all but one get that error immediately.
+    """
+    until = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_SWITCH_PAUSE)
+        else:
+            return
 
 
 def _explained(error: BaseException) -> BaseException:
