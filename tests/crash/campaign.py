@@ -71,9 +71,11 @@ class Figures:
     def __str__(self) -> str:
         named = {place: count for place, count in self.kills.items() if place != _ANY}
         batches = ", ".join(f"{count} {status}" for status, count in sorted(self.batches.items()))
+        unreached = ", ".join(place for place in crash_points() if place not in named) or "none"
         return (
             f"{self.kills.total()} kills: {self.kills[_ANY]} at any moment, "
             f"{sum(named.values())} at {len(named)} of the {len(crash_points())} named places.\n"
+            f"Named places without a kill: {unreached}.\n"
             f"{self.batches.total()} batches ({batches}), {self.lines} lines: each exactly once, all counts right.\n"
             f"{self.calls} calls of the model; {self.messages} webhook messages, {self.repeated_messages} repeated; "
             f"{self.refused} times a quota was full."

@@ -163,6 +163,12 @@ def forward(folder: Path) -> tuple[ComposedStack, list[Tensor]]:
     return body.stack, found
 
 
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of few rows alone are streamed, of which each is interpreted when a model is loaded."""
+    monkeypatch.setattr(triton_products, "blocks_for", lambda weights: blocks_for(weights)[:2])
+
+
 @torch.inference_mode()
 def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_model(tmp_path, "qwen2", **TINY | SIZES)
@@ -174,6 +180,7 @@ def test_a_model_computes_the_same_with_them(tmp_path: Path, monkeypatch: pytest
     torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.usefixtures("few_blocks")
 @torch.inference_mode()
 def test_the_logits_may_be_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_model(tmp_path, "qwen2", **TINY | SMALLER)
@@ -185,6 +192,7 @@ def test_the_logits_may_be_left_to_torch(tmp_path: Path, monkeypatch: pytest.Mon
     torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.usefixtures("few_blocks")
 @torch.inference_mode()
 def test_a_step_whose_logits_nobody_wants(tmp_path: Path) -> None:
     tiny_model(tmp_path, "llama", **TINY | SMALLER)
@@ -192,9 +200,10 @@ def test_a_step_whose_logits_nobody_wants(tmp_path: Path) -> None:
     body.allocate(20, 16, "triton")
     sequence = Sequence(list(range(2, 102)), 100, 200)
     sequence.table.blocks.extend(range(1, 13))
-    assert body.forward(build_batch([Chunk(sequence, 0, 90, False, False)], 16, DEVICE)).shape == (0, 256)
+    assert body.forward(build_batch([Chunk(sequence, 0, 10, False, False)], 16, DEVICE)).shape == (0, 256)
 
 
+@pytest.mark.usefixtures("few_blocks")
 @pytest.mark.parametrize("change", [float("nan"), 0.1])
 def test_what_differs_from_torch_is_not_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: float

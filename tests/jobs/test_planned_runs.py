@@ -229,6 +229,12 @@ def test_a_plan_takes_lines_without_text(tmp_path: Path) -> None:
     assert [each.text for each in report.first_requests] == [None, None]
 
 
+def count_at_most(monkeypatch: pytest.MonkeyPatch, prompts: int) -> None:
+    """Make every job a large one, of which so many prompts are counted."""
+    monkeypatch.setattr(token_counts, "_ALL_COUNTED", 0)
+    monkeypatch.setattr(token_counts, "_COUNTED", prompts)
+
+
 @pytest.mark.parametrize("counted", [0, 1])
 def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
@@ -238,7 +244,7 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
             raise InvalidRequest("not a prompt of this model", param="prompt")
         return encode(prompt)
 
-    monkeypatch.setattr(token_counts, "_COUNTED", counted)
+    count_at_most(monkeypatch, counted)
     engine = FakeEngine()
     engine.core.tokenizer.encode = judged
     prompts: list[Any] = ["text", [1, 99999999], "more", "", [1, 2]]
@@ -252,7 +258,7 @@ def test_a_plan_lets_the_tokenizer_judge_ids_and_empty_prompts(
 def test_token_counts_that_are_estimates_are_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
 ) -> None:
-    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
+    count_at_most(monkeypatch, most_counted)
     source = write(tmp_path / "in.jsonl", [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(3)])
     report, stream = run(source, None, model=FakeEngine(slots=2), dry_run=True), io.StringIO()  # type: ignore[arg-type]
     is_estimate = most_counted == 1
@@ -298,7 +304,7 @@ def embedded(number: int, given: Any, **more: Any) -> dict[str, Any]:
 def test_texts_to_embed_are_counted_by_the_tokenizer_of_their_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_counted: int
 ) -> None:
-    monkeypatch.setattr(token_counts, "_COUNTED", most_counted)
+    count_at_most(monkeypatch, most_counted)
     monkeypatch.setattr(loading, "load_tokenizer", lambda *_: FakeEngine().core.tokenizer)
     monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
     inputs: list[Any] = ["two words", ["one", "and one more here too"], "of six words, one too many", [7, 8, 9]]
@@ -317,7 +323,7 @@ def test_texts_to_embed_are_counted_by_the_tokenizer_of_their_model(
 def test_texts_for_an_encoder_that_surely_fit_are_estimated_where_there_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_counts, "_COUNTED", 1)
+    count_at_most(monkeypatch, 1)
     monkeypatch.setattr(loading, "load_text_tokenizer", lambda model: Words())
     monkeypatch.setattr(Words, "max_length", 100)
     source = write(tmp_path / "in.jsonl", [embedded(number, f"ab{number} cd ef") for number in range(3)])
@@ -369,7 +375,7 @@ def test_texts_to_classify_are_not_counted_by_another_model(tmp_path: Path, monk
 
 
 def test_a_plan_of_nothing_but_empty_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counts, "_COUNTED", 0)
+    count_at_most(monkeypatch, 0)
     source = write(tmp_path / "in.jsonl", [{"prompt": ""}] * 2)
     assert run(source, None, model=FakeEngine(), dry_run=True).failed == 0  # type: ignore[arg-type]
 

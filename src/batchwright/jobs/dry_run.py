@@ -84,7 +84,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class EngineCapacity:
     """What the engine that would compute a job holds at once."""
 
     places: int
@@ -100,61 +100,43 @@ class Capacity:
         return None if self.kv_tokens is None else self.kv_tokens // self.engines
 
 
-def plan(
-    job: Job,
-    tokenizer: Any | None,
-    check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-    add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None = None,
-    identify: Callable[[Line], bytes | None] | None = None,
-    *,
-    limit: int | None,
-    context: int | None = None,
-    capacity: Capacity | None = None,
-    endpoint: Dialect | None = None,
-    text_tokenizer: Callable[[str], TextTokenizer | None] = lambda endpoint: None,
-    sample: LineSample | None = None,
-) -> Plan:
-    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
-
-    `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
-    `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is called
-    with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them that a
-    provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
-
-    - `limit`: the most tokens of an answer to a line that does not say; None: any number.
-    - `context`: the most tokens of a prompt and its answer; None where that is not known here.
-    - `capacity`: that of the engine that computes; None where there is none here.
-    - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes only;
-      None: there is none.
-    - `text_tokenizer` returns the tokenizer of the embedding model that computes lines for an endpoint, and is called
-      when the first of them comes; what it raises is raised. None if it is not known which model computes them, so that
-      their tokens are estimates.
-    """
-    return _Planner(
-        job, tokenizer, check, add_cost, identify, limit, context, capacity, endpoint, text_tokenizer, sample
-    ).plan()
-
-
-class _Planner:
-    """Goes through the lines of a job once."""
+class LinePlanner:
+    """Checks all lines of a job and counts their prompt tokens, which `plan` does once."""
 
     def __init__(
         self,
         job: Job,
         tokenizer: Any | None,
         check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
-        add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None,
-        identify: Callable[[Line], bytes | None] | None,
+        add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None = None,
+        identify: Callable[[Line], bytes | None] | None = None,
+        *,
         limit: int | None,
-        context: int | None,
-        capacity: Capacity | None,
-        endpoint: Dialect | None,
-        text_tokenizer: Callable[[str], TextTokenizer | None],
-        sample: LineSample | None,
+        context: int | None = None,
+        capacity: EngineCapacity | None = None,
+        endpoint: Dialect | None = None,
+        text_tokenizer: Callable[[str], TextTokenizer | None] = lambda endpoint: None,
+        sample: LineSample | None = None,
     ) -> None:
+        """Tokens are counted with `tokenizer`; without one these are estimates.
+
+        `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
+        `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is
+        called with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them
+        that a provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
+
+        - `limit`: the most tokens of an answer to a line that does not say; None: any number.
+        - `context`: the most tokens of a prompt and its answer; None where that is not known here.
+        - `capacity`: that of the engine that computes; None where there is none here.
+        - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes
+          only; None: there is none.
+        - `text_tokenizer` returns the tokenizer of the embedding model that computes lines for an endpoint, and is
+          called when the first of them comes; what it raises, `plan` raises. None if it is not known which model
+          computes them, so that their tokens are estimates.
+        """
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
         self._limit, self._context, self._capacity, self._sample = limit, context, capacity, sample
-        self._counter, self._text_tokenizer = PromptCounter(tokenizer, context), text_tokenizer
+        self._counter, self._text_tokenizer = PromptCounter(tokenizer, context, job.total), text_tokenizer
         self._text_counters: dict[str, TextCounter | None] = {}
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
@@ -173,6 +155,7 @@ class _Planner:
         """Heap of the most tokens that each of the largest lines holds in the KV cache."""
 
     def plan(self) -> Plan:
+        """Go through all lines. Raises what `text_tokenizer` raises."""
         for record in self._job.source.records():
             line = self._job.parser.parse(record)
             custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
@@ -253,7 +236,7 @@ class _Planner:
     def _text_counter(self, endpoint: str) -> TextCounter | None:
         if endpoint not in self._text_counters:
             tokenizer = self._text_tokenizer(endpoint)
-            self._text_counters[endpoint] = None if tokenizer is None else TextCounter(tokenizer)
+            self._text_counters[endpoint] = None if tokenizer is None else TextCounter(tokenizer, self._job.total)
         return self._text_counters[endpoint]
 
     def _text_of(self, line: Line, prompt: Prompt) -> bytes:

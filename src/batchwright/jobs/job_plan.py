@@ -16,7 +16,7 @@ from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_engine, measure_costs
 from batchwright.jobs.answer_probe import SECONDS, ProbedAnswers, chosen_lines, probe_answers
 from batchwright.jobs.answer_tables import TableColumns
-from batchwright.jobs.dry_run import AnswersPlanned, Capacity, Plan, plan
+from batchwright.jobs.dry_run import AnswersPlanned, EngineCapacity, LinePlanner, Plan
 from batchwright.jobs.earlier_answers import JobSignature, earlier_answers, likely_lengths
 from batchwright.jobs.event_loops import run_coroutine
 from batchwright.jobs.input_names import STREAM
@@ -113,7 +113,7 @@ class JobPlan:
         with Job(spec, self.clock) as job:
             costs, sample, tokenizer = self._cost_planner(job), LineSample(), self._tokenizer()
             shares = self.dedupe and self.given_inference is None
-            found = plan(
+            found = LinePlanner(
                 job,
                 tokenizer,
                 partial(self.choice.prompts_of, defaults=self.spec.defaults),
@@ -125,7 +125,7 @@ class JobPlan:
                 endpoint=None if self.choice.backend is None else self.choice.dialect,
                 text_tokenizer=self._text_tokenizer,
                 sample=sample if self._is_here else None,
-            )
+            ).plan()
             time = self._time(sample, tokenizer, found, JobSignature.of(self.spec, job.contents))
             return RunReport(
                 output=self.spec.output,
@@ -215,20 +215,20 @@ class JobPlan:
     def _loading(self, text: str) -> None:
         self.progress(RunProgress("loading", text))
 
-    def _capacity(self) -> Capacity | None:
+    def _capacity(self) -> EngineCapacity | None:
         """What the engine holds at once, as far as that is known before it is loaded; None if there is none here."""
         if self.choice.backend is not None or self.given_inference is not None:
             return None
         if self.given_engine is not None:
             stats = self.given_engine.stats
-            return Capacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
+            return EngineCapacity(stats.max_num_seqs, stats.kv_blocks * stats.block_size)
         replicas = self.choice.replicas if isinstance(self.choice.replicas, int) else 1
         places, kv_tokens = self.choice.config.max_num_seqs or DEFAULT_MAX_NUM_SEQS, None
         with suppress(*_MODEL_FAILURES):
             if self.choice.model is not None and (kept := find_costs(self.choice.model, self.choice.config)):
                 sizes = kept.facts.sizes(self.choice.config)
                 places, kv_tokens = sizes.max_num_seqs, sizes.num_blocks * BLOCK_SIZE * replicas
-        return Capacity(places * replicas, kv_tokens, replicas)
+        return EngineCapacity(places * replicas, kv_tokens, replicas)
 
     def _context(self, tokenizer: Any | None) -> int | None:
         """The most tokens of a prompt and its answer, as far as that is known before the model is loaded."""

@@ -213,6 +213,8 @@ class ModelChoice:
 
     def _require_served(self, endpoint: str, asked: str | None) -> None:
         """Raise `ModelNotFound` for a model that is none of those in this process, unless these have no names."""
+        if asked is None:
+            return
         generating = () if self.model is None else (self.model,)
         embedding = () if self.embedding_model is None else (self.embedding_model,)
         serving = [
@@ -221,7 +223,7 @@ class ModelChoice:
             *(embedding if endpoint in _EMBEDDED else ()),
         ]
         names = [served_name(name) for name in serving]
-        if asked is None or not names or {asked, served_name(asked)} & {*names}:
+        if not names or {asked, served_name(asked)} & {*names}:
             return
         if not {asked, ANY_MODEL} & {*self.served_model_names}:
             models = [served_name(name) for name in (*generating, *self.classifiers, *embedding)]

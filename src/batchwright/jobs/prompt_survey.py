@@ -184,15 +184,15 @@ def _found(paths: Paths, most: int) -> Iterator[int]:
     for start, end in pairwise(paths.starts.tolist()):
         before, hits = 0, 0
         for block in paths.blocks[start:end].tolist():
-            known = cached.get((before, block))
+            key = before, block
+            known = cached.get(key)
             if known is None:
                 serial += 1
-                known = serial
                 if len(cached) >= most and cached:
                     cached.popitem(last=False)
+                cached[key] = known = serial
             else:
                 hits += 1
-            cached[before, block] = known
-            cached.move_to_end((before, block))
+                cached.move_to_end(key)
             before = known
         yield hits

@@ -14,8 +14,9 @@ from batchwright.wire.requests import WHOLE_LENGTH
 if TYPE_CHECKING:
     from batchwright.encoder.texts import TextTokenizer
 
-_COUNTED = 4096
-"""Prompts whose tokens are counted; those of others are estimated from their bytes."""
+_ALL_COUNTED = 4096
+"""Prompts of a job whose tokens are all counted. Of a larger one, `_COUNTED` are, and others estimated from bytes."""
+_COUNTED = 1024
 _ROLES_KNOWN = 256
 """Sequences of roles that are remembered."""
 BYTES_OF_A_TOKEN = 4
@@ -68,7 +69,9 @@ def uncounted(prompt: Prompt, text: bytes) -> TokenCount:
 class _Counted:
     """Bytes and tokens of texts that were counted, from which the tokens of others are estimated."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: int) -> None:
+        """`prompts`: about those of the job."""
+        self._most = _ALL_COUNTED if prompts <= _ALL_COUNTED else _COUNTED
         self._texts = self._bytes = self._tokens = 0
 
     def add(self, text: bytes, tokens: int) -> None:
@@ -78,7 +81,7 @@ class _Counted:
 
     def estimate(self, text: bytes) -> TokenCount | None:
         """The tokens of a text; None while they are to be counted, as too few were."""
-        if self._texts < _COUNTED or not self._bytes:
+        if self._texts < self._most or not self._bytes:
             return None
         return TokenCount(round(len(text) * self._tokens / self._bytes), is_estimate=True)
 
@@ -87,12 +90,12 @@ class PromptCounter:
     """Counts the tokens of prompts of a model that generates, or estimates them where there are many.
 
     `tokenizer`: that of the model; None if it is elsewhere. `context`: the most tokens of a prompt and its answer, if
-    that is known.
+    that is known. `lines`: those of the job.
     """
 
-    def __init__(self, tokenizer: Any | None, context: int | None) -> None:
+    def __init__(self, tokenizer: Any | None, context: int | None, lines: int) -> None:
         self._tokenizer, self._context = tokenizer, context
-        self._counted = _Counted()
+        self._counted = _Counted(lines)
         template = getattr(tokenizer, "chat_template", None)
         self._chats = None if template is None else _ChatTexts(template.render)
 
@@ -133,11 +136,11 @@ class PromptCounter:
 
 
 class TextCounter:
-    """Counts the tokens of texts of an encoder, or estimates them where there are many."""
+    """Counts the tokens of texts of an encoder for a job of `lines`, or estimates them where there are many."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, lines: int) -> None:
         self._tokenizer = tokenizer
-        self._counted = _Counted()
+        self._counted = _Counted(lines)
 
     def count(self, param: str, inputs: Sequence[Prompt], most_tokens: int | None) -> list[TokenCount]:
         """The tokens of the inputs in the field `param` of a line, cut to `most_tokens`, if that is not None.
