@@ -242,7 +242,7 @@ class RowsFailed(BatchwrightError):
 
 
 class BudgetExhausted(BatchwrightError):
-    """What is left of a job's budget does not cover the next request."""
+    """The rest of a job's budget does not cover the next request."""
 
     code = "budget_exhausted"
 
@@ -380,7 +380,7 @@ class EndpointUnreachable(EndpointError):
 
 
 class AnswerBroken(EndpointError):
-    """An endpoint elsewhere answered a call with something that is no answer to it, such as half of one.
+    """An endpoint elsewhere answered a call with something that is not an answer to it, such as half of one.
 
     It may be tried again, but not often: each answer may have to be paid for.
     """

@@ -43,7 +43,7 @@ _MOST_WEIGHT = 20_000.0
 """Most steps that the measurements of a file stand for."""
 _MOST_RATIOS = 64
 _MOST_QUANTITY = 2**53
-"""Bound of whole numbers in a file, beyond which they are no measurements."""
+"""Bound of whole numbers in a file, beyond which they are not measurements."""
 _MOST_ERROR = 0.6
 """Error within which a cost model must predict nine steps in ten; otherwise the machine was busy elsewhere."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")

@@ -37,7 +37,7 @@ MAX_STOP_CHARACTERS = 2**20
 
 
 FORM_FIELDS = ("schema", "json_object", "regex", "choices", "grammar")
-"""Fields of `SamplingParams` that say which form an answer must have, of which one is set at most."""
+"""Fields of `SamplingParams` that say which form an answer must have; at most one of them is set."""
 
 
 class _Ids:

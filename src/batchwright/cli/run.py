@@ -384,7 +384,7 @@ def _has_begun(report: RunReport) -> bool:
 
 
 def _not_here(failure: Failure) -> str:
-    """Return what is wrong with the models that lines name, and what has the lines answered."""
+    """Return what is wrong with the models that lines name, and how to get the lines answered."""
     if "does not serve" in failure.message:  # it is here, so no other model answers in its name
         return (
             "is here for other lines: leave the model out of them, or load one that answers them, with --model, "

@@ -294,7 +294,7 @@ def _converted(
             if data_type == pa.string():
                 values = [_json(value) for value in values]
             elif data_type == pa.float64():
-                # Arrow would refuse a whole number that no float is equal to.
+                # Arrow would refuse a whole number that no float equals.
                 values = [value if value is None else float(value) for value in values]
             arrays.append(pa.array(values, data_type))
         yield arrays, [found for _, found in group]

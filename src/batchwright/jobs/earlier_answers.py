@@ -169,7 +169,7 @@ def _together(runs: Sequence[RunAnswers], limits: Mapping[int, int]) -> AnswerLe
 
 
 def earlier_answers(model: str) -> Sequence[RunAnswers]:
-    """Return what is kept of the runs of `model`, the earliest first.
+    """Return what is kept for the runs of `model`, the earliest first.
 
     Raises what `fingerprint` raises for a model that does not exist.
     """
@@ -185,7 +185,7 @@ def earlier_answers(model: str) -> Sequence[RunAnswers]:
 
 
 def keep_answers(model: str, signature: JobSignature, answers: AnswerTally) -> None:
-    """Add the answers of a run of a job to what is kept of `model`.
+    """Add the answers of a run of a job to what is kept for `model`.
 
     Too few answers are not kept. Nothing is raised: the work is done, and without the cache only less is known about
     the next job.

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _IN_BATCHES = RetryPolicy(most_in_vain=sys.maxsize)
-"""A batch may end with many failures at once, and lines then wait in the next one for hours: that is no outage."""
+"""A batch may end with many failures at once, and lines then wait in the next one for hours: that is not an outage."""
 _INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]

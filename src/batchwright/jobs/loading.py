@@ -86,7 +86,7 @@ class ModelChoice:
     via: Via = "live"
     """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
     deadline: str | None = None
-    """Duration such as `6h` within which all lines are to be done; None: any time."""
+    """Duration such as `6h` within which all lines must be done; None: any time."""
     batch_window: str = "24h"
     """Completion window of batches."""
 

@@ -145,7 +145,7 @@ class SampledJob:
         predicted = seconds(middle, all_stepped)
         least = most = predicted
         if is_open:
-            # Both ends are simulated with the same number of lines, and scaled as the middle with so many lines is.
+            # Both ends are simulated with the same number of lines, and scaled like the middle with that many lines.
             scale = predicted / (predicted if stepped == all_stepped else seconds(middle, stepped))
             least = min(predicted, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
             if likely is not None:

@@ -28,7 +28,7 @@ _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
 """Number of a line, and the index of a prompt among those of the line."""
 PromptTexts = Mapping[PromptPlace, bytes | Sequence[int]]
-"""Prompts by their places, as texts or token ids, each of which has `BYTES_OF_A_TOKEN` bytes of what was added."""
+"""Prompts by their places, as texts or token ids; each id takes `BYTES_OF_A_TOKEN` bytes of the added text."""
 
 
 @dataclass(frozen=True, slots=True)

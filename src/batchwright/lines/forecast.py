@@ -188,10 +188,10 @@ class WorkSoFar:
     at: float
     """Seconds of any clock."""
     weight_read: float
-    """Part of the input that was read, in any unit; `weight_total` is all of it."""
+    """Part of the input that was taken up, in any unit; `weight_total` is all of it."""
     weight_total: float
     lines_read: int
-    """Lines that were taken up, those that failed at once included."""
+    """Lines that were taken up, including those that failed at once."""
     lines_total: int
     steps: int
     step_tokens: int

@@ -27,7 +27,7 @@ the places become free one after another: if all lengths were known, half of tha
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineShape:
-    """What is known of a line before it is computed."""
+    """What is known about a line before it is computed."""
 
     prompt_tokens: int
     limit: int

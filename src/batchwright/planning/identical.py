@@ -96,7 +96,7 @@ class _Asked(Generic[_Line]):
     """A request that is being asked."""
 
     first: _Line
-    """The line with it that was taken up first."""
+    """The first line with it that was taken up."""
     under_way: int = 1
     """Lines with it that are being asked."""
     waiting: deque[tuple[_Line, int]] = field(default_factory=deque)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COVERED = 0.9
-"""Share of forecasts whose interval is to hold the truth."""
+"""Share of forecasts whose interval should contain the truth."""
 _KEPT = 64
 """Forecasts, and errors, that are remembered."""
 _SPACING = 0.02

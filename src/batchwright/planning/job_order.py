@@ -74,7 +74,7 @@ class JobOrder(Generic[_Item]):
         """Clusters of the lines that were taken and have not ended, by number."""
         self._look_at = _FIRST_LOOK
         self._waited = 0
-        """Times in a row that no line was given while there were others to be added."""
+        """Times in a row that no line was given while others could still be added."""
 
     def __len__(self) -> int:
         """Number of lines that were added and not taken."""

@@ -71,9 +71,9 @@ class NeededWork:
         """Count a sequence that was answered.
 
         - `tokens`: those that had to be computed; the first `prompt` are its prompt.
-        - `chain`: steps that chose tokens for it; `turns`: those of them that computed nothing of it but what was
-          chosen last. `chosen`: the tokens that they chose, including right guesses, except those about which a form
-          left no choice. `likeliest`: whether these are found without all logits.
+        - `chain`: steps that chose tokens for it; `turns`: those of them that computed nothing of it but the latest
+          choice. `chosen`: the tokens that they chose, including right guesses, except those about which a form left no
+          choice. `likeliest`: whether these are found without all logits.
         - `scored`: positions of the prompt whose logits were wanted: from the first one on, nothing is shared.
         """
         self._longest_chain = max(self._longest_chain, chain)

@@ -55,7 +55,7 @@ def job_seconds(
 
 
 def lines_to_step(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, most_stepped: int = MOST_STEPPED) -> int:
-    """Return how many of `lines`, a sample of `total`, are to be simulated; 0 where too few can be to give a pace.
+    """Return how many of `lines`, a sample of `total`, to simulate; 0 if those would be too few to give a pace.
 
     `most_stepped`: about the most tokens of answers that are simulated.
     """

@@ -15,7 +15,7 @@ _SERIALS = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request, of which only the lengths are known. Raises ValueError for lengths below 1 or a time below 0."""
+    """A request for which only the lengths are known. Raises ValueError for lengths below 1 or a time below 0."""
 
     arrived_at: float = 0.0
     """Seconds from the beginning."""
