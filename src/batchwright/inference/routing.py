@@ -167,7 +167,7 @@ class RoutedInference(_Renaming):
 
 
 def not_found(endpoint: str, model: str | None, serving: Sequence[str], models: Sequence[str]) -> ModelNotFound:
-    """Return the error of a call for a `model` that is none of those `serving` the endpoint, nor maybe of `models`."""
+    """Return the error for a call whose `model` is none of those `serving` the endpoint, nor maybe of `models`."""
     problem = f"does not serve {endpoint}" if model in models else "is not served here"
     return ModelNotFound(f"model={shown(model)} {problem}: choose from {', '.join(serving)}")
 

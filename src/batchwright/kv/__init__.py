@@ -1,4 +1,4 @@
-"""Management of the memory for each sequence's keys and values: blocks, reference counts, prefix cache."""
+"""Decisions about where each sequence's keys and values are stored: blocks, reference counts, prefix cache."""
 
 from batchwright.kv.blocks import BlockManager, BlockTable
 

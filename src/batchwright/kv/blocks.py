@@ -104,7 +104,7 @@ class BlockManager:
         return table, len(table.blocks) * self.block_size
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make room in `table` for `num_tokens` tokens in all. False, and nothing changes, when blocks are lacking."""
+        """Make room in `table` for `num_tokens` tokens in total. False, without any change, if blocks are lacking."""
         missing = self.blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
             return True

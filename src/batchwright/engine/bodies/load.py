@@ -94,7 +94,7 @@ def _packed_format(architecture: Any) -> PackedFormat | None:
 
 
 def _of_packed(packed: PackedFormat, asked: QuantizationName | None, reason: str | None) -> QuantizationName | None:
-    """Return how weights packed in this format are multiplied: in groups, or as values if there is a `reason` against it.
+    """Return how weights packed in this format are multiplied: in groups, or as values if there is a `reason` for it.
 
     Weights of a GGUF file can be rounded once more. Raises `UnsupportedModel` if another quantization was asked for.
     """

@@ -131,7 +131,7 @@ def _map(address: int | None, size: int, access: int, flags: int, descriptor: in
 
 
 def _protect(space: Tensor) -> None:
-    """Make memory that others read read-only."""
+    """Write-protect memory that others read."""
     call = ctypes.CDLL(None).mprotect
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     call(space.data_ptr(), space.nbytes, mmap.PROT_READ)

@@ -12,7 +12,8 @@ _Kind: TypeAlias = tuple[str, str | None]
 """Endpoint and model."""
 
 _TOKENS_PER_BYTE = 0.25
-"""Approximate prompt tokens per byte of a line; limits are learned in the same measure."""
+"""Approximate prompt tokens per byte of a line; limits are learned from what is accepted and refused, in the same
+measure."""
 
 
 class Gathering:

@@ -207,7 +207,7 @@ class MessagedReplica(Replica):
             self._dead.set_result(death)
 
     def _shows_progress(self, message: FromReplica) -> bool:
-        """Return whether the engine goes on: while there are calls, a beat alone only shows that the process does."""
+        """Return whether the engine goes on: while there are calls, a beat only shows that the process lives."""
         if not isinstance(message, Beat) or not self._waiting or self._stats is None:
             return True
         stats = decoded_figures(message.figures)

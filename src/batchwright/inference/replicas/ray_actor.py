@@ -29,7 +29,7 @@ _LAST_WORDS = 5.0
 
 
 class ReplicaActor:
-    """Loads a model and answers messages. Its messages are fetched: an actor calls nobody, and keeps nothing in Ray."""
+    """Loads a model and answers messages. Its messages are fetched: an actor calls no one and stores nothing in Ray."""
 
     def __init__(self) -> None:
         self._outbox: list[bytes] = []
@@ -47,7 +47,7 @@ class ReplicaActor:
         message = decode_for_replica(spec)
         assert isinstance(message, ReplicaSpec)
         if message.threads is not None:
-            # The node's memory is shared by the most replicas that it may have.
+            # Assume that the node has as many replicas as it can: they share its memory.
             most = max(1, (os.cpu_count() or 1) // message.threads)
             message = msgspec.structs.replace(message, count=min(message.count, most))
         self._loading = asyncio.create_task(self._load(message))

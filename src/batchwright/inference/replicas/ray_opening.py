@@ -164,7 +164,7 @@ def _join(ray: Any, address: str) -> str:
 
 
 def _resolved(address: str) -> str:
-    """The address of the cluster that `auto` stands for; any other as it is. Raises ConnectionError without one."""
+    """Return the address that `auto` stands for; any other unchanged. Raises ConnectionError if there is none."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if address != "auto":
