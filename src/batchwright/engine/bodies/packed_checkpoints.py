@@ -136,7 +136,7 @@ class PackedFormat:
         return GroupedWeight.of(parts.numbers, scales, offsets if self.bits == 4 else None)
 
     def values(self, take: Take) -> Tensor:
-        """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read`."""
+        """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read` does."""
         return _groups(take).values if self.method == "batchwright" else self._parts(take).values
 
     def _parts(self, take: Take) -> _Parts:

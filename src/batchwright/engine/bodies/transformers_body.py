@@ -238,7 +238,7 @@ class _Window(Tensor):
 
 
 def _is_window(mask_function: Any, window: int | None, device: torch.device) -> bool:
-    """Return whether `mask_function(batch, head, query, key)` holds just for the last `window` keys up to the query."""
+    """Return whether `mask_function(batch, head, query, key)` holds only for the last `window` keys up to the query."""
     span = 64 if window is None else window
     far = torch.tensor([0, 1, 2, span - 1, span, span + 1, 2 * span, 2 * span + 1, 3 * span], device=device)
     query, key = far.clamp(min=0)[:, None], far.clamp(min=0)[None, :]
