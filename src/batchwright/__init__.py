@@ -197,7 +197,7 @@ _THERE = {
     "BatchResponse": "SyncAnswer",
     "BatchStatus": "SimpleState",
 }
-"""Names in their modules of what has another name there."""
+"""Names in their modules of objects that are called differently there."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the control groups of this process leave to it of the machine, of which containers see all."""
+"""Limits that control groups set on this process, which even in a container sees the whole machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 _TABLE = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60
-"""Bytes from which on a number is the way in which version 1 says that there is no limit."""
+"""Number of bytes from which version 1 means that there is no limit."""
 
 
 def memory_left(table: Path = _TABLE, mount: Path = _MOUNT) -> int | None:
@@ -33,7 +33,7 @@ def memory_left(table: Path = _TABLE, mount: Path = _MOUNT) -> int | None:
 
 
 def cpu_quota(table: Path = _TABLE, mount: Path = _MOUNT) -> float | None:
-    """Return how many processors' time the process may take, by the tightest of its groups; None if none limits it."""
+    """Return how many processors the process may keep busy, by the tightest of its groups; None if none limits it."""
     quotas = []
     for folder in _groups("", table, mount):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -62,9 +62,9 @@ def threads_for(cores: int, sharing: int = 1) -> int:
 
 
 def _groups(controller: str, table: Path, mount: Path) -> Iterator[Path]:
-    """The folders of the group of a controller, from its own to the topmost; `""`: that of version 2.
+    """The folders of a controller's groups, from the process's own to the topmost; `""`: those of version 2.
 
-    In a container the table may name a path of the machine, of which the topmost folder is all that is mounted.
+    In a container the table may name a path on the host, of which only the topmost folder is mounted.
     """
     for line in _text(table).splitlines():
         fields = line.split(":", 2)

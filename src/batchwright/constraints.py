@@ -19,7 +19,7 @@ MAX_CHARACTERS = 262_144
 """Most characters of a constraint: OpenAI takes schemas of about half as many."""
 MAX_CHOICES = 10_000
 MAX_NESTING = 100
-"""Most levels of objects and lists in a schema: the reader of schemas takes 127."""
+"""Most levels of objects and lists in a schema: the parser of schemas takes 127."""
 
 _REASON_SHOWN = 150
 """Characters of a library's reason that are shown."""
@@ -39,8 +39,8 @@ class Constraint:
 def schema_of(given: object) -> Mapping[str, Any]:
     """Return `given` if it is a JSON Schema as a mapping, or the schema of a class or type.
 
-    Classes are those of pydantic, dataclasses, and what msgspec has schemas for, such as `list[int]`. Objects of a
-    class have no other properties than its fields. Raises `InvalidRequest`.
+    Classes may be pydantic models, dataclasses, and whatever msgspec has a schema for, such as `list[int]`. Objects of
+    a class have no properties other than its fields. Raises `InvalidRequest`.
     """
     if isinstance(given, Mapping):
         return given
@@ -58,9 +58,9 @@ def schema_of(given: object) -> Mapping[str, Any]:
 
 
 def parsed_as(given: object, text: str) -> Any:
-    """Return the value of `text`, JSON that satisfies the schema `given`: of its class if it is one.
+    """Return the value of `text`, JSON that satisfies the schema `given`; an instance of `given` if that is a class.
 
-    Raises ValueError if the text is not such JSON, as when it ends in the middle.
+    Raises ValueError if the text is not such JSON, for instance because it was cut short.
     """
     if given is None or isinstance(given, Mapping):
         return json.loads(text)
@@ -76,7 +76,7 @@ def parsed_as(given: object, text: str) -> Any:
 def require_constraint(
     *, schema: object, json_object: object, regex: object, choices: Sequence[object], grammar: object
 ) -> None:
-    """Raise `InvalidRequest` unless at most one constraint is given, and that is not too large."""
+    """Raise `InvalidRequest` if more than one constraint is given, or if it is too large."""
     fields = {"schema": schema, "json_object": json_object, "regex": regex, "choices": choices, "grammar": grammar}
     none = {"schema": None, "json_object": False, "regex": None, "choices": (), "grammar": None}
     given = [name for name, value in fields.items() if value is not none[name] and value != ()]
@@ -112,7 +112,7 @@ def constraint_of(
 
 
 def require_schema(name: str, schema: Mapping[str, Any]) -> None:
-    """Raise `InvalidRequest`, naming the field, for a schema that is no JSON, nested too deep or too large."""
+    """Raise `InvalidRequest`, naming the field, for a schema that is not JSON, nested too deeply or too large."""
     _require_nesting(name, schema)
     try:
         text = _compact(schema)
@@ -165,7 +165,7 @@ def _schema_of_type(given: Any) -> dict[str, Any]:
 
 
 def _close_objects(schema: Any) -> None:
-    """Allow no other properties than those that are named, in any object of `schema` that says nothing of others."""
+    """Forbid properties that are not named, in every object of `schema` that does not say whether to allow them."""
     if isinstance(schema, dict):
         if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
             schema.setdefault("additionalProperties", False)
@@ -177,7 +177,7 @@ def _close_objects(schema: Any) -> None:
 
 
 def _is_of_pydantic(given: object) -> bool:
-    """Whether a type is one of pydantic, or made of some, as `list[Model]` is."""
+    """Whether a type is one of pydantic's, or is made of some, as `list[Model]` is."""
     if hasattr(given, "__pydantic_core_schema__") or hasattr(given, "__pydantic_validator__"):
         return True
     return any(_is_of_pydantic(each) for each in get_args(given))

@@ -1,4 +1,4 @@
-"""The cores of this machine, and their division into groups none of which spans NUMA nodes."""
+"""The cores of this machine, and their division into groups that do not span NUMA nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Core:
 
 
 def cores_of(cpus: Collection[int], sys_folder: Path = _SYS) -> list[Core]:
-    """Return the cores of logical processors, by node; a processor of which the system says nothing is one itself."""
+    """Return the cores of logical processors, by node; a processor that the system does not describe is one itself."""
     cores: dict[tuple[int, object], list[int]] = {}
     for cpu in sorted(cpus):
         folder = sys_folder / f"cpu{cpu}"
@@ -40,7 +40,7 @@ def cores_of(cpus: Collection[int], sys_folder: Path = _SYS) -> list[Core]:
 
 
 def core_groups(cores: Sequence[Core], number: int, *, option: str = "replicas") -> list[tuple[Core, ...]]:
-    """Return `number` groups of about the same size; none spans nodes that others need not share with it.
+    """Return `number` groups of about the same size; none spans nodes unless there are fewer groups than nodes.
 
     Raises `InputError`, which names the `option`, for more groups than cores.
     """

@@ -1,4 +1,4 @@
-"""Named places at which a test can have the process killed, to show that what was acknowledged survives.
+"""Named places at which a test can kill the process, to show that what was acknowledged survives.
 
 With `BATCHWRIGHT_CRASH_AT=store.after_commit:3` in its environment the process kills itself with SIGKILL when it passes
 the place of that name for the third time (without a number: the first). Without the variable nothing happens. It is

@@ -1,4 +1,4 @@
-"""Events per second, of which newer ones count more."""
+"""Rate of events per second, in which newer events count more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 class DecayedRate:
     """A rate averaged over about the last `memory` seconds, with weights that decay exponentially.
 
-    Only time that it is given counts. Events and seconds decay alike, so the first seconds give a rate too.
+    Only time passed to `elapse` counts. Events and seconds decay alike, so the first seconds give a rate too.
     """
 
     def __init__(self, memory: float) -> None:

@@ -1,4 +1,4 @@
-"""Changes of files that survive a loss of power once they have returned. All of them block."""
+"""Changes to files that survive a power loss once the function has returned. All functions block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp"
-"""Suffix of a file that is being made, beside the one whose place it will take."""
+"""Suffix of a file that is being written, beside the one that it will replace."""
 
 
 def sync(path: Path) -> None:
@@ -23,22 +23,22 @@ def sync(path: Path) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether `path` is there and can only be written to, not replaced: a device, a pipe, a socket."""
+    """Whether `path` exists and can only be written to, not replaced: a device, a pipe, a socket."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def followed(path: Path) -> Path:
-    """The path that a link leads to, and any other path as it is."""
+    """The target of a link; any other path is returned as it is."""
     return path.resolve() if path.is_symlink() else path
 
 
 def write_shared(path: Path, content: bytes) -> None:
-    """Write a file that several processes may write at once: the content of the last, whole. Raises OSError.
+    """Write a file that several processes may write at once; the last one's content remains, whole. Raises OSError.
 
-    Folders that are missing are made.
+    Missing folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Writers that end together must not write the same file that takes the place of it.
+    # Concurrent writers must not share a temporary file.
     with _taking_place_of(path, path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")) as file:
         file.write(content)
 
@@ -55,11 +55,12 @@ def remove_oldest(folder: Path, pattern: str, keep: int) -> None:
 
 @contextmanager
 def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) -> Iterator[BinaryIO]:
-    """Write a file that takes the place of `path`, whole, when the block ends; after an error `path` is as it was.
+    """Write a file that replaces `path` as a whole when the block ends; after an error `path` is unchanged.
 
-    A link stays, and what it leads to is replaced. A device or a pipe is not replaced but written to.
+    A link stays, and its target is replaced. A device or a pipe is not replaced but written to.
 
-    One caller at a time. `open_new` opens the file that is written, emptied if it is there. Raises OSError.
+    Only one caller at a time may do this. `open_new` opens the file that is written, emptied if it exists. Raises
+    OSError.
     """
     if is_special(path):
         with path.open("wb") as file:
@@ -74,7 +75,7 @@ def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) ->
 def _taking_place_of(
     path: Path, temporary: Path, open_new: Callable[[Path], BinaryIO] | None = None
 ) -> Iterator[BinaryIO]:
-    """Write `temporary`, which takes the place of `path` when the block ends, and is removed after an error."""
+    """Write `temporary`, which replaces `path` when the block ends, and is removed after an error."""
     try:
         with temporary.open("wb") if open_new is None else open_new(temporary) as file:
             yield file

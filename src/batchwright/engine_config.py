@@ -1,4 +1,4 @@
-"""The options of the engine: the one list from which arguments, flags, environment and settings are made."""
+"""The options of the engine: the one list from which arguments, flags, environment variables and settings are made."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ DEFAULT_MAX_NUM_SEQS = 256
 class EngineConfig:
     """How an engine computes.
 
-    `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
+    `deterministic=True` promises that the result of a request, including log-probabilities, is bitwise independent of
     what else is in the batch (batch invariance), of preemption, of prefix-cache hits and of the sizes of steps; a
-    request that is drawn needs a seed for that. Where it cannot be promised, making the engine raises
+    request that is sampled needs a seed for that. Where this cannot be promised, creating the engine raises
     `UnsupportedModel` with the reason and the remedy.
 
-    Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` are what online requests must
-    keep to, to the first token and for each token after it: steps carry no more batch tokens than that allows. Of all
-    tokens computed, batches get at least the share `batch_share` (0 ≤ share < 1), whatever online traffic there is; 0
-    lets it starve them. Within a class, a request that is `promote_after` seconds old goes before all priorities; None
-    turns that off.
+    Requests with `traffic="batch"` use what online ones leave. `ttft_ms` and `tpot_ms` are the targets for online
+    requests, to the first token and for each token after it: steps carry no more batch tokens than these allow. Batches
+    get at least the share `batch_share` (0 ≤ share < 1) of all tokens computed, however much online traffic there is; 0
+    lets it starve them. Within a class of traffic, a request that is `promote_after` seconds old goes ahead of all
+    priorities; None turns that off.
 
-    Raises ValueError that names the option, its value and what it must be. What depends on the model or the machine is
-    checked where the engine is made.
+    Raises ValueError that names the option, its value and what it must be. Whatever depends on the model or the machine
+    is checked when the engine is created.
     """
 
     dtype: DtypeName = _option(
@@ -162,7 +162,7 @@ class EngineConfig:
             )
 
     def with_options(self, **options: Any) -> Self:
-        """This configuration with some options changed. Raises TypeError for an unknown one, and ValueError."""
+        """Return a copy with some options changed. Raises TypeError for an unknown one, and ValueError."""
         names = [each.name for each in fields(self)]
         for name in options:
             if name not in names:
@@ -193,7 +193,7 @@ class EngineOption:
     help: str
     group: OptionGroup
     changes_results: bool
-    """Whether a job whose results were begun with another value is another job."""
+    """Whether a job with another value is a different job, which does not resume results of the first."""
 
 
 @cache
@@ -205,7 +205,7 @@ def engine_options() -> tuple[EngineOption, ...]:
 
 
 def parse_bytes(size: int | str) -> int:
-    """Return the bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
+    """Return the bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, and for 0."""
     if isinstance(size, int) and not isinstance(size, bool):
         number = size
     else:

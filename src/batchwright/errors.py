@@ -1,7 +1,7 @@
 """Errors of the public API.
 
-Each names what was wrong, the value, and the remedy. `code` is the stable, machine-readable
-name: it is what stands in an error line of a batch output.
+Each names what was wrong, the value, and the remedy. `code` is the stable, machine-readable name, which error lines of
+a batch output contain.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _MODEL_MISSING = re.compile(
     r"|(invalid|unknown|no such) model|not a valid model|^model:",
     re.IGNORECASE | re.DOTALL,
 )
-"""What the messages of several providers say of a model that they do not have, or not for this key."""
+"""Messages of several providers for a model that they do not have, or not for this key."""
 _MODEL_CODES = frozenset({"model_not_found", "model_not_available", "invalid_model", "model_not_exist"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
-"""Statuses below 500 with which an endpoint refuses a call for the moment."""
+"""Statuses below 500 with which an endpoint refuses a call only for the moment."""
 _PAYMENT_REQUIRED = 402
 _OUT_OF_QUOTA = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
 )
-"""Codes and types of errors, of several providers, that only a payment mends."""
+"""Codes and types of errors, of several providers, that only a payment resolves."""
 _NO_SUCH_PATH = frozenset({"not found", "method not allowed", "file not found"})
-"""Messages, in small letters, of web frameworks and of llama.cpp's server for paths that they do not know."""
+"""Messages, in lower case, of web frameworks and of llama.cpp's server for paths that they do not know."""
 _UNKNOWN_URL = "unknown_url"
 _INVALID_URL = "invalid url ("
-"""Code and beginning of a message with which OpenAI's API, and those that copy it, say the same."""
+"""Beginning, in lower case, of the message for such paths from OpenAI's API and those that copy it."""
 
 
 class BatchwrightError(Exception):
@@ -121,7 +121,7 @@ class OutOfMemory(GenerationError):
 
 
 class Crashed(BatchwrightError):
-    """Replicas of the model died while they computed this request, as often as is tried."""
+    """Replicas of the model died while computing this request, in every attempt that is made."""
 
     code = "crashed"
 
@@ -129,7 +129,7 @@ class Crashed(BatchwrightError):
 class DeadlineExceeded(BatchwrightError, TimeoutError):
     """The request's deadline passed before it was finished, or was certain to pass and it was refused at once.
 
-    `predicted_ms` is the latency that a refused request would have had at least; None when the deadline did pass.
+    `predicted_ms` is the least latency that a refused request would have had; None when the deadline did pass.
     """
 
     code = "deadline_exceeded"
@@ -140,10 +140,10 @@ class DeadlineExceeded(BatchwrightError, TimeoutError):
 
 
 class Overloaded(BatchwrightError):
-    """The queue is full and the request was not taken; or the model is down, and it was not computed.
+    """The queue is full and the request was not accepted, or the model is down and the request was not computed.
 
-    `retry_after` is in how many seconds what waits now will have been computed, at the rate that was learned, and after
-    an outage of how many seconds to try again; None while nothing has been learned.
+    `retry_after` is the number of seconds in which what waits now will have been computed, at the learned rate; after
+    an outage, the number of seconds until a retry. None while nothing has been learned.
     """
 
     code = "overloaded"
@@ -154,10 +154,11 @@ class Overloaded(BatchwrightError):
 
 
 class QuotaExceeded(BatchwrightError):
-    """A tenant or a key has used what it may for now, or has no room left.
+    """A tenant or a key has used up its allowance for now, or has no room left.
 
     `quota` is the name of the field of `Quotas`. `kind` is the type of the error in its body: `requests`, `tokens` or
-    `insufficient_quota`. `passing`: time alone makes room, about after `retry_after` seconds where that is known.
+    `insufficient_quota`. `passing`: whether time alone makes room, after about `retry_after` seconds where that is
+    known.
     """
 
     code = "rate_limit_exceeded"
@@ -241,7 +242,7 @@ class RowsFailed(BatchwrightError):
 
 
 class BudgetExhausted(BatchwrightError):
-    """What is left of a job's budget does not cover the next request."""
+    """The rest of a job's budget does not cover the next request."""
 
     code = "budget_exhausted"
 
@@ -255,7 +256,7 @@ class ResumeRefused(BatchwrightError):
 class NotFound(BatchwrightError, LookupError):
     """A file, batch, webhook or key that does not exist, or belongs to another tenant.
 
-    `param` is the parameter that names it, where that is not plain from the message.
+    `param` is the parameter that names it, where the message does not make that plain.
     """
 
     code = "not_found"
@@ -266,7 +267,7 @@ class NotFound(BatchwrightError, LookupError):
 
 
 class Conflict(BatchwrightError):
-    """What was asked for contradicts the state of its object."""
+    """The request contradicts the state of its object."""
 
     code = "conflict"
 
@@ -280,7 +281,8 @@ class LeaseLost(BatchwrightError):
 class StoreUnavailable(BatchwrightError):
     """The database does not answer, is damaged, or a disk is full. Nothing that was acknowledged is lost.
 
-    The message is for the operator and may name paths and hosts; `public_message` says the same to callers without.
+    The message is for the operator and may name paths and hosts; `public_message` says the same to callers without
+    them.
     """
 
     code = "store_unavailable"
@@ -293,7 +295,7 @@ class StoreUnavailable(BatchwrightError):
 
 
 class StoreMismatch(InputError):
-    """A database and a data folder that do not belong together, or of which that is not certain."""
+    """A database and a data folder that do not, or may not, belong together."""
 
     code = "store_mismatch"
 
@@ -302,8 +304,9 @@ class EndpointError(BatchwrightError):
     """An endpoint elsewhere answered with an error, or not at all.
 
     `status` is that of its answer, None when there was none; `body` its error object, if it sent one; `retry_after` the
-    seconds after which it wants to be asked again, if it said so. `is_wrong_address`: nothing of its API is there.
-    `waits_alone`: only this call has to wait, since the endpoint accepts others meanwhile, as far as is known.
+    seconds after which it asks to be called again, if it said so. `is_wrong_address`: whether its API is not at that
+    address. `waits_alone`: whether only this call has to wait because, as far as is known, the endpoint accepts others
+    meanwhile.
     """
 
     code = "endpoint_error"
@@ -325,7 +328,7 @@ class EndpointError(BatchwrightError):
 
     @property
     def is_out_of_quota(self) -> bool:
-        """Whether nothing is computed for this key any more until somebody pays."""
+        """Whether nothing more is computed for this key until somebody pays."""
         body = self.body or {}
         if self.status == _PAYMENT_REQUIRED or {str(body.get("code")), str(body.get("type"))} & _OUT_OF_QUOTA:
             return True
@@ -333,7 +336,7 @@ class EndpointError(BatchwrightError):
 
     @property
     def is_no_such_path(self) -> bool:
-        """Whether there is nothing at the path that was asked, whatever the request is about."""
+        """Whether the path of the call does not exist, whatever the request is about."""
         if self.status not in (404, 405):
             return False
         if not self.body or self.body.get("code") == _UNKNOWN_URL:
@@ -377,16 +380,16 @@ class EndpointUnreachable(EndpointError):
 
 
 class AnswerBroken(EndpointError):
-    """An endpoint elsewhere answered a call with something that is no answer to it, such as half of one.
+    """An endpoint elsewhere answered a call with something that is not an answer to it, such as half of one.
 
-    It may be tried again, but not often: each answer may have to be paid.
+    It may be tried again, but not often: each answer may have to be paid for.
     """
 
 
 class EndpointDown(BatchwrightError):
     """An endpoint elsewhere is known not to answer, so the call was not sent to it.
 
-    `retry_after`: seconds until it is looked at again.
+    `retry_after`: seconds until it is checked again.
     """
 
     code = "endpoint_down"
@@ -397,7 +400,7 @@ class EndpointDown(BatchwrightError):
 
 
 def shown(value: object) -> str:
-    """Return a value as it stands in a message: its `repr`, shortened to 100 characters.
+    """Return a value as messages show it: its `repr`, shortened to 100 characters.
 
     It takes no longer for a large value, and works where `repr` raises (an integer of more than 4300 digits does).
     """

@@ -1,16 +1,16 @@
 """Linear model of seconds, learned from measurements: coefficients · features, each coefficient at least 0.
 
-- Least squares of the relative error, so that what is quick counts as much as what is slow. Old measurements fade
-  (`memory` of them are remembered), so a model that changes its speed is followed. What is kept is a few sums, and each
-  measurement updates them: recursive least squares, without the inverse that drifts.
-- Coefficients below 0 would make more work look faster. All ways of leaving some out are solved, and the best one
-  without a negative coefficient is taken; with so few unknowns this is exact, and cheap.
-- The sums can say less than the coefficients need, for instance when all measurements were alike. Then the fit that
-  needs fewer of them is kept, the first feature before the others: to believe that more work costs nothing is put right
-  by the next measurement, but nobody who believes in proportion ever tries more.
-- What is far from its prediction (a pause for garbage collection, a cold cache) is left out, unless there was never so
-  much work before: then the prediction was a guess. When such measurements come one after another it is the model that
-  has changed: what was learned is let go, and learned anew.
+- Least squares of the relative error, so that quick work counts as much as slow work. Old measurements fade (`memory`
+  of them are remembered), so changes in a model's speed are followed. Only a few sums are kept, which each measurement
+  updates: recursive least squares, without the inverse that drifts.
+- Coefficients below 0 would make more work look faster. The fit is solved for every subset of them, and the best one
+  without a negative coefficient is taken; with so few unknowns this is exact and cheap.
+- The sums may not determine all coefficients, for instance when all measurements were alike. Then the fit with fewer of
+  them is kept, the first feature before the others: a belief that more work costs nothing is corrected by the next
+  measurement, but a belief in proportional cost never leads to trying more.
+- Measurements far from their prediction (a pause for garbage collection, a cold cache) are left out, unless there was
+  never so much work before: then the prediction was a guess. When several such measurements come in a row, it is the
+  model that has changed: what was learned is discarded, and learned anew.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from operator import mul, truediv
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
 _BETTER = 0.98
-"""Share of the error to which a fit with more coefficients must lower it."""
+"""A fit with more coefficients must lower the error to this share of it."""
 _WARM_UP = 8
 """Measurements before the first outlier."""
 _OUTLIER = 6.0
 """Outliers are this many times the usual error."""
 _LEAST_ERROR = 0.05
 _FITTED_ALWAYS = 32
-"""Fits at first, one for each measurement."""
+"""Measurements at first, after each of which the model is fitted."""
 _CHANGED = 4
-"""Number of outliers one after another that are the truth."""
+"""Number of outliers in a row that are taken to be the truth."""
 
 
 class FadedFit:
     """Learns from `observe`, answers through `predict`; `size` features, the first of which is 1 for a fixed cost.
 
-    `memory` is the number of measurements that it looks back, `every` after how many it is fitted once there are some:
-    a fit costs more than all else that is done for a small batch. Raises ValueError when one of them is below 1.
+    `memory` is the number of measurements that it looks back on, and `every` the number after which it is fitted again
+    once there are some: a fit costs more than everything else that is done for a small batch. Raises ValueError when
+    one of them is below 1.
     """
 
     def __init__(self, size: int, memory: int, *, every: int = 8) -> None:
@@ -58,13 +59,13 @@ class FadedFit:
         self._pairs = list(combinations_with_replacement(range(size), 2))
         self._keep = 1.0 - 1.0 / memory
         self._outliers = 0
-        """Outliers one after another, until now."""
+        """Outliers in a row, up to now."""
         self._error = 0.0
         """Usual relative error."""
         self._forget()
 
     def observe(self, features: Sequence[float], seconds: float, *, is_larger: bool) -> None:
-        """Learn that work with these features took `seconds`; `is_larger`: there was never so much of some before."""
+        """Learn that work with these features took `seconds`; `is_larger`: whether some feature is larger than ever."""
         seconds = max(seconds, _SHORTEST)
         expected = self.predict(features)
         if expected is not None and not is_larger:
@@ -102,7 +103,7 @@ class FadedFit:
         self._products = [0.0] * len(self._pairs)
         """Sums of the products of two features each, by `_pairs`, divided likewise."""
         self._unsummed: list[tuple[Sequence[float], float]] = []
-        """Measurements since the last fit, which are not in the sums yet: to add eight costs little more than one."""
+        """Measurements since the last fit, which are not in the sums yet: adding eight costs little more than one."""
 
     def _add_up(self) -> None:
         """Add the measurements since the last fit to the sums, as if each had been added when it came."""

@@ -49,7 +49,7 @@ class Histogram:
         self.total += total
         self.maximum = max(self.maximum, *values)
         buckets = self._buckets
-        # As `_bucket`, whose call would take as long again.
+        # `_bucket` inlined: calling it would take as long again.
         for bucket in [math.ceil(math.log(value) / _LOG_GROWTH) for value in values]:
             buckets[bucket] = buckets.get(bucket, 0) + 1
 
@@ -76,7 +76,7 @@ class Histogram:
         return self.maximum
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
-        """Return for each of ascending `bounds` (> 0) how many values are at most that, and last how many there are.
+        """Return how many values are at most each of the ascending `bounds` (> 0), and finally how many there are.
 
         Values up to 2% above a bound may be counted with it; one that equals it always is.
         """
@@ -94,7 +94,7 @@ class Histogram:
 
     @classmethod
     def merged(cls, histograms: Iterable[Histogram]) -> Histogram:
-        """Return a histogram of the values of all."""
+        """Return a histogram of the values of all `histograms`."""
         result = cls()
         for each in histograms:
             result.count += each.count
@@ -106,7 +106,7 @@ class Histogram:
         return result
 
     def copy(self) -> Histogram:
-        """Return a histogram that counts on its own."""
+        """Return an independent copy."""
         return replace(self, _buckets=dict(self._buckets))
 
     def summary(self) -> dict[str, float | None]:
@@ -122,7 +122,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Recent:
-    """The last values, 1000 by default, and their exact percentiles: what a dashboard shows as now."""
+    """The last values, 1000 by default, and their exact percentiles: what a dashboard shows as current."""
 
     size: int = 1000
     _values: deque[float] = field(init=False)
@@ -145,7 +145,7 @@ class Recent:
 
     @classmethod
     def merged(cls, recents: Iterable[Recent], size: int = 1000) -> Recent:
-        """Return the last values of all, as many of each."""
+        """Return the last values of all `recents`, equally many of each."""
         every = [each for each in recents if len(each)]
         result = cls(size)
         for each in every:
@@ -153,7 +153,7 @@ class Recent:
         return result
 
     def copy(self) -> Recent:
-        """Return a copy that counts on its own."""
+        """Return an independent copy."""
         other = Recent(self.size)
         other._values = self._values.copy()
         return other

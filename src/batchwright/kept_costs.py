@@ -1,9 +1,9 @@
-"""Step costs that are kept in the cache folder: what steps of a model took on this machine, a file for each.
+"""Step costs kept in the cache folder: how long the steps of a model took on this machine, in a file for each.
 
-`costs/KEY.json` below `cache_dir()` is made anew by every run: the latest measurements of each kind of step, and what
-of the engine depends on the model alone, so that its time can be predicted without loading it. The key is made of the
-model's files, the options that choose how it is computed, the machine, and the version of the kernels. A file that is
-broken, or of another form, counts as none.
+Every run rewrites `costs/KEY.json` below `cache_dir()`. It holds the latest measurements of each kind of step, and the
+facts about the engine that depend on the model alone, so that times can be predicted without loading it. The key is
+made of the model's files, the options that choose how it is computed, the machine, and the version of the kernels. A
+file that is broken, or of another form, is ignored.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _MOST_FILES = 64
 _LEAST_STEPS = 32
 """Steps that must have been measured for a cost model."""
 _LEAST_STEP = 1e-9
-"""Seconds below which no step is."""
+"""Least seconds that a step can take."""
 _LEAST_SECONDS = 1.0
-"""Seconds of a run's steps from which on they are compared with what was predicted of them."""
+"""Seconds of a run's steps from which on they are compared with their prediction."""
 _MOST_WEIGHT = 20_000.0
-"""Steps that the measurements of a file stand for at most."""
+"""Most steps that the measurements of a file stand for."""
 _MOST_RATIOS = 64
 _MOST_QUANTITY = 2**53
-"""Bound of whole numbers in a file, beyond which they are no measurements."""
+"""Bound of whole numbers in a file, beyond which they are not measurements."""
 _MOST_ERROR = 0.6
-"""Error within which a cost model must predict nine steps of ten; else the machine did something else meanwhile."""
+"""Error within which a cost model must predict nine steps in ten; otherwise the machine was busy elsewhere."""
 _OPTIONS = ("dtype", "quantization", "deterministic", "device", "tensor_parallel", "body", "attention")
-"""Options of the engine by which steps of the same shape take another time."""
+"""Options of the engine that change how long steps of the same shape take."""
 _KERNELS = Path(__file__).parent / "engine" / "native"
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What of an engine depends on its model and the machine alone."""
+    """Facts about an engine that depend only on its model and the machine."""
 
     device: str
     """Kind of device, such as cpu."""
@@ -64,7 +64,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """Greatest number of tokens of a prompt and its answer."""
 
     def sizes(self, config: EngineConfig) -> EngineSizes:
-        """Return the sizes of the engine. Raises ValueError for an option that does not fit it."""
+        """Return the sizes of the engine. Raises ValueError for an option that does not fit."""
         return EngineSizes.of(
             config,
             device=self.device,
@@ -86,14 +86,14 @@ class KeptCosts(msgspec.Struct, frozen=True):
     measurements: tuple[tuple[int, int, int, int, int, float], ...]
     """Quantities of a `StepShape`, and the seconds that it took."""
     weights: tuple[float, ...] = ()
-    """Number of steps that each measurement stands for; none: each for itself."""
+    """Number of steps that each measurement stands for; empty: one each."""
     run_ratios: tuple[float, ...] = ()
-    """For each of the latest runs, the seconds of its steps over those predicted by the model that was known before."""
+    """For each of the latest runs, the seconds of its steps over those that the model known before had predicted."""
 
     def may_be_of(self, model: str) -> bool:
-        """Return whether these can be costs of `model`: nothing says that they are those of another.
+        """Return whether these may be costs of `model`: false only if they are known to be those of another.
 
-        A hub id and files cannot be compared. Raises as `fingerprint`.
+        A hub id and files cannot be compared. Raises what `fingerprint` raises.
         """
         measured, given = self.identity.get("model"), fingerprint(model)
         return measured is None or measured == given or ("/" in measured) != ("/" in given)
@@ -141,7 +141,7 @@ def read_costs(path: Path) -> KeptCosts:
 
 
 def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
-    """Return what is kept of `model`, computed as `config` says on this machine; None if there is nothing of use.
+    """Return the costs kept for `model`, computed with `config` on this machine; None if there are none of use.
 
     Raises what `fingerprint` raises for a model that does not exist.
     """
@@ -161,12 +161,12 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
 def keep_costs(
     model: str, config: EngineConfig, facts: EngineFacts, record: StepRecord, *, is_run: bool = True
 ) -> KeptCosts | None:
-    """Add what an engine has measured to what is kept of its model, and return all of it.
+    """Add the measurements of an engine to those kept for its model, and return all of them.
 
-    None, and nothing is kept, where that is too little. Nothing is raised: a cache that cannot be written costs the
-    next forecast a probe.
+    Returns None, and keeps nothing, if they are too few. Raises nothing: a cache that cannot be written costs the next
+    forecast a probe.
 
-    `is_run`: whether it was a run, which is compared with what was predicted of its steps.
+    `is_run`: whether it was a run, whose steps are compared with their prediction.
     """
     try:
         identity = _identity(model, config)
@@ -185,7 +185,7 @@ def keep_costs(
             )
             for each in latest
         )
-        # What was long ago counts less and less.
+        # Older steps count less and less.
         fading = min(1.0, _MOST_WEIGHT / sum(each.weight for each in latest)) if latest else 1.0
         weights = tuple(each.weight * fading for each in latest)
         steps = record.added + (0 if before is None else before.steps)
@@ -197,7 +197,7 @@ def keep_costs(
             return None
         write_costs(_path(identity), kept)
         remove_oldest(cache_dir() / _FOLDER, "*.json", _MOST_FILES)
-    except Exception as error:  # whatever the cache, the model's files or their system have: the work is done
+    except Exception as error:  # whatever is wrong with the cache or the files: the work is done
         _log.warning("step costs are not kept: %s", error)
         return None
     return kept
@@ -214,7 +214,7 @@ def machine() -> str:
 
 
 def _threads() -> str:
-    """Return how many threads compute, as `batchwright.engine` settles it, without importing that."""
+    """Return how many threads compute, as `batchwright.engine` decides it, without importing that."""
     return os.environ.get("OMP_NUM_THREADS") or str(threads_for(_cores()))
 
 

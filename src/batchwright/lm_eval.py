@@ -38,7 +38,7 @@ __all__ = ["Model"]
 _log = logging.getLogger(__name__)
 
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names of the limit of an answer in a task, the first one that is given counts."""
+"""Names for the limit of an answer in a task; the first one that is given counts."""
 _SAMPLING = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "seed"})
 
 
@@ -47,10 +47,10 @@ class Model(TemplateLM):  # type: ignore[misc]
     """A generating model as lm-evaluation-harness asks for it; `--model batchwright` once this module is imported.
 
     `pretrained` is what `Engine` takes as `model`, or an open `Engine`; `options` are fields of `EngineConfig`. The
-    engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. What is too long loses its
-    beginning, with a warning: first the context, but for one token, then the continuation, of which the rest is scored.
-    Raises what `Engine` raises, ValueError for options beside an open `Engine`, and `UnsupportedModel` for a model
-    without a tokenizer.
+    engine makes its own batches, so `batch_size` and `max_batch_size` change nothing. A text that is too long loses its
+    beginning, with a warning: first the context, except for one token, then the continuation, the rest of which is
+    scored. Raises what `Engine` raises, ValueError for options beside an open `Engine`, and `UnsupportedModel` for a
+    model without a tokenizer.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Model(TemplateLM):  # type: ignore[misc]
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the token ids of a text. A text that begins with the first token's name gets no second one."""
+        """Return the token ids of a text. A text that begins with the name of the first token gets no second one."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
         return cast(
@@ -190,7 +190,7 @@ class Model(TemplateLM):  # type: ignore[misc]
 
 
 def _warn_of_loss(what: str, tokens: Sequence[int]) -> None:
-    """Warn of texts that lose their beginning, by the tokens that each has too many."""
+    """Warn about texts that lose their beginning; `tokens`: how many each has too many."""
     if lost := [each for each in tokens if each > 0]:
         _log.warning(
             "%d of %d %s are longer than the model takes: they lose their first tokens, up to %d",

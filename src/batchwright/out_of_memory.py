@@ -20,7 +20,7 @@ _WORDS = (
 """Words in the messages of libraries."""
 
 _MODULES = ("onnxruntime", "jax", "tensorflow")
-"""Packages whose errors are no RuntimeError."""
+"""Packages whose errors are not of the class RuntimeError."""
 
 
 def ran_out_of_memory(output: object) -> bool:

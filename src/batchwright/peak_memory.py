@@ -1,4 +1,4 @@
-"""The most memory that this process has had."""
+"""Peak memory use of this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def peak_memory_bytes() -> int:
-    """Return the most resident memory of this process so far."""
-    # On Linux `ru_maxrss` begins with that of the process that started this one.
+    """Return the peak resident memory of this process so far."""
+    # On Linux `ru_maxrss` starts from that of the parent process.
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

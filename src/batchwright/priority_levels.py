@@ -8,12 +8,12 @@ from typing import Literal, TypeAlias
 from batchwright.histograms import Histogram
 
 MOST_LEVELS = 10
-"""Most levels. Each may be a label of a metric, so clients must not be able to make any number of them."""
+"""Most levels. Each may be a label of a metric, so clients must not be able to create arbitrarily many."""
 OTHERS: Literal["other"] = "other"
 """Level of all priorities beyond the first `MOST_LEVELS` - 1."""
 
 ANSWERS = ("succeeded", "failed", "refused")
-"""Figures of a level that say how requests ended; metrics label them so."""
+"""Figures of a level that say how requests ended; also their labels in metrics."""
 DEADLINES = ("in_time", "late")
 """Figures of a level that say whether deadlines were met."""
 
@@ -38,7 +38,7 @@ class LevelFigures:
 
     @property
     def in_time_share(self) -> float | None:
-        """Share of the requests with a deadline, refused ones aside, that were answered by then; None: there are none.
+        """Share of the requests with a deadline, refused ones aside, that were answered by then; None if none.
 
         Failed requests are neither in time nor late.
         """

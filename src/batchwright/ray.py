@@ -8,8 +8,8 @@
         num_gpus=1,
     )
 
-A batch may be of any format, and keeps it. Ray gives an actor four batches of one block at a time, and with
-`max_concurrent_calls_per_actor` those of as many blocks: about twice as many rows as the engine computes at once
+Batches may be of any format, and keep it. Ray gives an actor four batches of one block at a time, and with
+`max_concurrent_calls_per_actor` those of that many blocks. About twice as many rows as the engine computes at once
 (`max_num_seqs`, by default 256) keep it full.
 """
 
@@ -62,7 +62,7 @@ OnError: TypeAlias = Literal["null", "raise"]
 
 _log = logging.getLogger(__name__)
 _BROKEN = 1
-"""Status of a process that ends because its engine is dead."""
+"""Exit status of a process that ends because its engine is dead."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class _Row:
 
 
 class _MapsBatches(ABC):
-    """What both classes do: it makes a line of each row, computes the lines, and adds columns to the batch."""
+    """Base of both classes: makes a line of each row, computes the lines, and adds columns to the batch."""
 
     _kind: ColumnKind = "text"
     _dim = 0
@@ -106,7 +106,7 @@ class _MapsBatches(ABC):
         )
 
     async def __call__(self, batch: Any) -> AsyncIterator[Any]:
-        """Yield `batch` with the further columns, in the same format."""
+        """Yield `batch` with the added columns, in the same format."""
         rows = row_batch(batch)
         if not rows.columns:  # a block without rows may lack columns, too
             yield batch
@@ -188,7 +188,7 @@ class _MapsBatches(ABC):
             row.outcome.set_result(ended)
 
     def _why_dead(self, error: Exception) -> str | None:
-        """Why nothing can be computed here any more, as `error` shows; None if it can."""
+        """Why nothing more can be computed here, as `error` shows; None if something can."""
         if nobody_computes(error):
             return str(error)
         return device_failure(self._engine) if isinstance(error, GenerationError) else None
@@ -198,13 +198,13 @@ class Generate(_MapsBatches):
     """Texts for the rows of a dataset, computed by one engine in each actor. Give the class to `map_batches`.
 
     - `prompt`: a text with columns in braces, `"Is this good? {review}"`; by default the column `prompt`. `system`: a
-      system message before it, likewise, which makes a chat, as `chat` does without one. In their place `messages`: a
-      column of lists of messages; or `messages_template`: a Jinja template of such a list as JSON.
+      system message before it, of the same form, which makes it a chat; `chat` does so without one. Instead of these,
+      `messages`: a column of lists of messages; or `messages_template`: a Jinja template of such a list as JSON.
     - `output`: name of the column of answers: texts, or lists of them if `defaults` ask for several.
     - `model`: a name or a path; each machine needs its files, or fetches them. `defaults`: sampling parameters.
-    - `errors`: `"null"` makes the answer of a row that fails null and says why in a further column, `answer_error`
-      (after the name of `output`): with `"raise"`, which raises `RowsFailed`, one row would end the whole execution.
-    - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
+    - `errors`: `"null"` makes the answer of a failed row null and says why in a further column, `answer_error` (named
+      after `output`); with `"raise"`, one failed row raises `RowsFailed` and ends the whole execution.
+    - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that override it.
 
     When its engine dies it ends the process of its actor, so that Ray starts another one and computes the batches
     again.
@@ -319,7 +319,7 @@ class Embed(_MapsBatches):
 
 
 def _chat(number: int, messages: object) -> Line | BadLine:
-    """The line of a cell of messages, in which Arrow has a null for each field that only other messages have."""
+    """The line for a cell of messages, in which Arrow puts a null for each field that only other messages have."""
     if messages is None:
         return BadLine(number, None, InvalidRequest("the row has no messages", param="messages", code="missing_field"))
     if isinstance(messages, list):
@@ -352,8 +352,8 @@ def _in_actor() -> bool:
 def _end_process(reason: str) -> None:
     """End this process at once.
 
-    An actor whose method raises is given the same block again, dead engine or not; and the tasks of one that leaves by
-    `ray.actor.exit_actor` are not tried again.
+    An actor whose method raises is given the same block again, even if its engine is dead; and the tasks of one that
+    leaves by `ray.actor.exit_actor` are not retried.
     """
     _log.critical("nothing can be computed here any more, the actor ends: %s", reason)
     sys.stderr.flush()

@@ -22,7 +22,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 """Text, token ids (used as they are), or chat messages (rendered with the model's chat template)."""
 
 Traffic: TypeAlias = Literal["online", "batch"]
-"""Class of traffic. Online requests have a client waiting for each token; lines of a batch fill what these leave."""
+"""Class of traffic. Online requests have a client waiting for each token; batch requests use what these leave."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -37,11 +37,11 @@ MAX_STOP_CHARACTERS = 2**20
 
 
 FORM_FIELDS = ("schema", "json_object", "regex", "choices", "grammar")
-"""Fields of `SamplingParams` that say which form an answer must have, of which one is set at most."""
+"""Fields of `SamplingParams` that say which form an answer must have; at most one of them is set."""
 
 
 class _Ids:
-    """Ids that no other process gives: the digits of random bytes of this process and of a count."""
+    """Ids that no other process generates: the digits of this process's random bytes and of a counter."""
 
     def __init__(self) -> None:
         self.start()
@@ -49,7 +49,7 @@ class _Ids:
     def start(self) -> None:
         """Take new random bytes, as a forked process has to."""
         self._random = os.urandom(10).hex()
-        # Its `next` is a single operation, which threads cannot share.
+        # `next` on it is a single operation, which threads cannot interleave.
         self._count = itertools.count()
 
     def new(self) -> str:
@@ -78,7 +78,7 @@ class SamplingParams:
     temperature: float = 0.7
     """0 is greedy; at most 10."""
     top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches this, in [0, 1]; at 0 it is the likeliest token."""
+    """Choose from the smallest set of tokens whose probability reaches this, in [0, 1]; at 0, the likeliest token."""
     top_k: int = 0
     """Number of likeliest tokens to choose from; 0 (or -1) is off."""
     min_p: float = 0.0
@@ -91,9 +91,9 @@ class SamplingParams:
     seed: int | None = None
     """With a seed the same request gives the same tokens, whatever else is in the batch (one machine, one dtype)."""
     stop: tuple[str, ...] = ()
-    """Texts before the first of which generation ends; it is not part of the output. A str or list is accepted.
+    """Texts at the first of which generation ends; it is not part of the output. A str or list is accepted.
 
-    At most 65,536 texts with 1,048,576 characters in all; the time that a token takes does not depend on their number.
+    At most 65,536 texts with 1,048,576 characters in all; the time per token does not depend on their number.
     """
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
@@ -101,26 +101,26 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
     prompt_logprobs: int | None = None
-    """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest in each place."""
+    """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest at each position."""
     prompt_logprobs_start: int = 0
     """Position of the first prompt token whose log-probability is wanted, with `prompt_logprobs`.
 
-    What comes before it may be found in the prefix cache; the rest is computed in any case.
+    Tokens before it may be found in the prefix cache; the rest is always computed.
     """
     ignore_eos: bool = False
     """Go on past the model's end-of-text token (benchmarks)."""
     schema: Any = None
     """JSON Schema that the answer satisfies: a dict, or a pydantic model, a dataclass or another type with a schema.
 
-    Of this and the next four at most one is given. The answer then has the form whenever it ends by itself, for which
-    `finish_reason` is `"stop"`; it has no white space between the tokens of JSON.
+    At most one of this and the next four may be given. The answer then has the form whenever it ends by itself
+    (`finish_reason` is `"stop"`); JSON has no white space between its tokens.
     """
     json_object: bool = False
     """Whether the answer is a JSON object, of any properties."""
     regex: str | None = None
     """Regular expression that the whole answer matches, in the syntax of Rust's `regex`."""
     choices: tuple[str, ...] = ()
-    """Texts one of which the answer is. A list is accepted."""
+    """Texts to choose the answer from. A list is accepted."""
     grammar: str | None = None
     """Lark grammar of the answer, with a rule `start`."""
 
@@ -196,7 +196,7 @@ class SamplingParams:
 
 
 def portable(params: SamplingParams) -> SamplingParams:
-    """Return `params` without classes of Python: with a JSON Schema in place of one."""
+    """Return `params` with a JSON Schema in place of a Python class."""
     if params.schema is None or isinstance(params.schema, Mapping):
         return params
     return replace(params, schema=schema_of(params.schema))
@@ -204,10 +204,10 @@ def portable(params: SamplingParams) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Owner whose share of an engine a request takes, where several share one.
+    """Owner whose share of an engine a request uses, where several share one.
 
-    Owners (API keys, customers) get equal shares, or shares in proportion to their weights; and so do, within the share
-    of an owner, its requests. Raises `InvalidRequest` for a weight that is not 0.000001 to 1,000,000.
+    Owners (API keys, customers) get equal shares, or shares in proportion to their weights; within an owner's share, so
+    do its requests. Raises `InvalidRequest` for a weight that is not 0.000001 to 1,000,000.
     """
 
     owner: str
@@ -220,7 +220,7 @@ class Flow:
         for name in ("owner", "request"):
             if not isinstance(value := getattr(self, name), str):
                 raise InvalidRequest(f"{name}={shown(value)}: must be a text", param=name)
-        # Wider, a sum of weights would lose the small ones.
+        # In a wider range, a sum of weights would lose the small ones.
         _require_real("weight", self.weight, low=1e-6, high=1e6)
 
 
@@ -228,8 +228,8 @@ class Flow:
 class InferenceRequest(SamplingParams):
     """One prompt with its sampling parameters and its place in the queue.
 
-    Two or more values by position are `request_id, prompt, max_tokens, temperature, created_at, callback`, as in code
-    written for hand-made batchers; a single one is the prompt, or the id beside a `prompt` by name.
+    Two or more positional values are `request_id, prompt, max_tokens, temperature, created_at, callback`, as in code
+    written for hand-made batchers; a single one is the prompt, or the id if `prompt` is given by name.
     """
 
     prompt: Prompt
@@ -237,18 +237,18 @@ class InferenceRequest(SamplingParams):
     priority: int = field(default=5, kw_only=True)
     """Priority; lower is sooner, among requests of the same `traffic`."""
     traffic: Traffic = field(default="online", kw_only=True)
-    """Class of traffic; requests of a batch fill what online ones leave, whatever the priorities."""
+    """Class of traffic; batch requests use what online ones leave, whatever the priorities."""
     flow: Flow | None = field(default=None, kw_only=True)
-    """Flow whose share of the engine it takes. Requests without one share a flow, first come, first served."""
+    """Flow whose share of the engine it uses. Requests without one share a flow, first come, first served."""
     deadline: float | None = field(default=None, kw_only=True)
     """Seconds from submission after which an answer is of no use, or None."""
     max_wait_ms: float | None = field(default=None, kw_only=True)
     """Milliseconds for which a batcher may hold it back to fill its batch; None: as long as the batcher's policy says.
 
-    What computes token by token, an engine for instance, holds nothing back.
+    Whatever computes token by token, such as an engine, holds nothing back.
     """
     around_form: str = field(default="", kw_only=True)
-    """Lark grammar of an answer of which only a part must have the form, which it names `@answer`; empty: all of it."""
+    """Lark grammar of an answer only part of which must have the form, its `@answer`; empty: all of it."""
     created_at: float = field(default_factory=time.time, kw_only=True)
     """Unix time in seconds."""
     callback: Callable[[InferenceResponse], object] | None = field(default=None, kw_only=True, compare=False)
@@ -301,7 +301,7 @@ class InferenceRequest(SamplingParams):
 
     @classmethod
     def bare(cls, prompt: Prompt) -> InferenceRequest:
-        """Make a request for `prompt` with the defaults of all other fields. Raises `InvalidRequest` for no prompt."""
+        """Make a request for `prompt` with defaults for all other fields. Raises `InvalidRequest` for a bad prompt."""
         if not isinstance(prompt, str):
             _check_prompt(prompt)
         # A third of the time that setting and checking each field takes.
@@ -333,7 +333,7 @@ def _init_by_position(self: InferenceRequest, *values: Any, **named: Any) -> Non
     _init_request(self, **by_position, **named)
 
 
-# Over the initializer that `dataclass` made, whose signature stays the one that is documented and checked.
+# Replaces the initializer that `dataclass` made, whose signature stays the documented and checked one.
 InferenceRequest.__init__ = _init_by_position  # type: ignore[method-assign]
 
 _OWN_FIELDS = frozenset(each.name for each in fields(InferenceRequest)) - {each.name for each in fields(SamplingParams)}
@@ -360,7 +360,7 @@ class Usage:
     cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
     is_estimate: bool = False
-    """Whether the model has no tokenizer, and a token is taken for four characters of text."""
+    """Whether the model has no tokenizer, so that four characters of text are counted as a token."""
 
     @property
     def total_tokens(self) -> int:
@@ -378,8 +378,7 @@ class TokenLogprob:
     top: tuple[tuple[int, str, float], ...] = ()
     """`(token_id, token, logprob)` of the likeliest tokens, likeliest first."""
     rank: int | None = None
-    """Place of the token among all in its place, 1 for the one that greedy decoding takes. Only prompt tokens have one.
-    """
+    """Rank of the token at its position, 1 for the one that greedy decoding takes. Only prompt tokens have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,14 +391,13 @@ class Choice:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
     form: Any = field(default=None, repr=False, compare=False)
-    """Schema or class that the text was to have, or True for any JSON; None: it is no JSON."""
+    """Schema or class that the text should satisfy, or True for any JSON; None: no JSON was asked for."""
 
     @property
     def parsed(self) -> Any:
-        """Value of the text, if JSON was asked for: of the class that was the `schema`, else as `json.loads` gives it.
+        """Value of the text, if JSON was asked for: of the class given as `schema`, else as `json.loads` returns it.
 
-        None if no JSON was asked for, or if the text does not satisfy the class or ends in the middle, as at
-        `max_tokens`.
+        None if no JSON was asked for, or if the text does not satisfy the class or was cut short, as by `max_tokens`.
         """
         if self.form is None:
             return None
@@ -411,7 +409,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class InferenceResponse:
-    """The answer to one request; also the answer when it failed (`error` is set and `choices` hold what there was)."""
+    """The answer to one request, even if it failed (then `error` is set and `choices` hold what there was)."""
 
     request_id: str
     output: str
@@ -543,7 +541,7 @@ def _check_prompt(prompt: object) -> None:
         )
     if not prompt:
         raise InvalidRequest("prompt is an empty list: give at least one token id or message", param="prompt")
-    # By kind, of which there are few, as a prompt may have a hundred thousand tokens.
+    # By type, of which there are few, as a prompt may have a hundred thousand tokens.
     if all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in {*map(type, prompt)}):
         _require_int("prompt", int(min(prompt)), low=0)
         return

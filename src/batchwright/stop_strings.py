@@ -15,10 +15,10 @@ _BRANCHES, _ENDS = 1, 2
 
 
 class StopAutomaton:
-    """The tables for one set of stop strings. They are read only, so any number of texts can share them.
+    """The tables for one set of stop strings. They are read-only, so any number of texts can share them.
 
-    A node stands for a beginning of some stop string, node 0 for the empty one. The node of a text is the longest such
-    beginning that the text ends with and from which characters are still missing: just what has to be held back.
+    A node stands for a prefix of some stop string, node 0 for the empty one. The node of a text is the longest
+    incomplete prefix that the text ends with: exactly what has to be held back.
     """
 
     # The strings are added in sorted order, so nodes are numbered depth first and the first child of a node is the next
@@ -40,18 +40,18 @@ class StopAutomaton:
         self._holds = array("i", [0]) * len(parents)
         """Node itself if it has children, else the one that it retreats to."""
         self._kinds = bytearray(len(parents))
-        """Whether each node has branches, and whether a stop string ends there. Most have neither: so the larger
+        """Whether each node has branches, and whether a stop string ends there. Most have neither, so the larger
         tables, which do not fit the processor's caches, are seldom read.
         """
         self._link(parents)
 
     def read(self, node: int, text: str, *, armed: bool) -> tuple[int, int, int]:
-        """Return the node after reading `text` at `node`; and the end in `text` and the length of the stop string met.
+        """Return the node after reading `text` from `node`, with the end in `text` and the length of the stop string.
 
-        Reading ends with the first character that completes a stop string, of which the longest counts; the length is 0
-        when there was none. While not `armed`, nothing counts.
+        Reading ends with the first character that completes a stop string; of several, the longest counts. The length
+        is 0 when there was none. While not `armed`, nothing counts.
         """
-        # As `_next`, which is not called for every character since the call would take as long as the rest.
+        # `_next` inlined: calling it for every character would take as long as the rest.
         codes, kinds = self._codes, self._kinds
         for position, code in enumerate(map(ord, text), 1):
             while codes[node + 1] != code:
@@ -124,9 +124,9 @@ def _common(first: str, second: str) -> int:
 
 
 class StopStrings:
-    """Passes text on up to the stop string that is complete first, and holds back what may be the beginning of one.
+    """Passes text on up to the first stop string that is complete, and holds back what may be the beginning of one.
 
-    Of two that are complete at the same character the longer one counts. So the outcome does not depend on how the
+    Of two that are complete at the same character, the longer one counts. So the outcome does not depend on how the
     text is cut into pieces.
     """
 
@@ -166,7 +166,7 @@ _in_use: WeakValueDictionary[tuple[str, ...], StopAutomaton] = WeakValueDictiona
 
 
 def _automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    """Return the one automaton for all texts with the same stop strings, kept as long as any of them is in work."""
+    """Return the one automaton for all texts with the same stop strings, kept as long as any of them is in use."""
     automaton = _in_use.get(stops)
     if automaton is None:
         _in_use[stops] = automaton = StopAutomaton(stops)

@@ -7,7 +7,7 @@
 
         assert play(main) == 0.1
 
-`asyncio.sleep` and timers work as usual and cost no time. What computes costs no virtual time either.
+`asyncio.sleep` and timers work as usual and cost no time. Computation costs no virtual time either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batching of single requests in front of any model function, on asyncio. Needs no torch."""
+"""Batching of single requests in front of any model function, based on asyncio. Does not need torch."""
 
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.batcher_stats import BatcherStats, ContinuousStats

@@ -1,9 +1,9 @@
-"""The base of all batchers: one event loop computes, and requests come from any loop or thread.
+"""The base of all batchers: requests come from any event loop or thread, and are computed in one loop.
 
-A batcher has a core, which lives in one event loop and is used only there, so no core locks anything. The batcher
-chooses that loop: the one in which it is first used; another one when that has ended; one of its own, on a thread, for
-callers that have none. Calls from other loops and threads are passed on to it, and made again in another loop if it
-ends before they are answered. A forked process starts without a loop.
+A batcher has a core, which belongs to one event loop and is used only there, so it needs no locks. The batcher chooses
+that loop: the one in which it is first used; another one when that has ended; its own, on a thread, for callers without
+a loop. Calls from other loops and threads are forwarded to it, and repeated in another loop if it ends before they are
+answered. A forked process starts without a loop.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _LARGEST_PRIORITY = 10**9
 _TURNS_TO_END = 20
-"""Turns after which an event loop that has cancelled its tasks goes on after all. `asyncio.run` takes fewer to end."""
+"""Turns after which an event loop that cancelled its tasks is taken to go on. `asyncio.run` takes fewer to end."""
 
 _T = TypeVar("_T")
 _StatsT = TypeVar("_StatsT", bound=BatcherStats)
 
 
 class BatcherCore(Protocol):
-    """What computes, in one event loop. All methods are called in the thread of that loop."""
+    """The part that computes, in one event loop. All methods are called in the thread of that loop."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -47,31 +47,31 @@ class BatcherCore(Protocol):
         ...
 
     def enter(self, entry: Any) -> None:
-        """Take a new entry, whose future will be answered. Raises when the entry is not taken."""
+        """Take a new entry, whose future will be answered. Raises if the entry is not taken."""
         ...
 
     def leave(self, entry: Any, *, is_moved: bool = False) -> None:
-        """Note that the caller of `entry` has gone; `is_moved`: it waits for another entry, in another event loop."""
+        """Record that the caller of `entry` is gone; `is_moved`: it waits for another entry, in another event loop."""
         ...
 
     def abandon(self) -> None:
-        """Forget all entries: the loop has ended, and all callers with it."""
+        """Forget all entries: the loop has ended, along with all callers."""
         ...
 
     async def close(self, *, drain: bool) -> None:
-        """Take no more entries, and return when all are answered."""
+        """Take no more entries, and return once all are answered."""
         ...
 
 
 class Closable(ABC):
-    """What is closed by `with` and `async with`; after an error in the block, without computing what waits."""
+    """An object that `with` and `async with` close; after an error in the block, without computing waiting requests."""
 
     @abstractmethod
     async def close(self, drain: bool = True) -> None:
-        """Take no more requests; compute those that wait, or without `drain` answer them with `BatcherClosed`."""
+        """Take no more requests; compute waiting ones or, without `drain`, answer them with `BatcherClosed`."""
 
     def shutdown(self, drain: bool = True) -> None:
-        """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
+        """Do as `close`, for code without an event loop. Raises RuntimeError in a thread that runs one."""
         if running_loop() is not None:
             raise RuntimeError("shutdown would stop the event loop that it is called in: await close instead")
         asyncio.run(self.close(drain))
@@ -94,7 +94,7 @@ _What = TypeVarTuple("_What")
 
 
 class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
-    """Base of all batchers. `What` are the types of the values from which `_entry` makes the entry of a request."""
+    """Base of all batchers. `What` are the types of the values from which `_entry` creates the entry of a request."""
 
     def __init__(self, stats: _StatsT, clock: Clock | None) -> None:
         if clock is not None and not callable(getattr(clock, "now", None)):
@@ -105,7 +105,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         self._closed = False
         self._background: BackgroundLoop | None = None
         self._starting = threading.Lock()
-        """Lock for settling in an event loop; the queue needs none."""
+        """Lock for binding to an event loop; the queue needs none."""
         self._recomputes = False
         """Whether a request that has begun may be computed again."""
         self._cross_loop_calls: set[CrossLoopCall] = set()
@@ -113,25 +113,25 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         self._submitted: set[concurrent.futures.Future[Any]] = set()
         """Calls submitted to our own loop."""
         self._watch: object = None
-        """Guard that, while it is kept alive, reports the end of the core's event loop."""
+        """Guard that reports the end of the core's event loop as long as it is kept alive."""
         self._may_end: asyncio.AbstractEventLoop | None = None
-        """Whether the loop may be ending: a task was cancelled, and not by its caller, as `asyncio.run` does."""
+        """Event loop that may be ending: a task was cancelled, but not by its caller, as `asyncio.run` does."""
         _BATCHERS.add(self)
 
     @abstractmethod
     def _make(self, loop: asyncio.AbstractEventLoop) -> _CoreT:
-        """Make a core in this loop. What it takes over from the previous core belongs to the batcher."""
+        """Create a core in this loop. State that it takes over from the previous core belongs to the batcher."""
 
     @abstractmethod
     def _entry(self, future: asyncio.Future[Any], now: float, *what: *_What) -> Entry:
-        """Return the entry of a request. Raises the error of one that can never be computed."""
+        """Return the entry of a request. Raises the error for a request that can never be computed."""
 
     @abstractmethod
     def _waiting(self) -> int:
         """Return the number of waiting requests."""
 
     def _uncounted(self) -> int:
-        """Return the number of requests that were taken, and are not in the figures yet."""
+        """Return the number of requests that were taken but are not counted in the statistics yet."""
         return 0
 
     @abstractmethod
@@ -140,7 +140,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
 
     @abstractmethod
     async def _release(self) -> None:
-        """Release what the model needed. Called when all is answered, perhaps more than once."""
+        """Release the model's resources. Called once everything is answered, possibly more than once."""
 
     @abstractmethod
     async def add_request(
@@ -151,14 +151,14 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Have one request computed, in a batch with others, and return its answer.
+        """Compute one request, in a batch with others, and return its answer.
 
-        `priority` (lower is sooner) goes before the request's own; `deadline` is in seconds from now, and counts if it
-        is nearer than the request's own; `tenant` is whose share it takes under a fair order. Cancelling the awaiting
-        task takes the request out of the queue, or out of the batch where that can be.
+        `priority` (lower is sooner) overrides the request's own; `deadline` is in seconds from now, and applies if it
+        is earlier than the request's own; `tenant` is whose share it uses under a fair order. Cancelling the awaiting
+        task removes the request from the queue, or from the batch if possible.
 
-        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded` (when it is certain to be late) and `BatcherClosed`
-        when the request is not taken. One that is taken and then fails, or whose deadline passes, is answered with
+        Raises `InvalidRequest`, `Overloaded`, `DeadlineExceeded` (if it is certain to be late) and `BatcherClosed` if
+        the request is not accepted. The response to an accepted request that fails, or whose deadline passes, has
         `error` set.
         """
 
@@ -170,37 +170,38 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> concurrent.futures.Future[InferenceResponse]:
-        """`add_request` for code without an event loop: `batcher.submit(request).result()`.
+        """Do as `add_request`, for code without an event loop: `batcher.submit(request).result()`.
 
         May be called from any thread. Cancelling the future cancels the request.
         """
         return self.hand_over(self.add_request(request, priority=priority, deadline=deadline, tenant=tenant))
 
     async def settle(self) -> None:
-        """Bind this batcher to the running event loop, unless it is bound to another one that runs.
+        """Bind this batcher to the running event loop, unless it is bound to another running one.
 
-        Need not be called: the first request does it. Raises `BatcherClosed`.
+        Calling it is optional: the first request does the same. Raises `BatcherClosed`.
         """
         self._settled(asyncio.get_running_loop())
 
     @property
     def queue(self) -> Sequence[Any]:
-        """Requests that wait now, or bare items, in the order in which they would go if no more came.
+        """Requests (or bare items) that are waiting now, in the order in which they would be dispatched if no more
+        came.
 
-        Read in another event loop or thread than that of the batcher, it may have the newest ones last.
+        When read outside the batcher's event loop, it may have the newest ones last.
         """
         return tuple(
             entry.prompt if entry.request is None else entry.request for entry in list(self._waiting_entries())
         )
 
     def stats(self) -> _StatsT:
-        """Return a copy of the figures since the batcher was made."""
+        """Return a copy of the statistics since the batcher was created."""
         while True:
             try:
                 stats = copy.deepcopy(self._stats)
                 break
             except RuntimeError:
-                # In another thread a count was added that was not there before, in the middle of the copy.
+                # Another thread added a new counter in the middle of the copy.
                 continue
         stats.requests += self._uncounted()
         stats.waiting = self._waiting()
@@ -209,9 +210,9 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         return stats
 
     async def close(self, drain: bool = True) -> None:
-        """Take no more requests; compute those that wait, or answer them with `BatcherClosed`. May be called again.
+        """Take no more requests; compute waiting ones, or answer them with `BatcherClosed`. May be called repeatedly.
 
-        Without `drain`, what is in the model is cancelled. Its threads cannot be: nobody here waits for them, but
+        Without `drain`, calls of the model are cancelled. Its threads cannot be: `close` does not wait for them, but
         Python does when it exits, so a blocking model that may hang needs a timeout of its own.
         """
         with self._starting:
@@ -227,17 +228,17 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             background, self._background = self._background, None
             submitted = [asyncio.wrap_future(future) for future in self._submitted]
             if core is not None and not core.loop.is_running():
-                # It will answer nobody.
+                # The core will answer no one.
                 for call in list(self._cross_loop_calls):
                     call.move(core.loop)
         if background is not None:
             if submitted:
-                # All have an answer, which may still be on its way from the loop of the core.
+                # All have an answer, which may still be in transit from the core's loop.
                 await asyncio.wait(submitted)
             await asyncio.to_thread(background.stop)
 
     async def _answer(self, *what: *_What) -> Any:
-        """Have one request computed in the event loop to which the batcher is bound, wherever the call comes from."""
+        """Compute one request in the event loop to which the batcher is bound, wherever the call comes from."""
         here = asyncio.get_running_loop()
         while (core := self._core) is None or core.loop is not here:
             call = self._sent(here, what)
@@ -254,7 +255,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             raise
 
     def _sent(self, here: asyncio.AbstractEventLoop, what: tuple[*_What]) -> CrossLoopCall | None:
-        """Hand a request over to the batcher's event loop; None when that is now `here`."""
+        """Hand a request over to the batcher's event loop; None if that is now `here`."""
         with self._starting:
             core = self._settle(here)
             if core.loop is here:
@@ -266,7 +267,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             return call
 
     async def _host(self, core: _CoreT, call: CrossLoopCall, *what: *_What) -> Any:
-        """Do `_answer` for a caller that outlives this event loop: `MOVED` if the request has to be entered again."""
+        """Do as `_answer`, for a caller that outlives this event loop; `MOVED` if the request must be entered again."""
         if core is not self._core:
             return MOVED
         entry = self._entry(core.loop.create_future(), self._clock.now(), *what)
@@ -276,7 +277,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         except asyncio.CancelledError:
             ends = not call.answer.cancelled()
             if ends and entry.future.done() and not entry.future.cancelled():
-                # Answered in the turn in which its loop began to end, and counted.
+                # It was answered, and counted, in the turn in which its loop began to end.
                 return entry.future.result()
             began = entry.started is not None or entry.group is not None
             if ends:
@@ -285,7 +286,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             if core is self._core:
                 core.leave(entry, is_moved=is_moved)
                 if is_moved:
-                    # It is counted where it ends.
+                    # It is counted in the loop in which it ends.
                     self._stats.requests -= 1
                     self._stats.cancelled -= 1
             if not ends:
@@ -316,7 +317,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         return self._core
 
     def _leave(self) -> None:
-        """Forget the core's callers as its event loop has ended, and let those elsewhere enter again."""
+        """Forget the core's callers, since its event loop has ended, and let callers elsewhere enter again."""
         core, self._core, self._watch, self._may_end = self._core, None, None, None
         if core is not None:
             core.abandon()
@@ -324,16 +325,16 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
                 call.move(core.loop)
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that an event loop is ending: a request that comes now would have no answer there."""
+        """Record that an event loop is ending: a request that comes now would not be answered there."""
         with self._starting:
             if self._core is not None and self._core.loop is loop:
                 self._leave()
 
     def hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run a call to this batcher in its own loop, which no caller can end, and from there where it belongs."""
+        """Run a call to this batcher in its own loop, which no caller can end, and forward it from there."""
         try:
             with self._starting:
-                # Before closing or after it: what is handed over while the loop is being stopped would hang.
+                # Either before closing or after it: a call handed over while the loop is being stopped would hang.
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._own_loop())
                 self._submitted.add(future)
         except BaseException:
@@ -343,7 +344,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         return future
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """Our own event loop, which the core is bound to while it is bound to no other."""
+        """Our own event loop, to which the core is bound unless it is bound to another."""
         self._require_open()
         core = self._core
         if core is not None and core.loop is running_loop():
@@ -352,12 +353,12 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             self._background = BackgroundLoop()
             self._stop_at_end = weakref.finalize(self, self._background.stop)
         if core is None or not core.loop.is_running():
-            # Made here, not by the first request: closing must find it, and with it what was submitted before.
+            # Bound here, not by the first request: `close` must find the core, and with it what was submitted before.
             self._settle(self._background.loop)
         return self._background.loop
 
     def _fork(self) -> None:
-        """Start anew in a forked process: its loops do not run, and the requests in them are the parent's."""
+        """Start afresh in a forked process: its loops do not run, and their requests are the parent's."""
         self._starting = threading.Lock()
         if self._background is not None:
             self._background.disown()
@@ -375,7 +376,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
 
 
 def time_allowed(own: float | None, given: float | None) -> float:
-    """Return the seconds from submission until the nearer of two deadlines; infinite without any. Raises ValueError."""
+    """Return the seconds from submission until the earlier of two deadlines; infinite if none. Raises ValueError."""
     if given is None:
         return math.inf if own is None else own
     if not isinstance(given, float) or not 0.0 < given < math.inf:
@@ -384,11 +385,11 @@ def time_allowed(own: float | None, given: float | None) -> float:
 
 
 def urgency(own: int, given: int | None) -> int:
-    """Return the priority that counts: `given` if there is one. Raises `InvalidRequest` for an invalid one."""
+    """Return the priority that applies: `given` if not None. Raises `InvalidRequest` for an invalid one."""
     priority = own if given is None else given
     if type(priority) is int and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
         return priority
-    # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
+    # A NaN would break the order of all waiting requests, and a priority that no float can hold cannot be aged.
     if not isinstance(priority, int):
         raise InvalidRequest(f"priority={priority!r}: must be a whole number", param="priority")
     if abs(priority) > _LARGEST_PRIORITY:
@@ -403,7 +404,7 @@ async def _elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, 
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None: there is none."""
+    """Return the event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -22,7 +22,7 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _NEVER = math.inf
 _PRIORITY = 5
-"""Priority of an item that comes without one; that of an `InferenceRequest`."""
+"""Priority of an item without one; the default of an `InferenceRequest`."""
 _USUAL = 100
 """Priorities below need no further check."""
 
@@ -30,28 +30,29 @@ _USUAL = 100
 class Batcher(
     BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable, float | None]
 ):
-    """Batcher that collects single requests and gives them to a model in batches.
+    """Batcher that collects single requests and passes them to a model in batches.
 
         async with Batcher(model) as batcher:
             response = await batcher.add_request("Why is the sky blue?")
 
-    `model` has `generate_batch(prompts)`, or is a function from a list of items to the list of their outputs; both may
-    be async or not (then they run in a thread). An engine is a model too. `policy` decides which requests go together
-    and when: "auto", which has nothing to set, or one from `batchwright.policies`. A policy belongs to one batcher.
+    `model` has `generate_batch(prompts)`, or is a function from a list of items to the list of their outputs; either
+    may be async, or else runs in a thread. An engine is also a model. `policy` decides which requests are batched
+    together and when: "auto", which has no settings, or one from `batchwright.policies`. A policy belongs to one
+    batcher.
 
-    - `max_wait_ms`: how long a request may be held back from a free model so that batches get fuller, by priority
-      (`{9: 500}`: from priority 9 on half a second, others not at all; or one number for all), for the policy "auto". A
-      request may have a `max_wait_ms` of its own, under any policy. Those held back go along with one that is not.
+    - `max_wait_ms`: how long a request may be held back from a free model to fill batches, by priority (`{9: 500}`:
+      half a second from priority 9 on, others not at all; or one number for all), for the policy "auto". A request may
+      have its own `max_wait_ms`, under any policy. Requests held back go along with one that is not.
     - `concurrency`: batches in the model at once.
-    - `max_waiting`, `max_waiting_tokens`: what the queue holds, with those who are to be computed again because their
-      batch failed; more is refused with `Overloaded`.
-    - `isolate_failures`: compute a batch that raised again in parts, so that only the request that is to blame fails.
-    - `retries`: how often a request that failed by itself, not because of others in its batch, is tried again: after
-      0.1 s, then 0.2 s and so on, up to 10 s, each less up to half by chance.
-    - `length`: measures a prompt; by default its tokens where the model has a `tokenizer`, else its `len`.
+    - `max_waiting`, `max_waiting_tokens`: the most that the queue holds, including requests to be computed again
+      because their batch failed; more are refused with `Overloaded`.
+    - `isolate_failures`: if a batch raises, compute it again in parts, so that only the request at fault fails.
+    - `retries`: how often a request that failed by itself, not because of others in its batch, is retried: after 0.1 s,
+      then 0.2 s and so on, up to 10 s, each reduced at random by up to half.
+    - `length`: measures a prompt; by default, its tokens if the model has a `tokenizer`, else its `len`.
 
-    It belongs to the event loop in which it is first used. Calls from other threads and loops are handed over to it,
-    and `submit` works without any.
+    It belongs to the event loop in which it is first used. Calls from other threads and loops are handed over to that
+    loop, and `submit` works without one.
     """
 
     def __init__(
@@ -103,8 +104,7 @@ class Batcher(
     ) -> Any:
         """Return the model's output for one item, which may be anything that the model takes, as `add_request` does.
 
-        `priority` is 5 where none is given; `max_wait_ms` is how long it may be held back, as the policy says where
-        none is given.
+        `priority` is 5 by default; `max_wait_ms` is how long the item may be held back, by default as the policy says.
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
@@ -117,8 +117,9 @@ class Batcher(
         core = self._core
         if core is None or (loop := core.loop) is not asyncio.get_running_loop():
             return await self._answer(item, None, priority, allowed, tenant, max_wait)
-        # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
-        # That is why the future is made by its class, which is compiled, not by a method of the loop that calls it.
+        # Does what `_answer` does, without its frame and others: most of the work here is done once for each request.
+        # This is also why the future is created by its class, which is compiled, not by a method of the loop that calls
+        # it.
         if deadline is not None or (now := core.moment) is None:
             now = self._clock.now()
         length = self._measure.length(item)
@@ -140,7 +141,7 @@ class Batcher(
         tenant: Hashable = None,
         max_wait_ms: float | None = None,
     ) -> concurrent.futures.Future[Any]:
-        """`compute` for code without an event loop."""
+        """Do as `compute`, for code without an event loop."""
         return self.hand_over(
             self.compute(item, priority=priority, deadline=deadline, tenant=tenant, max_wait_ms=max_wait_ms)
         )
@@ -162,7 +163,7 @@ class Batcher(
         if core is None or core.loop is not asyncio.get_running_loop():
             response: InferenceResponse = await self._answer(request.prompt, request, urgent, allowed, tenant, max_wait)
             return response
-        # As `_answer` does, without its frame.
+        # Does what `_answer` does, without its frame.
         now = core.moment if allowed == math.inf and core.moment is not None else self._clock.now()
         future: asyncio.Future[InferenceResponse] = asyncio.Future(loop=core.loop)
         entry = self._entry(future, now, request.prompt, request, urgent, allowed, tenant, max_wait)
@@ -220,7 +221,7 @@ class Batcher(
 
 
 def in_seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:
-    """Return milliseconds as seconds. Raises ValueError under the name that the caller knows."""
+    """Return milliseconds as seconds. Raises ValueError that uses the caller's `name`."""
     check_time(name, milliseconds, above_zero=above_zero)
     return milliseconds / 1e3
 

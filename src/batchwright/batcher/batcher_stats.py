@@ -1,4 +1,4 @@
-"""The figures of a batcher, which answer "why didn't it batch?"."""
+"""The statistics of a batcher, which answer "why didn't it batch?"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHY: dict[str, str] = {
 
 @dataclass(slots=True)
 class BatcherStats:
-    """Figures since the batcher was made. Requests are counted once, where they end; times are in milliseconds."""
+    """Statistics since the batcher was created. Requests are counted once, where they end; times are milliseconds."""
 
     waiting: int = 0
     """Requests in the queue now."""
@@ -43,7 +43,7 @@ class BatcherStats:
     expired: int = 0
     """Requests whose deadline passed while they waited or were computed."""
     cancelled: int = 0
-    """Requests whose callers went away."""
+    """Requests whose callers cancelled them or are gone."""
     overloaded: int = 0
     """Requests not taken because the queue was full."""
     refused: int = 0
@@ -61,17 +61,17 @@ class BatcherStats:
     out_of_memory: int = 0
     """Batches, and parts of them, for which memory ran out."""
     is_model_down: bool = False
-    """Whether the model fails every request: of each batch one is tried then, and the others fail with it."""
+    """Whether the model fails every request: then one request of each batch is tried, and the others fail with it."""
     memory_limit_mb: float | None = None
-    """Memory that a batch may take now, in MB, where the policy fits batches into it."""
+    """Memory that a batch may take now, in MB, if the policy limits it."""
     items: int = 0
     """Requests in dispatched batches."""
     tokens: int = 0
-    """Lengths of the requests that the model computed, without padding or requests that it gave an error for."""
+    """Lengths of the requests that the model computed, without padding or requests for which it returned an error."""
     cells: int = 0
-    """Lengths with padding: for each batch its longest request times their number."""
+    """Lengths with padding: for each batch, its longest request times its number of requests."""
     generated_tokens: int = 0
-    """Generated tokens, by the model's tokenizer; 0 when it has none."""
+    """Generated tokens, by the model's tokenizer; 0 if it has none."""
     model_seconds: float = 0.0
     """Seconds in the model, for batches that succeeded."""
     queue_ms: Histogram = field(default_factory=Histogram)
@@ -81,7 +81,7 @@ class BatcherStats:
     recent_model_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Time in the model of each of the last hundred batches, the latest last."""
     levels: PriorityLevels = field(default_factory=PriorityLevels)
-    """Latency, share in time and refusals by priority: `levels[0].latency_ms.percentile(99)`."""
+    """Latency, share answered in time and refusals by priority: `levels[0].latency_ms.percentile(99)`."""
 
     @property
     def latency_ms(self) -> Histogram:
@@ -100,7 +100,7 @@ class BatcherStats:
         _add_times(self.queue_ms, arrivals, now)
 
     def count_successes(self, items: Sequence[Item], now: float, arrivals: Sequence[float] | None = None) -> None:
-        """Count the answers to these requests; `arrivals`: when they arrived, where that has been listed."""
+        """Count the answers to these requests; `arrivals`: when they arrived, if that is listed already."""
         self.succeeded += len(items)
         priorities = {items[0].priority} if are_alike(items) else {item.priority for item in items}
         for priority in priorities:
@@ -127,7 +127,7 @@ class BatcherStats:
         self.levels.at(item.priority).late += 1
 
     def count_refusal(self, item: Item, why: Literal["overloaded", "refused", "too_large"]) -> None:
-        """Count a request that was not taken, under the name of the figure for the reason."""
+        """Count a request that was not taken, under the name of the counter for the reason."""
         setattr(self, why, getattr(self, why) + 1)
         self.levels.at(item.priority).refused += 1
 
@@ -152,7 +152,7 @@ class BatcherStats:
         return (self.tokens + self.generated_tokens) / self.model_seconds if self.model_seconds else 0.0
 
     def summary(self) -> str:
-        """Return a few lines for a reader who asks "why didn't it batch?", which `print` shows too."""
+        """Return a few lines that answer "why didn't it batch?"; `print` shows them, too."""
         return "\n".join([self._ends(), *self._by_level(), *self._dispatches(), *self._costs(), *self._troubles()])
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ class BatcherStats:
         return f"{self.requests} requests: {_listed(counts) or 'none has come yet'}"
 
     def _by_level(self) -> list[str]:
-        """Return a line for each priority, where there are several."""
+        """Return a line for each priority, if there are several."""
         lines = []
         for name, level in self.levels.ordered() if len(self.levels) > 1 else ():
             parts = [f"{level.succeeded} succeeded"]
@@ -219,8 +219,8 @@ class BatcherStats:
 class ContinuousStats(BatcherStats):
     """`BatcherStats` in which a batch is a step, and `occupancy` the mean number of sequences in a step.
 
-    A step's reason is "full" when every slot was taken, and "idle" when nobody else waited. `tokens` are the lengths of
-    the prompts that were begun, `generated_tokens` those of the outputs of requests that succeeded.
+    A step's reason is "full" if every slot was taken, and "idle" if no other request waited. `tokens` are the lengths
+    of the prompts that were started, `generated_tokens` those of the outputs of requests that succeeded.
     """
 
     ttft_ms: Histogram = field(default_factory=Histogram)
@@ -231,7 +231,7 @@ class ContinuousStats(BatcherStats):
 
 def _add_times(histogram: Histogram, arrivals: Sequence[float], now: float) -> None:
     if arrivals.count(arrivals[0]) == len(arrivals):
-        # They came in one turn of the event loop.
+        # They arrived in one turn of the event loop.
         histogram.add((now - arrivals[0]) * 1e3, len(arrivals))
     else:
         histogram.add_all([(now - arrival) * 1e3 for arrival in arrivals])
@@ -247,5 +247,5 @@ def _times(histogram: Histogram) -> str:
 
 
 def _ms(value: float) -> str:
-    # What percentiles are good for: three digits.
+    # Percentiles are accurate to three digits.
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

@@ -1,4 +1,4 @@
-"""One batch in the model: computed, searched for a request that makes it fail, or halved until it fits in memory."""
+"""The computation of one batch, and, if it fails, the search for the cause, or halving until it fits in memory."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class RunningBatch(msgspec.Struct, eq=False):
 
     entries: list[Entry]
     wanted: int
-    """Number of its requests that still wait for an answer."""
+    """Number of its requests that are still waiting for an answer."""
     begins: float
     search: Search[Entry] | None = None
     """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
-    """Whether it is such a part, and was computed although other requests waited."""
+    """Whether it is part of a search, and was computed although other requests waited."""
     ends: float | None = None
-    """When it is expected to end, which is computed when somebody asks."""
+    """When it is expected to end, computed on demand."""
     arrivals: Sequence[float] | None = None
-    """When its requests arrived, where that has been listed."""
+    """When its requests arrived, if that is listed already."""
     task: asyncio.Task[None] | None = None
     suspects: list[Entry] = msgspec.field(default_factory=list)
     """Unanswered requests, one of which caused a failure."""
     error: BaseException | None = None
-    """How it failed, unless for lack of memory."""
+    """The error with which it failed, unless memory ran out."""
     to_retry: list[Entry] = msgspec.field(default_factory=list)
-    """Unanswered requests that failed by themselves, and are to be tried again."""
+    """Unanswered requests that failed by themselves, and are to be retried."""
     fitted: list[list[Entry]] = msgspec.field(default_factory=list)
-    """Parts that were computed: all of it together, where nothing went wrong."""
+    """Parts that were computed: the whole batch as one part, if nothing went wrong."""
     failed: list[list[Entry]] = msgspec.field(default_factory=list)
     """Parts for which memory ran out."""
 
 
 class BatchExecutor:
-    """Computes batches with a model: halves what does not fit in memory and, with `isolate`, names suspects."""
+    """Computes batches with a model: halves those that do not fit in memory and, with `isolate`, names suspects."""
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class BatchExecutor:
         self._most_tries = retries
 
     async def compute(self, group: RunningBatch) -> None:
-        """Answer all of `group` but its suspects.
+        """Answer all of `group` except its suspects.
 
-        Raises what is no failure of the model: being cancelled, an error in here.
+        Raises only what is not a failure of the model: cancellation, or an error in this code.
         """
         await self._compute(group, group.entries)
 
     async def _compute(self, group: RunningBatch, entries: list[Entry]) -> None:
         if group.wanted < len(group.entries):
-            # Some have been answered, or their callers have gone.
+            # Some have been answered, or their callers are gone.
             entries = [entry for entry in entries if entry.waits_for_answer]
         if entries:
             for part in await self._attempt(group, entries):
@@ -91,7 +91,7 @@ class BatchExecutor:
     async def _attempt(self, group: RunningBatch, entries: list[Entry]) -> list[list[Entry]]:
         """Compute `entries` together, answer those that are settled, and return the parts to be computed again.
 
-        It is not computed again in here: the error is then still held, and with it what the model was at.
+        They are not computed again in here, where the error is still referenced, and with it the model's state.
         """
         begin = self._clock.now()
         try:
@@ -133,11 +133,11 @@ class BatchExecutor:
             return []
         stats.out_of_memory += 1
         group.failed.append(entries)
-        # Those that are to be tried again are fewer than they were, if not by half.
+        # Those to be retried are fewer than before, even if not by half.
         return self._halves(again) if 2 * len(again) > len(entries) else [again]
 
     def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
-        """Answer with outputs none of which is a failure."""
+        """Answer with outputs, none of which is a failure."""
         generated, gone = 0, list[Entry]()
         for entry, output in zip(entries, outputs, strict=True):
             try:
@@ -146,7 +146,7 @@ class BatchExecutor:
                 else:
                     generated += entry.respond(output, now, self._measure)
             except InvalidStateError:
-                # Rare, and to ask each future first takes a sixth of the time that answering does.
+                # This is rare, and checking each future first takes a sixth of the time of answering.
                 gone.append(entry)
         answered = [entry for entry in entries if entry not in gone] if gone else entries
         group.wanted -= len(answered)
@@ -212,13 +212,13 @@ class BatchExecutor:
 
 
 def _may_pass(output: object) -> bool:
-    """Return whether `output` is a failure that may not occur again: not one that names a fault of the request."""
+    """Return whether `output` is a failure that may not recur, as opposed to one caused by the request."""
     error = output.error if isinstance(output, InferenceResponse) else output
     return isinstance(error, BaseException) and not isinstance(error, InvalidRequest)
 
 
 def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:
-    """Return the error for a lack of memory, which says so where nothing smaller can be tried."""
+    """Return the error for a lack of memory, which says so if nothing smaller can be tried."""
     if len(entries) > 1 or isinstance(error, OutOfMemory):
         return error
     failure = OutOfMemory(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _OwnModel: TypeAlias = StepModel | TextStepModel | RequestStepModel | StreamModel | RequestStreamModel
 TokenModel: TypeAlias = "_OwnModel | AsyncEngine | Engine | str | Path"
-"""A model that computes token by token, with steps or streams; an engine; or the model of an engine to be made."""
+"""A model that computes token by token, with steps or streams; an engine; or a model to create an engine for."""
 
 _BATCH_SIZE = 32
 _SEQUENCE_LENGTH = 2048
@@ -58,28 +58,29 @@ class ContinuousBatcher(
         async with ContinuousBatcher(model) as batcher:
             response = await batcher.add_request("Why is the sky blue?")
 
-    Use it where outputs differ in length: a batch computed as a whole lasts as long as its longest output, and whoever
-    comes meanwhile waits for its end. `model` is one of
+    Use it if outputs differ in length: a batch computed as a whole lasts as long as its longest output, and requests
+    that come meanwhile wait for its end. `model` is one of
 
-    - a model with `generate_step(prompts, partial_outputs)`, which gets the tokens of each prompt so far and gives one
-      more for each, `""` at its end;
-    - a model with `generate_stream_batch(prompts)`: its batches are fixed, so free slots get a batch of their own;
-    - an `AsyncEngine`, an `Engine`, which then belongs to the batcher, or the name or path of a model to make one for:
-      then this is the engine's own loop. Making one loads the model, which blocks: in a running program use
-      `await asyncio.to_thread(ContinuousBatcher, "name")`.
+    - a model with `generate_step(prompts, partial_outputs)`, which gets the tokens of each prompt so far and returns
+      one more for each, `""` at its end;
+    - a model with `generate_stream_batch(prompts)`: its batches are fixed, so free slots are filled by another batch;
+    - an `AsyncEngine`, an `Engine`, which then belongs to the batcher, or the name or path of a model to create an
+      engine for: then this is the engine's own loop. Creating an engine loads the model, which blocks: in a coroutine
+      use `await asyncio.to_thread(ContinuousBatcher, "name")`.
 
     Settings:
 
-    - `max_batch_size`: slots. `order` decides who gets a free one; by default the priority, with aging, and deadlines.
+    - `max_batch_size`: slots. `order` decides which request gets a free one; by default priority, with aging, and
+      deadlines.
     - `max_sequence_length`: prompt and output together. A prompt that leaves no room for a token is refused with
-      `ContextLengthExceeded`, an output ends there with "length". A prompt's length is that of its tokens if the model
-      has a `tokenizer` or they are token ids, else an estimate; `length` measures it otherwise.
-    - `max_waiting`, `max_waiting_tokens`: what the queue holds; more is refused with `Overloaded`.
-    - `isolate_failures`: take a step that raised again in halves, so that only the request that is to blame fails.
+      `ContextLengthExceeded`; an output that reaches it ends with "length". A prompt's length is its number of tokens
+      if the model has a `tokenizer` or the prompt is token ids, else an estimate; `length` measures it in another way.
+    - `max_waiting`, `max_waiting_tokens`: the most that the queue holds; more are refused with `Overloaded`.
+    - `isolate_failures`: if a step raises, compute it again in halves, so that only the request at fault fails.
 
-    An engine that is made gets the first two as `max_num_seqs` and `max_model_len`. One that is given has its own: they
-    may be left out or repeated, and other values are refused with ValueError, as are settings that only the other
-    models need. A given `AsyncEngine` is not closed with the batcher.
+    An engine created here gets the first two as `max_num_seqs` and `max_model_len`. An engine passed in has its own:
+    they may be omitted or repeated, and other values are refused with ValueError, as are settings that only the other
+    models need. An `AsyncEngine` passed in is not closed with the batcher.
     """
 
     def __init__(
@@ -143,10 +144,10 @@ class ContinuousBatcher(
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> AsyncGenerator[str]:
-        """Have one request computed and yield its text as it comes, usually token by token.
+        """Compute one request and yield its text as it is generated, usually token by token.
 
-        Text that may be the beginning of a stop string is held back. Raises as `add_request`, and the error of a
-        request that fails, after the text that there was. Leaving the iterator early cancels the request.
+        Text that may be the beginning of a stop string is held back. Raises the errors of `add_request`; if a request
+        fails, its error is raised after the text so far. Leaving the iterator early cancels the request.
         """
         pieces = _Pieces()
         answer = asyncio.create_task(self._ask(request, priority, deadline, tenant, pieces.put))
@@ -166,10 +167,10 @@ class ContinuousBatcher(
     def start(
         self, request: InferenceRequest, listener: Listener | None = None, *, deadline: float | None = None
     ) -> asyncio.Future[InferenceResponse]:
-        """Take a request now, in the event loop to which the batcher is bound; the future is its answer.
+        """Accept a request now, in the event loop to which the batcher is bound, and return a future for its answer.
 
-        `listener` is called with each piece of its text, and last the response. Cancelling the future cancels the
-        request. Raises as `add_request`, and RuntimeError in another event loop.
+        `listener` is called with each piece of its text, and finally with the response. Cancelling the future cancels
+        the request. Raises the errors of `add_request`, and RuntimeError in another event loop.
         """
         here = asyncio.get_running_loop()
         core = self._settled(here)
@@ -189,7 +190,7 @@ class ContinuousBatcher(
         return 0 if core is None else core.held
 
     def stats(self) -> ContinuousStats:
-        """Return a copy of the figures since the batcher was made. Over an engine, batches are the engine's steps."""
+        """Return a copy of the statistics since the start. With an engine, batches are the engine's steps."""
         stats = super().stats()
         if self._engine is not None:
             now, before = self._engine.stats, self._before
@@ -301,7 +302,7 @@ class _Pieces:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     def put(self, piece: str | InferenceResponse) -> None:
-        """Add a piece, in the event loop of the batcher. Ignored when the reader's loop has been closed."""
+        """Add a piece, in the event loop of the batcher. Ignored if the reader's loop has been closed."""
         if isinstance(piece, InferenceResponse) or not piece:
             return
         if asyncio.get_running_loop() is self._home:
@@ -320,7 +321,7 @@ class _Pieces:
 
 
 def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncEngine:
-    """Return the engine given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
+    """Return the given engine, or one created for a model. Raises TypeError, ValueError and the engine's errors."""
     if isinstance(model, (str, Path)):
         return engine_class()(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
     if not is_engine(model):

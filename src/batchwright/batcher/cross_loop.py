@@ -1,8 +1,8 @@
 """Calls from one event loop into another, which may end before they are answered, and a loop for callers without one.
 
-`asyncio.run` cancels the tasks that there are when its own has returned, and then goes on for a few turns, in which
-others may still hand something over. So a call is distinguished from its task: its answer comes from the task, or, when
-the loop ends, from whoever notices that.
+`asyncio.run` cancels all remaining tasks when its own has returned, and then goes on for a few turns, in which others
+may still hand something over. So a call is distinct from its task: its answer comes from the task or, when the loop
+ends, from whoever notices that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final
 
 MOVED: Final = object()
-"""Answer of a call whose event loop has ended: the request is to be entered again."""
+"""Answer of a call whose event loop has ended: the request must be entered again."""
 
 
 class CrossLoopCall:
-    """One request in the event loop `loop`, of a caller elsewhere. Cancelling `answer` cancels it there."""
+    """One request in the event loop `loop`, from a caller elsewhere. Cancelling `answer` cancels it there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -32,11 +32,11 @@ class CrossLoopCall:
         try:
             self._loop.call_soon_threadsafe(self._start, work, turns)
         except RuntimeError:
-            # It was closed just now.
+            # The loop was closed just now.
             self.move(self._loop)
 
     def move(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that `loop` ends: if it is this call's, the request is to be entered again. Called from any thread."""
+        """Record that `loop` ends: if it is this call's, the request must be entered again. Called from any thread."""
         if loop is self._loop:
             self._give(MOVED)
 
@@ -52,7 +52,7 @@ class CrossLoopCall:
         try:
             result = await work()
         except Exception as error:
-            # The caller may have gone, or the loop may have been found to end.
+            # The caller may be gone, or the end of the loop may have been noticed.
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 self.answer.set_exception(error)
         else:
@@ -60,11 +60,11 @@ class CrossLoopCall:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            # Before its first step, or by its caller.
+            # It was cancelled before its first step, or by its caller.
             self._give(MOVED)
 
     def _cancel(self, answer: concurrent.futures.Future[Any]) -> None:
-        """Cancel the work: the caller has gone, or the loop is no longer needed."""
+        """Cancel the work: the caller is gone, or the loop is no longer needed."""
         if self._task is not None and not self._task.done():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -80,7 +80,7 @@ def watch_end(
     """Call `ended(loop)` when the running event loop ends, as long as the returned object is kept."""
     watch = _last_words(weakref.ref(loop), ended)
     with contextlib.suppress(StopIteration):
-        # Its first step, in which the loop gets to know of it, waits for nothing.
+        # Its first step, which registers it with the loop, does not wait.
         watch.asend(None).send(None)
     return watch
 
@@ -89,7 +89,7 @@ async def _last_words(
     loop: weakref.ref[asyncio.AbstractEventLoop],
     ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]],
 ) -> AsyncGenerator[None]:
-    # An event loop that ends in good order closes the asynchronous generators that were begun in it.
+    # An event loop that ends properly closes the asynchronous generators that were started in it.
     try:
         yield
     finally:
@@ -105,21 +105,21 @@ class BackgroundLoop:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self.loop,), name="batchwright-batcher", daemon=True)
         self._thread.start()
-        # `is_running` is asked of it from now on.
+        # `is_running` may be called from now on.
         started = threading.Event()
         self.loop.call_soon_threadsafe(started.set)
         started.wait()
 
     def stop(self) -> None:
-        """End the thread, cancelling what runs on the loop. May be called again, and from the loop itself."""
+        """End the thread, cancelling what runs on the loop. May be called repeatedly, and from the loop itself."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def disown(self) -> None:
-        """Keep the copy of the loop untouched in a forked process, since closing it there would
-        close it here too, as far as the kernel is concerned."""
+        """Leave the copy of the loop untouched in a forked process, since closing it there would also close it here, as
+        far as the kernel is concerned."""
         _OF_PARENTS.append(self)
 
 

@@ -1,4 +1,4 @@
-"""`@batched`: a function of a list becomes a function of one item, whose concurrent calls are computed together."""
+"""`@batched`: turns a function of a list into a function of one item, whose concurrent calls are computed together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class AsyncBatched(_Batched[In, Out]):
 
 
 class SyncBatched(_Batched[In, Out]):
-    """A decorated function: `f(item)` blocks its thread until the output is there, which `submit` does not."""
+    """A decorated function: `f(item)` blocks its thread until the output is available; `submit` does not."""
 
     def __call__(self, item: In, **options: Any) -> Out:
         return self.submit(item, **options).result()
@@ -93,7 +93,7 @@ class Decorator:
     def __init__(self, policy: Callable[[], BatchPolicy] | None, options: dict[str, Any]) -> None:
         self._policy = policy
         self._options = options
-        # What is wrong with the settings is said where they stand, not at the first call.
+        # Errors in the settings are raised here, not at the first call.
         self._batcher(list)
 
     @overload
@@ -120,11 +120,11 @@ def batched(policy: Callable[[], BatchPolicy] | None = None, **options: Any) -> 
         @batched()
         async def embed(texts: list[str]) -> list[Vector]: ...
 
-        vector = await embed("one text")   # computed with all that are asked for at the same time
+        vector = await embed("one text") # computed together with all concurrent calls
 
-    `policy` makes a policy from `batchwright.policies` (`policy=lambda: length_aware(8192)`), the default being "auto";
-    `options` are those of `Batcher`. A sync function is called from threads and blocks them. On a method, each instance
-    has a batcher of its own, which ends with the instance. Raises what `Batcher` raises for its options.
+    `policy` creates a policy from `batchwright.policies` (`policy=lambda: length_aware(8192)`); the default is "auto".
+    `options` are those of `Batcher`. A sync function is called from threads and blocks them. For a method, each
+    instance has its own batcher, which ends with the instance. Raises the errors of `Batcher` for its options.
     """
     if policy is not None and (not callable(policy) or hasattr(policy, "decide")):
         raise TypeError("policy: give a function that makes one, since each batcher needs its own: lambda: simple(8)")
@@ -139,7 +139,7 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
     except TypeError:
         return True
     except ValueError:
-        # It cannot be known of some that are built in.
+        # This is unknown for some built-in functions.
         return False
     return False
 

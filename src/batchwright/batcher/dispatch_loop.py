@@ -1,23 +1,24 @@
-"""The loop that feeds a policy and carries out its decisions.
+"""The loop that feeds requests to a policy and carries out its decisions.
 
-A core lives in one asyncio event loop, and everything here is called in the thread of that loop: this one owner is why
-nothing is locked. It keeps no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the
-policy for as long as the model can take batches. So a core with nothing to do holds nothing alive, and many arrivals
-in one turn of the event loop are asked about once. What is done for each request is kept small: those that ask for
-nothing special are handed to the policy together, when it is to decide, and what can be counted of a batch is counted
-of it as a whole.
+A core belongs to one asyncio event loop, and everything here is called in the thread of that loop, so nothing is
+locked. It has no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the policy for
+batches as long as the model can take them. So an idle core keeps nothing alive, and the policy is asked once for many
+arrivals in one turn of the event loop. The work per request is kept small: requests without special options are handed
+to the policy together, when it has to decide, and whatever can be counted per batch is counted for the batch as a
+whole.
 
-What holds, whatever the policy and the model do:
+Invariants, whatever the policy and the model do:
 
-- Each entry is answered exactly once, or its caller has gone. It leaves the queue by being dispatched, by its deadline,
-  by its caller, or when the core is closed; the first three are looked at before every dispatch.
-- A batch frees its slot when its model call ends, however it ends. A batch whose callers have all gone is cancelled,
-  where the model can be.
-- The requests of a batch that failed are computed again in parts, as `policies/search.py` says, beside those that wait:
-  a free slot goes to a part when nothing else can go, and otherwise for `RETRY_SHARE` of the time that others had. So
-  one bad request does not stop everybody. A suspect that would be late is not computed again.
-- A model that fails whatever it is given gets one request at a time, of each batch the first (`policies/breaker.py`).
-- The policy is asked whenever something has changed while the model could take a batch, and at the time it said.
+- Each entry is answered exactly once, unless its caller is gone. It leaves the queue when it is dispatched, when its
+  deadline passes, when its caller leaves, or when the core is closed; the first three are checked before every
+  dispatch.
+- A batch frees its slot when its model call ends, however it ends. A batch whose callers are all gone is cancelled, if
+  the model can be.
+- The requests of a failed batch are computed again in parts, as described in `policies/search.py`, beside waiting ones:
+  a free slot goes to a part if nothing else can be dispatched, and otherwise for `RETRY_SHARE` of the time that others
+  had. So one bad request does not stop all others. A suspect that would be late is not computed again.
+- A model that fails every request gets one request at a time, the first of each batch (`policies/breaker.py`).
+- The policy is asked whenever something has changed while the model could take a batch, and at the time that it named.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _log = logging.getLogger("batchwright.batcher")
 
 _NEVER = math.inf
 _SURE = 0.98
-"""Share of its expected time that a batch takes at least."""
+"""Fraction of its expected time that a batch takes at least."""
 _ALL_LATE = 8
-"""Batches in a row that are not computed because all of their requests would be late."""
+"""Most consecutive batches that are not computed because all of their requests would be late."""
 _DONE_KEPT = 64
-"""Answered entries that the heap of deadlines may hold beside twice the unanswered ones."""
+"""Answered entries that the heap of deadlines may hold in addition to twice the unanswered ones."""
 
 _COMPUTING: ContextVar[tuple[RunningBatch, ...]] = ContextVar("batches being computed", default=())
-"""Batches, of several batchers, inside whose model calls the present code runs. Code that outlives a call keeps it."""
+"""Batches, of any batchers, inside whose model calls the current code runs. Code that outlives a call keeps it."""
 
 
 class DispatchLoop:
@@ -80,7 +81,7 @@ class DispatchLoop:
         )
         self._groups: set[RunningBatch] = set()
         self._all_late = 0
-        """Batches in a row whose requests would all be late."""
+        """Consecutive batches whose requests would all have been late."""
         self._retries = Retries(isolate=limits.isolate)
         self._arrived: list[Entry] = []
         """Requests that are not in the backlog yet. They count as waiting."""
@@ -93,7 +94,7 @@ class DispatchLoop:
         self._pumping = False
         """Whether `_pump` is about to be called."""
         self.moment: float | None = None
-        """When the last request in `_arrived` came; one turn of the event loop is one moment."""
+        """When the last request in `_arrived` came; one turn of the event loop counts as one moment."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf
         """When the timer calls `_turn`."""
@@ -114,14 +115,14 @@ class DispatchLoop:
 
     @property
     def waiting(self) -> Sequence[Entry]:
-        """Waiting requests in serving order, then those that are not in the backlog yet."""
+        """Waiting requests in dispatch order, then those that are not in the backlog yet."""
         return [*cast("Sequence[Entry]", self._backlog.items), *self._arrived]
 
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
 
-        Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, `DeadlineExceeded` for
-        one certain to be late, and RuntimeError for one of the very model that computes here.
+        Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` if no batch can hold it, `DeadlineExceeded` if it is
+        certain to be late, and RuntimeError if it comes from the very model that computes here.
         """
         if self._groups and not self._groups.isdisjoint(_COMPUTING.get()):
             raise RuntimeError(
@@ -143,7 +144,7 @@ class DispatchLoop:
             self._arm(changes)
 
     def _enter_alone(self, entry: Entry) -> None:
-        """Take one entry, as `enter` does, which says what is raised."""
+        """Take one entry, as `enter` does; raises the same errors."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
         self.place_arrived()
@@ -165,7 +166,7 @@ class DispatchLoop:
         self._count_room()
 
     def place_arrived(self) -> None:
-        """Hand the policy the requests that arrived since the last call. To be called in the core's loop."""
+        """Hand the policy the requests that arrived since the last call. Must be called in the core's loop."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._stats.requests += len(arrived)
@@ -184,9 +185,9 @@ class DispatchLoop:
             self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._retries) - len(self._arrived))
 
     def leave(self, entry: Entry, *, is_moved: bool = False) -> None:
-        """Note that the caller of `entry` has gone: it is not computed any more, if that can be avoided."""
+        """Record that the caller of `entry` is gone: it is not computed any more, if that can be avoided."""
         if not entry.future.cancelled():
-            # It was answered before its caller could know.
+            # It was answered before its caller could see the answer.
             return
         self._stats.cancelled += 1
         self._let_go(entry)
@@ -194,7 +195,7 @@ class DispatchLoop:
             entry.abandon(self.clock.now())
 
     async def close(self, *, drain: bool) -> None:
-        """Compute what waits or, without `drain`, answer it with `BatcherClosed`. Returns when all is answered."""
+        """Compute waiting requests or, without `drain`, answer `BatcherClosed`. Returns once all are answered."""
         self._closing = True
         self._room = 0
         if drain:
@@ -218,7 +219,7 @@ class DispatchLoop:
         return entries
 
     def abandon(self) -> None:
-        """Forget all entries: the event loop has ended, and all callers with it."""
+        """Forget all entries: the event loop has ended, along with all callers."""
         self._stats.cancelled += self._unanswered
         self.empty()
         self._groups.clear()
@@ -244,14 +245,14 @@ class DispatchLoop:
             raise overloaded(reason, after)
 
     def _check_hope(self, entry: Entry) -> None:
-        """Raise `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
+        """Raise `DeadlineExceeded` if even the low estimate says that `entry` will be late."""
         if not self._groups and len(self._backlog) <= 1:
-            # Nothing is before it. Computing it also keeps what has been learned true.
+            # Nothing is ahead of it. Computing it also keeps what has been learned up to date.
             return
         work = self._backlog.predict(entry)
         if work is None:
             return
-        # Others' work is shared by the slots; to share its own as well only makes the estimate lower.
+        # The slots share the work of others; dividing its own work as well only lowers the estimate.
         latency = self._slot_free_in(entry.arrival) + work / self._runner.slots
         allowed = entry.due - entry.arrival
         if latency > allowed:
@@ -296,7 +297,7 @@ class DispatchLoop:
             self.loop.call_soon(self._pump)
 
     def _arm(self, at: float) -> None:
-        """Set the timer to `at`; infinite: to none. A leftover timer would keep this object alive."""
+        """Set the timer to `at`; infinite: cancel it. A leftover timer would keep this object alive."""
         if at == self._rings:
             return
         if self._timer is not None:
@@ -311,7 +312,7 @@ class DispatchLoop:
         self._rings = math.inf
         now = self.clock.now()
         self._backlog.timer_was_late(now - at)
-        # The event loop may be early by a rounding error, which is not to be waited for.
+        # The event loop may be early by a rounding error, for which we do not wait.
         self._turn(max(now, at))
 
     def _pump(self) -> None:
@@ -378,11 +379,11 @@ class DispatchLoop:
                 entry.expire(now, self._stats)
 
     def _let_go(self, entry: Entry, why: str | None = None) -> None:
-        """Compute `entry` no more; a batch that no caller wants is cancelled with the message `why`."""
+        """Stop computing `entry`; a batch that no caller wants any more is cancelled with the message `why`."""
         group = entry.group
         if group is None:
             self._forget(entry)
-            # What is left may now be asked about anew, and a closing core may be empty.
+            # The policy may now decide differently about the rest, and a closing core may be empty.
             self._wake()
             return
         group.wanted -= 1
@@ -390,7 +391,7 @@ class DispatchLoop:
             group.task.cancel(why)
 
     def _forget(self, entry: Entry) -> None:
-        """Remove `entry` from the waiting, if it is among them."""
+        """Remove `entry` from the waiting entries, if it is among them."""
         self.place_arrived()
         if entry in self._retries.waiting:
             self._retries.waiting.discard(entry)
@@ -402,7 +403,7 @@ class DispatchLoop:
         try:
             return self._backlog.remove(entry)
         except Exception:
-            # Each entry is to be answered none the less, and others are to be served.
+            # Each entry must be answered nevertheless, and others must be served.
             _log.exception("the policy failed to let go of a request")
             return True
 
@@ -410,7 +411,7 @@ class DispatchLoop:
         self._count_tokens(entries, -1)
         search: Search[Entry] | None = None
         if self._deadlines or self._retries.breaker.is_doubtful:
-            # Otherwise whose caller leaves in this very turn is left out when the batch begins.
+            # Otherwise entries whose callers leave in this very turn are left out when the batch begins.
             entries = [entry for entry in entries if entry.waits_for_answer]
         if self._deadlines and entries:
             entries = self._in_time(entries, now)
@@ -428,7 +429,8 @@ class DispatchLoop:
         self._all_late = self._all_late + 1 if len(late) == len(entries) else 0
         is_all = not self._groups and not len(self._backlog)
         if self._all_late > (0 if is_all else _ALL_LATE):
-            # What has been learned of the model may have become wrong; and where nobody else is there, to try is free.
+            # What has been learned about the model may have become wrong; and if no other request waits, trying costs
+            # nothing.
             self._all_late = 0
             return entries
         for entry in late:
@@ -436,7 +438,7 @@ class DispatchLoop:
         return [entry for entry in entries if entry.waits_for_answer] if late else entries
 
     def _retry(self, now: float) -> bool:
-        """Compute a part of a batch that failed. False when there is none."""
+        """Compute a part of a failed batch. False if there is none."""
         while (search := self._retries.next_search()) is not None:
             for entry in search.left():
                 self._give_up(entry, now)
@@ -489,7 +491,7 @@ class DispatchLoop:
 
     async def _run(self, group: RunningBatch) -> None:
         error: BaseException | None = None
-        # Those that have ended are left out: a batch inherits the context of the one that made room for it.
+        # Ended batches are left out: a batch inherits the context of the one that made room for it.
         _COMPUTING.set((*[each for each in _COMPUTING.get() if each.task and not each.task.done()], group))
         if group.task is not None:
             group.task.remove_done_callback(self._never_ran)
@@ -501,11 +503,11 @@ class DispatchLoop:
             error = raised
             raise
         finally:
-            # In the turn of the answers: whoever is answered finds the slot free.
+            # In the same turn as the answers: callers that get one find the slot free.
             self._end(group, error)
 
     def _end(self, group: RunningBatch, error: BaseException | None) -> None:
-        """Free the slot once all requests are answered. Does nothing the second time."""
+        """Free the slot once all requests are answered. Does nothing when called again."""
         if group not in self._groups:
             return
         now = self.clock.now()
@@ -513,7 +515,7 @@ class DispatchLoop:
         if error is not None or self._aborted:
             suspects, group.to_retry = [], []
         again = {*suspects, *group.to_retry}
-        # Nearly always all have their answers.
+        # Nearly always all are answered already.
         for entry in group.entries if group.wanted else ():
             if error is not None:
                 entry.fail(error, now, self._stats)
@@ -530,7 +532,7 @@ class DispatchLoop:
         group.entries, group.fitted, group.failed = [], [], []
 
     def _try_again(self, group: RunningBatch, suspects: list[Entry], now: float) -> None:
-        """Keep what is to be computed again, and answer what will not be since the model is down."""
+        """Keep the requests to be computed again, and answer those that will not be, since the model is down."""
         retries = self._retries
         to_retry = [entry for entry in group.to_retry if entry.waits_for_answer]
         if suspects or to_retry:

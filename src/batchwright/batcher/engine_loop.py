@@ -1,4 +1,4 @@
-"""Token by token over an engine, which has its own slots, queue and order: requests are handed to it at once."""
+"""The token-level loop over an engine, which has its own slots, queue and order: requests are passed on immediately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchwright.engine.async_engine import AsyncEngine
 
 _SOONEST = 1e-6
-"""Least seconds that a request is given."""
+"""Least seconds for a request."""
 
 
 class EngineLoop(TokenCore):
@@ -34,7 +34,7 @@ class EngineLoop(TokenCore):
             sequence.group.add_done_callback(partial(self._end, sequence))
 
     def _watch(self, sequence: TokenEntry) -> None:
-        """Do nothing: the engine knows the deadline, and keeps the text that there is when it passes."""
+        """Do nothing: the engine knows the deadline, and keeps the text so far when it passes."""
 
     def _left(self, sequence: TokenEntry) -> None:
         if sequence.group is not None:

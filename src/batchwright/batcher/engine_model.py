@@ -1,8 +1,8 @@
 """An engine as the model of a batcher that computes whole batches.
 
-The engine has slots and an order of its own: what a batch brings is computed token by token, and the batch has ended
-when its last request has. `ContinuousBatcher` gives an engine its requests as they come, and is the better choice for
-one engine; here it serves code that is written for a batcher, and several engines behind one queue.
+The engine has its own slots and order: the requests of a batch are computed token by token, and the batch ends with its
+last request. `ContinuousBatcher` passes requests to an engine as they come, and is the better choice for one engine;
+this model is for code that is written for a batcher, and for several engines behind one queue.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class EngineModel:
     async def generate_batch(self, prompts: list[Any], requests: list[InferenceRequest | None]) -> list[Any]:
         """Return the response to each request with its own parameters, and the text for a bare prompt.
 
-        What the engine refuses or fails has its error in place of the output.
+        For a request that the engine refuses or fails, the error takes the place of the output.
         """
         calls = [self._respond(*each) for each in zip(prompts, requests, strict=True)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def release(self) -> None:
-        """Close the engine if it belongs to this. May be called again."""
+        """Close the engine if it belongs to this object. May be called repeatedly."""
         if self._owns_engine:
             await self._engine.close()
 
@@ -47,18 +47,18 @@ class EngineModel:
             if response.error is not None:
                 raise response.error
             return response.output
-        # Ids of callers may be the same, and a callback is called by the batcher.
+        # Callers' ids may be duplicates, and the batcher calls the callback.
         return await self._engine.generate(replace(request, request_id=uuid.uuid4().hex, callback=None))
 
 
 def is_engine(model: object) -> bool:
-    """Return whether `model` is an engine, by its methods: asking for the class would import torch."""
+    """Return whether `model` is an engine, by its methods: checking for the class would import torch."""
     has_own = any(hasattr(model, name) for name in ("generate_step", "generate_stream_batch", "generate_batch"))
     return not has_own and not isinstance(model, type) and hasattr(model, "generate") and hasattr(model, "stream")
 
 
 def async_engine_of(engine: Any) -> AsyncEngine:
-    """Return an engine as an `AsyncEngine`, which takes over an `Engine`."""
+    """Return the engine as an `AsyncEngine`, which takes over an `Engine`."""
     if inspect.iscoroutinefunction(engine.generate):
         given: AsyncEngine = engine
         return given

@@ -18,16 +18,16 @@ _log = logging.getLogger("batchwright.batcher")
 _DEFAULTS: dict[str, Any] = {
     each.name: None if each.default is MISSING else each.default for each in fields(InferenceResponse)
 }
-"""A value for each field of a response, so that setting one makes no room in a copy."""
+"""A value for each field of a response, so that setting one does not resize a copy."""
 _NO_USAGE = Usage(0, 0)
-"""What a response has whose maker said nothing of its usage."""
+"""Usage of a response for which none was reported."""
 
 
 class Entry(Item, eq=False, kw_only=True):
-    """A waiting or running request. It is answered once, by `succeed` or `fail`; what comes later is ignored.
+    """A waiting or running request. It is answered once, by `succeed` or `fail`; later answers are ignored.
 
-    With a `request` the answer is an `InferenceResponse`, also where it failed. Without one it is the bare output, or
-    the exception itself.
+    With a `request` the answer is an `InferenceResponse`, even for a failure. Without one it is the bare output, or the
+    exception itself.
     """
 
     future: asyncio.Future[Any]
@@ -38,7 +38,7 @@ class Entry(Item, eq=False, kw_only=True):
     group: Any = None
     """Batch that computes it. Set and read by the core."""
     tries: int = 0
-    """Number of times that it was tried again alone after it had failed."""
+    """Number of times that it was retried alone after a failure."""
 
     __repr__ = object.__repr__  # with its fields, prompts would be logged
 
@@ -66,7 +66,7 @@ class Entry(Item, eq=False, kw_only=True):
         self._answer(self.request, response)
 
     def respond(self, output: Any, now: float, measure: Measure) -> int:
-        """Answer a request with the model's output, which is no failure, and return its tokens; `stats` count it."""
+        """Answer a request with the model's output, which is not a failure, and return its tokens."""
         request = cast(InferenceRequest, self.request)
         response = self._response(request, output, now, measure)
         self._answer(request, response)
@@ -80,7 +80,7 @@ class Entry(Item, eq=False, kw_only=True):
         self._fail(error, now, "error")
 
     def expire(self, now: float, stats: BatcherStats, error: DeadlineExceeded | None = None) -> None:
-        """Answer that the deadline has passed, or with an `error` that says more. To be called once, and first."""
+        """Answer that the deadline has passed, or with an `error` that says more. Must be called once, and first."""
         if error is None:
             where = "in the queue" if self.started is None else "in the model"
             error = DeadlineExceeded(f"its deadline of {(self.due - self.arrival) * 1e3:.4g} ms passed {where}")
@@ -88,7 +88,7 @@ class Entry(Item, eq=False, kw_only=True):
         self._fail(error, now, "error")
 
     def abandon(self, now: float) -> None:
-        """Note that the caller went away: nothing awaits the answer, but the callback is called."""
+        """Record that the caller is gone: nothing awaits the answer, but the callback is called."""
         if self.request is not None and self.request.callback is not None:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))
@@ -97,7 +97,7 @@ class Entry(Item, eq=False, kw_only=True):
         if self.request is not None:
             self._answer(self.request, self._failure(self.request, _public(error), now, finish_reason))
         elif isinstance(error, StopIteration) or not isinstance(error, Exception):
-            # None of them can be carried by a future as what it is here; some would end the callers' event loops too.
+            # A future cannot carry any of these as they are; some would also end the callers' event loops.
             self.future.set_exception(_public(error))
         else:
             self.future.set_exception(error)
@@ -122,7 +122,7 @@ class Entry(Item, eq=False, kw_only=True):
                 metadata=request.metadata,
             )
         generated = measure.output_tokens(output)
-        # As by the class itself, whose initializer sets each field by a call.
+        # Equivalent to calling the class, whose initializer sets each field by a call.
         response = object.__new__(InferenceResponse)
         values = _DEFAULTS.copy()
         values["request_id"] = request.request_id
@@ -152,7 +152,7 @@ def failed_response(
     latency_ms: float = 0.0,
     queue_ms: float = 0.0,
 ) -> InferenceResponse:
-    """Return the answer to a request of which nothing was computed."""
+    """Return the answer to a request for which nothing was computed."""
     return InferenceResponse(
         request_id=request.request_id,
         output="",
@@ -172,7 +172,7 @@ def _public(error: BaseException) -> BatchwrightError:
     try:
         reason = f": {error}"
     except Exception:
-        # Its own doing, which is to cost nobody the answer.
+        # The exception's own fault, which must not cost the caller the answer.
         reason = ""
     public = GenerationError(f"the model failed with {type(error).__name__}{reason}")
     public.__cause__ = error

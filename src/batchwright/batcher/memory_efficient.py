@@ -17,26 +17,26 @@ from batchwright.policies.checks import check_size
 from batchwright.request import InferenceRequest
 
 _PAUSE = 0.1
-"""Seconds until a full queue is tried again when it is not known when it will have room."""
+"""Seconds until a full queue is retried, if it is not known when it will have room."""
 
 
 class MemoryEfficientBatcher(Batcher):
-    """Batcher of as many requests as fit in memory, which makes smaller batches when memory runs out all the same.
+    """Batcher of as many requests as fit in memory, which makes batches smaller if memory runs out nevertheless.
 
-    Use it when batches fail for lack of memory, or are kept small for fear of it. The memory of a batch is estimated as
+    Use it if batches run out of memory, or are kept small to avoid that. The memory of a batch is estimated as
 
         MB = (longest prompt + most max_tokens) · requests / tokens_per_mb
 
-    and kept within `max_memory_mb`. Lengths are tokens where the model has a `tokenizer` or prompts are token ids;
-    otherwise they are estimated, unless `length=` says how to measure. Bare items (`compute`) generate nothing.
-    Whenever the model is free, the most urgent request goes with those that suit it. With `concurrency=n`, each of n
+    and kept within `max_memory_mb`. Lengths are tokens if the model has a `tokenizer` or prompts are token ids;
+    otherwise they are estimated, unless `length=` measures them. Bare items (`compute`) generate nothing. Whenever the
+    model is free, the most urgent request is dispatched, with others that suit it. With `concurrency=n`, each of n
     batches may take `max_memory_mb`.
 
-    A request that exceeds the limit alone is refused with `ContextLengthExceeded`. A batch that runs out of memory
-    (`MemoryError`, torch's `OutOfMemoryError`, `OutOfMemory`, or a RuntimeError that says so) is halved and tried
-    again, whatever `isolate_failures` says; later batches are smaller, and grow again slowly. A request for which
-    memory runs out although it is computed alone is answered with `OutOfMemory`. `stats()` counts `out_of_memory` and
-    says which `memory_limit_mb` is in use.
+    A request that exceeds the limit by itself is refused with `ContextLengthExceeded`. A batch that runs out of memory
+    (`MemoryError`, torch's `OutOfMemoryError`, `OutOfMemory`, or a RuntimeError that says so) is halved and retried,
+    whatever `isolate_failures` is; later batches are smaller, and grow again slowly. A request for which memory runs
+    out even alone is answered with `OutOfMemory`. `stats()` counts `out_of_memory` and has the current
+    `memory_limit_mb`.
 
     To fit other policies into memory, give `Batcher` the policy `within_memory(inner=...)`.
     """
@@ -54,10 +54,10 @@ class MemoryEfficientBatcher(Batcher):
     def estimate_memory(self, batch_size: int, sequence_length: int) -> float: ...
 
     def estimate_memory(self, batch_size: int | Sequence[Any], sequence_length: int | None = None) -> float:
-        """Return the MB that a batch needs by the formula; 0 for none.
+        """Return the MB that a batch needs by the formula; 0 for an empty batch.
 
         A batch is given by its size and the length of its longest sequence, or as the requests and prompts themselves;
-        a bare prompt is just as long as it is.
+        a bare prompt generates nothing.
         """
         if not isinstance(batch_size, Integral):
             return self._memory.estimate(self._items(cast("Sequence[Any]", batch_size)))
@@ -68,21 +68,21 @@ class MemoryEfficientBatcher(Batcher):
         return self._memory.megabytes(sequence_length, 0, int(batch_size))
 
     def find_optimal_batch_size(self, sequences: Sequence[Any]) -> int:
-        """Return how many of the first of `sequences` fit into memory together, by the limit now in use.
+        """Return how many of the first `sequences` fit into memory together, by the current limit.
 
-        They may be requests, prompts or token ids; what is no request is just as long as it is. 0 when there are none,
-        or the first exceeds `max_memory_mb` alone. To put as many together as possible, sort them by length.
+        They may be requests, prompts or token ids; only requests generate tokens. 0 if there are none, or the first
+        exceeds `max_memory_mb` by itself. To batch as many as possible, sort them by length.
         """
         items = self._items(sequences)
         return self._memory.leading(items) if items and self._memory.admits(items[0]) else 0
 
     async def process_with_memory_limit(self, sequences: Sequence[Any]) -> list[Any]:
-        """Have all of `sequences`, any number of them, computed, and return their results in order.
+        """Compute all of `sequences`, any number of them, and return their results in order.
 
-        The result of an `InferenceRequest` is its answer, with `error` set if it is refused or fails, which concerns no
-        other. The result of anything else is the model's output; if some of these fail, the first error is raised when
-        all have been computed. At most half of the queue is taken up at a time, and where it is full because of others
-        it is waited for. Raises TypeError for a single prompt or request in place of a list.
+        The result of an `InferenceRequest` is its answer, with `error` set if it is refused or fails, which does not
+        affect the others. The result of anything else is the model's output; if some of these fail, the first error is
+        raised once all have been computed. At most half of the queue is used at a time; if others fill it, this waits
+        for room. Raises TypeError for a single prompt or request in place of a list.
         """
         asked = _listed(sequences)
         results: dict[int, Any] = {}
@@ -104,7 +104,7 @@ class MemoryEfficientBatcher(Batcher):
         return [results[number] for number in range(len(asked))]
 
     async def _process(self, request: Any) -> Any:
-        """Return the result of one request; a `_Failure` for what is no `InferenceRequest` and failed."""
+        """Return the result of one request; a `_Failure` if it failed and is not an `InferenceRequest`."""
         while True:
             try:
                 if isinstance(request, InferenceRequest):
@@ -112,7 +112,7 @@ class MemoryEfficientBatcher(Batcher):
                 return await self.compute(request)
             except Exception as error:
                 if isinstance(error, Overloaded) and error.__cause__ is None:
-                    # The queue is full. With a cause, the model is down.
+                    # The queue is full; an error with a cause means that the model is down.
                     await asyncio.sleep(error.retry_after or _PAUSE)
                     continue
                 if not isinstance(request, InferenceRequest):

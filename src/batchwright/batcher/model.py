@@ -1,4 +1,4 @@
-"""The models that a batcher can have, and how they are called."""
+"""The models that a batcher supports, and how they are called."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class BatchModel(Protocol):
-    """Model that computes a list of prompts at once: one output for each, in their order.
+    """Model that computes a list of prompts at once, with one output for each, in the same order.
 
     An exception object among the outputs fails that prompt alone. `generate_batch` may also be a plain function, which
-    is then called in a thread. A model with a `tokenizer` (anything with `encode(text)`) has its tokens counted by it.
+    is then called in a thread. If the model has a `tokenizer` (anything with `encode(text)`), it counts the tokens.
     """
 
     def generate_batch(self, prompts: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...
 
 
 class RequestModel(Protocol):
-    """`BatchModel` that takes the parameters of its prompts: None for an item that came without a request."""
+    """`BatchModel` that takes the parameters of its prompts, None for an item without a request."""
 
     def generate_batch(self, prompts: list[Any], requests: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...
 
@@ -50,11 +50,12 @@ belongs to the batcher, and is closed with it; an `AsyncEngine` is not.
 
 
 class StepModel(Protocol):
-    """Model that computes one more token for each of several prompts, from the tokens that it gave for them before.
+    """Model that computes one more token for each of several prompts, given the tokens that it returned for them so
+    far.
 
-    A token is text; an empty one ends its sequence, and an exception object fails it alone. A step must change nothing:
-    one that raises is tried again in halves. `generate_step` may also be a plain function, which is then called in a
-    thread.
+    A token is text; an empty one ends its sequence, and an exception object fails only that sequence. A step must have
+    no side effects: one that raises is retried in halves. `generate_step` may also be a plain function, which is then
+    called in a thread.
     """
 
     def generate_step(
@@ -63,9 +64,9 @@ class StepModel(Protocol):
 
 
 class TextStepModel(Protocol):
-    """`StepModel` that gets the text of the tokens before.
+    """`StepModel` that gets the tokens so far as text.
 
-    It says so by its signature: the second parameter is annotated as a list of `str`, or named `partial_texts`.
+    Its signature says so: the second parameter is annotated as a list of `str`, or named `partial_texts`.
     """
 
     def generate_step(
@@ -82,15 +83,15 @@ class RequestStepModel(Protocol):
 
 
 Tokens: TypeAlias = Sequence[str | BaseException | None]
-"""Tokens that a stream gives at once: an entry for each prompt."""
+"""Tokens that a stream yields at once, with an entry for each prompt."""
 
 
 class StreamModel(Protocol):
-    """Model that computes several prompts to their ends, and yields their tokens as they come.
+    """Model that computes several prompts to their ends, and yields their tokens as they are generated.
 
-    Each list has one entry for each prompt, in their order: its next token; an empty text when there is nothing new;
-    None when it has ended; an exception object, which fails it alone. All end with the iterator. A plain generator is
-    run in a thread. A model for which None is "nothing new" and an empty text the end is recognised by what follows
+    Each list has one entry per prompt, in their order: its next token; an empty text if there is nothing new; None if
+    it has ended; an exception object, which fails only that prompt. All end with the iterator. A plain generator is run
+    in a thread. A model that uses None for "nothing new" and an empty text for the end is recognised by what follows
     them.
     """
 
@@ -108,7 +109,7 @@ class RequestStreamModel(Protocol):
 
 
 class ModelCall:
-    """One function of a model: async, or called in a thread of its own."""
+    """One function of a model: async, or called in its own thread."""
 
     def __init__(self, function: Callable[..., Any], *, threads: int) -> None:
         self._function = function
@@ -116,12 +117,12 @@ class ModelCall:
         self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
         self._executor_of = 0
-        """Id of the process that has the threads: a fork has none of them."""
+        """Id of the process that has the threads, which a fork does not inherit."""
         self.in_thread = not _is_async(function)
         """Whether calls run in a thread, where they cannot be cancelled but only ignored."""
 
     async def __call__(self, *arguments: Any, requests: list[InferenceRequest | None]) -> Any:
-        """Return the function's result, awaited if need be. Raises what it raises."""
+        """Return the function's result, awaited if necessary. Raises what the function raises."""
         options: dict[str, Any] = {"requests": requests} if self._takes_requests else {}
         if self.in_thread:
             result = await self.in_own_thread(partial(self._function, *arguments, **options))
@@ -134,11 +135,11 @@ class ModelCall:
     async def in_own_thread(self, work: Callable[[], Any]) -> Any:
         """Return the result of `work`, run in a thread of this call.
 
-        A thread that never returns from it keeps the interpreter from ending, even when the batcher has been closed:
-        Python waits for it, since code such as torch's must not be running while the interpreter is taken down.
+        If `work` never returns, its thread keeps the interpreter from exiting, even after the batcher has been closed:
+        Python waits for it, since code such as torch's must not run while the interpreter shuts down.
         """
         if self._executor is None or self._executor_of != os.getpid():
-            # Its own threads: those of the loop may all be waiting for us.
+            # Own threads: those of the loop may all be waiting for us.
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="batchwright-model")
             self._executor_of = os.getpid()
         context = contextvars.copy_context()
@@ -152,7 +153,7 @@ class ModelCall:
 
 
 class Runner:
-    """Calls a model. Raises TypeError for an object that is no model."""
+    """Calls a model. Raises TypeError for an object that is not a model."""
 
     def __init__(self, model: Model, *, slots: int) -> None:
         if isinstance(model, type) and hasattr(model, "generate_batch"):
@@ -173,22 +174,22 @@ class Runner:
 
     @property
     def slots(self) -> int:
-        """Number of batches that the model takes at once."""
+        """Number of batches that the model can compute at once."""
         return self._slots
 
     def changes_at(self, now: float) -> float:
-        """When `slots` will change without anything else happening; infinite: never."""
+        """When `slots` will next change by itself; infinite: never."""
         return math.inf
 
     async def run(self, prompts: list[Any], requests: list[InferenceRequest | None]) -> list[Any]:
         """Return one output for each of `prompts`. Raises what the model raises, and `WrongOutputs`.
 
-        The model gets lists of its own, and may do with them what it likes.
+        The model gets its own copies of the lists, and may modify them.
         """
         return checked_outputs(await self._call(list(prompts), requests=list(requests)), len(prompts))
 
     async def release(self) -> None:
-        """Let the threads end once they are done, and close an engine that belongs to this. May be called again."""
+        """Let the threads end once they are done, and close an engine that belongs to this. Safe to call twice."""
         self._call.close()
         if self._engine is not None:
             await self._engine.release()
@@ -199,15 +200,15 @@ DEADLINES_PASSED = "deadlines passed"
 
 
 class WrongOutputs(GenerationError):
-    """The model returned something else than one output for each prompt."""
+    """The model returned something other than one output per prompt."""
 
 
 async def awaited(work: Awaitable[Any]) -> Any:
-    """Return the result of `work`. Raises what it raises, or `GenerationError` where that would end the program."""
+    """Return the result of `work`. Raises what it raises, or `GenerationError` if that would end the program."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
-        # Either would end the event loop under everybody. Ctrl-C comes in the main thread, and is to do so.
+        # Either would end the event loop for all callers. Ctrl-C arrives in the main thread, and should do so.
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         raise _not_to_end(error) from error
@@ -230,7 +231,7 @@ def checked_outputs(result: Any, count: int) -> list[Any]:
 
 
 def is_failure(output: object) -> bool:
-    """Return whether a model gave an error in place of an output."""
+    """Return whether a model returned an error in place of an output."""
     return isinstance(output, BaseException) or (isinstance(output, InferenceResponse) and output.error is not None)
 
 
@@ -241,11 +242,11 @@ def is_being_cancelled() -> bool:
 
 
 def _carried(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`; turn its errors into what a future can carry to an event loop without harm."""
+    """Return the result of `work`; turn its errors into ones that a future can safely carry to an event loop."""
     try:
         return work()
     except StopIteration as error:
-        # A future refuses to carry it, and would never be done.
+        # A future refuses to carry this exception, and would never be done.
         raise RuntimeError("the model raised StopIteration") from error
     except (SystemExit, KeyboardInterrupt) as error:
         raise _not_to_end(error) from error
@@ -263,13 +264,13 @@ def _takes_requests(call: Callable[..., Any]) -> bool:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
         return False
-    # By name only: `**kwargs` may belong to a wrapper of something that does not take it. The first takes the prompts,
-    # whatever it is called.
+    # By name only: `**kwargs` may belong to a wrapper of something that does not take it. The first parameter takes the
+    # prompts, whatever its name.
     return "requests" in list(parameters)[1:]
 
 
 def wants_text(step: Callable[..., Any]) -> bool:
-    """Return whether a `generate_step` gets the outputs so far as texts, by its second parameter."""
+    """Return whether a `generate_step` takes the outputs so far as texts, judging by its second parameter."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
@@ -281,7 +282,7 @@ def wants_text(step: Callable[..., Any]) -> bool:
         is_function = inspect.isroutine(step)
         annotation = get_type_hints(step if is_function else type(step).__call__).get(second.name)
     except Exception:
-        # A name of the annotations of others may not be known here.
+        # A name in foreign annotations may be undefined here.
         annotation = second.annotation
     if isinstance(annotation, str):
         return re.fullmatch(r"(\w+\.)*([Ll]ist|Sequence|Iterable|Collection)\[str\]", annotation) is not None

@@ -1,4 +1,4 @@
-"""`Batcher` with a policy, under names and settings that are common in the field."""
+"""Batchers with fixed policies, under names and settings that are common in the field."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 class SimpleBatcher(Batcher):
     """Batcher that waits for `batch_size` requests, or until the oldest has waited `max_wait_ms`.
 
-    Use it when you know the size that suits your model and requests come steadily. When few come, each waits
-    `max_wait_ms` although the model is free; `Batcher(model)` never does that.
+    Use it if you know the size that suits your model and requests come steadily. If few come, each waits `max_wait_ms`
+    although the model is free; with `Batcher(model)` none ever does.
     """
 
     def __init__(self, model: Model, batch_size: int = 8, max_wait_ms: float = 100, **options: Any) -> None:
@@ -29,10 +29,10 @@ class SimpleBatcher(Batcher):
 
 
 class TimeBasedBatcher(Batcher):
-    """Batcher with windows of `window_ms`: all that arrives in one is computed together when it ends.
+    """Batcher with windows of `window_ms`: all requests that arrive in a window are computed together when it ends.
 
-    Use it when a fixed small delay is fine and you want few, full batches. At most `max_batch_size` go at once; when so
-    many are there, they go before the window ends.
+    Use it if a small fixed delay is acceptable and you want few, full batches. A batch has at most `max_batch_size`
+    requests, and is dispatched before the window ends once that many have arrived.
     """
 
     def __init__(self, model: Model, window_ms: float = 50, max_batch_size: int = 32, **options: Any) -> None:
@@ -42,9 +42,9 @@ class TimeBasedBatcher(Batcher):
 
 
 class AdaptiveBatcher(Batcher):
-    """Batcher of the largest batches that keep answers within `target_latency_ms`, by what it learns of the model.
+    """Batcher of the largest batches that keep answers within `target_latency_ms`, as learned from the model.
 
-    Use it when you know how long an answer may take, and not how large batches should be. It never holds a request back
+    Use it if you know how long an answer may take, but not how large batches should be. It never holds back a request
     while the model is free. It starts with `min_batch_size` and at most doubles from batch to batch.
     """
 
@@ -66,30 +66,30 @@ class AdaptiveBatcher(Batcher):
 
     @property
     def current_batch_size(self) -> int:
-        """Most requests that a batch would have now."""
+        """Maximum number of requests in a batch now."""
         return self._shape.largest_size(self._backlog.latency)
 
     @property
     def latency_history(self) -> list[float]:
-        """Milliseconds that each of the last hundred batches took in the model, the latest last."""
+        """Milliseconds that each of the last hundred batches took in the model, the most recent last."""
         return list(self._stats.recent_model_ms)
 
 
 @dataclass(order=True, slots=True)
 class PrioritizedRequest:
-    """A request with a priority that goes before its own, for `PriorityBatcher`. Ordered by priority."""
+    """A request with a priority that overrides its own, for `PriorityBatcher`. Ordered by priority."""
 
     priority: int
     request: InferenceRequest | Prompt = field(compare=False)
 
 
 class PriorityBatcher(Batcher):
-    """Batcher that computes the most urgent requests first: `add_request(request, priority=0)` goes before the usual 5.
+    """Batcher that computes the most urgent requests first: `add_request(request, priority=0)` precedes the default 5.
 
-    Within one priority it is first come, first served, with those before the others whose deadline is near. A request
-    that waits makes up one step of priority every ten seconds, so nothing waits for ever. Batches go when `batch_size`
-    requests are there, or one has waited `max_wait_ms`, which may be a mapping: with `{0: 0, 5: 20, 9: 500}` priorities
-    0 to 4 do not wait, 5 to 8 wait up to 20 ms, and those from 9 on up to 500 ms.
+    Within one priority the order is first come, first served, except that requests whose deadline is near go first. A
+    waiting request gains one step of priority every ten seconds, so nothing waits forever. A batch is dispatched when
+    `batch_size` requests are waiting, or one has waited `max_wait_ms`, which may be a mapping: with `{0: 0, 5: 20, 9:
+    500}` priorities 0 to 4 do not wait, 5 to 8 wait up to 20 ms, and those from 9 on up to 500 ms.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PriorityBatcher(Batcher):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Do as `Batcher.add_request`; `priority` may stand second, or be that of a `PrioritizedRequest`."""
+        """Do as `Batcher.add_request`; `priority` may be the second argument, or come from a `PrioritizedRequest`."""
         if isinstance(request, PrioritizedRequest):
             priority = request.priority if priority is None else priority
             request = request.request
@@ -116,12 +116,12 @@ class PriorityBatcher(Batcher):
 
 
 class LengthAwareBatcher(Batcher):
-    """Batcher that puts requests of like length together, because a batch is padded to its longest.
+    """Batcher that puts requests of similar length together, because a batch is padded to its longest request.
 
-    Use it when lengths differ much. A batch has at most `max_batch_size` requests and `max_batch_tokens` tokens with
-    padding; a request longer than that goes alone. Whenever the model is free the oldest request goes, with those that
-    suit it, so a rare length waits no longer than others. Lengths are tokens if the model has a `tokenizer` or prompts
-    are token ids; otherwise say with `length=` how to measure, or choose the budget in characters.
+    Use it if lengths differ much. A batch has at most `max_batch_size` requests and `max_batch_tokens` tokens including
+    padding; a longer request is computed alone. Whenever the model is free, the oldest request is dispatched, with
+    others that suit it, so a rare length waits no longer than others. Lengths are tokens if the model has a `tokenizer`
+    or prompts are token ids; otherwise set `length=` to measure them, or choose the budget in characters.
     """
 
     def __init__(self, model: Model, max_batch_tokens: int = 4096, max_batch_size: int = 32, **options: Any) -> None:

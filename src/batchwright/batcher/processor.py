@@ -1,4 +1,4 @@
-"""Processors, which compute several batches at once, in one model or on several copies of it."""
+"""Processors, which compute several batches at once, in one model or several copies of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AsyncBatchConfig:
 
 
 class Processor(Closable, Generic[_BatcherT]):
-    """Base of the processors, with a batcher behind them.
+    """Base of the processors, each of which uses a batcher.
 
     In an event loop: `await processor.submit(request)`. Without one: `processor.submit_sync(request).result()`, from
     any thread. It may be used with `async with` or `with`, which close it.
@@ -47,7 +47,7 @@ class Processor(Closable, Generic[_BatcherT]):
 
     batcher: _BatcherT
     _workers: Sequence[asyncio.Future[None]] = ()
-    """Futures that `start_workers` and `start` returned, in whatever event loops."""
+    """Futures that `start_workers` and `start` returned, in any event loops."""
 
     async def submit(
         self,
@@ -57,11 +57,11 @@ class Processor(Closable, Generic[_BatcherT]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Return the answer to one request. A coroutine: without an event loop use `submit_sync`.
+        """Return the answer to one request. This is a coroutine: without an event loop use `submit_sync`.
 
-        Arguments, and what is raised for a request that is not taken, are those of `add_request` of the batcher. One
-        that fails raises its error: `DeadlineExceeded`, which is a TimeoutError, when its time is up, `GenerationError`
-        when the model failed. `batcher.add_request` answers with `error` set instead.
+        The arguments, and the errors for a request that is not accepted, are those of the batcher's `add_request`. A
+        request that fails raises its error: `DeadlineExceeded`, which is a TimeoutError, if its time is up,
+        `GenerationError` if the model failed. `batcher.add_request` returns a response with `error` set instead.
         """
         response = await self.batcher.add_request(
             request, priority=priority, deadline=self._nearest(deadline), tenant=tenant
@@ -78,19 +78,19 @@ class Processor(Closable, Generic[_BatcherT]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> concurrent.futures.Future[InferenceResponse]:
-        """`submit` for code without an event loop: `processor.submit_sync(request).result()`.
+        """Do as `submit`, for code without an event loop: `processor.submit_sync(request).result()`.
 
         May be called from any thread. Cancelling the future cancels the request.
         """
         return self.batcher.hand_over(self.submit(request, priority=priority, deadline=deadline, tenant=tenant))
 
     def stats(self) -> BatcherStats:
-        """Return a copy of the figures since the processor was made."""
+        """Return a copy of the statistics since the processor was created."""
         stats: BatcherStats = self.batcher.stats()
         return stats
 
     async def close(self, drain: bool = True) -> None:
-        """Do as `close` of the batcher."""
+        """Close the batcher; see its `close`."""
         try:
             await self.batcher.close(drain)
         finally:
@@ -111,16 +111,16 @@ class Processor(Closable, Generic[_BatcherT]):
         return self
 
     def _nearest(self, deadline: float | None) -> float | None:
-        """Return the nearer of the caller's deadline and our own."""
+        """Return the earlier of the caller's deadline and our own."""
         return deadline
 
 
 class AsyncBatchProcessor(Processor[Batcher]):
-    """Processor for a model that computes several batches at once, such as a remote endpoint or one with replicas.
+    """Processor for a model that computes several batches at once, such as a remote endpoint or a replicated model.
 
-    Whenever fewer than `max_concurrent_batches` are in the model, what waits goes, as under the policy "auto".
-    A request has a deadline of `timeout_seconds` where none is nearer. `batcher` is what stands behind it; `options`
-    are those of `Batcher`.
+    Whenever fewer than `max_concurrent_batches` are in the model, waiting requests are dispatched, as with the policy
+    "auto". A request has a deadline of `timeout_seconds` unless its own is earlier. `batcher` is the batcher that it
+    uses; `options` are those of `Batcher`.
     """
 
     def __init__(self, model: Model, config: AsyncBatchConfig | None = None, **options: Any) -> None:
@@ -135,11 +135,11 @@ class AsyncBatchProcessor(Processor[Batcher]):
         )
 
     async def start_workers(self, num_workers: int = 2) -> list[asyncio.Future[None]]:
-        """Bind the processor to this event loop, to which calls from other loops and threads are then handed over.
+        """Bind the processor to this event loop; calls from other loops and threads are then handed over to it.
 
-        It need not be called: the first `submit` settles where it is made, and nothing runs while nothing is submitted.
-        The futures that it returns are done when the processor is closed; cancelling them has no effect. How many
-        batches are computed at once is said by `max_concurrent_batches`.
+        Calling it is optional: the first `submit` binds to its own loop, and nothing runs while nothing is submitted.
+        The returned futures are done when the processor is closed; cancelling them has no effect.
+        `max_concurrent_batches`, not `num_workers`, sets how many batches are computed at once.
         """
         check_size("num_workers", num_workers)
         return await self._stand_by(num_workers)
@@ -153,8 +153,9 @@ class ParallelBatchProcessor(Processor[Batcher]):
     """Processor that spreads batches over several copies of a model, each of which computes one at a time.
 
     `models` may be engines. There is one queue: a replica gets its next batch when it has none, so a slow one gets
-    less. A replica that fails is taken out and its batch goes to another; it is tried again after a second, then ever
-    more rarely. `replicas` shows how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
+    fewer. A replica that fails is taken out and its batch goes to another; it is retried after a second, then less and
+    less often. `replicas` shows the state of each, `batcher` is the batcher that it uses; `options` are those of
+    `Batcher`.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class ParallelBatchProcessor(Processor[Batcher]):
 
 
 def _end(worker: asyncio.Future[None]) -> None:
-    """Inform those who await a worker, in whatever event loop, that there is nothing more to wait for."""
+    """Complete a worker's future, in whatever event loop it is."""
     loop = worker.get_loop()
     if not loop.is_closed():
         loop.call_soon_threadsafe(_set_done, worker)

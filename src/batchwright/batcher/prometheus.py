@@ -1,12 +1,12 @@
-"""The figures of batchers for Prometheus, read when they are scraped: nothing is added to the path of a request.
+"""The statistics of batchers for Prometheus, read at each scrape: nothing is added to the path of a request.
 
-One collector in a registry holds all its batchers, since a family of metrics may stand only once in what is scraped. It
-holds them weakly: one that is gone is no longer shown.
+One collector per registry holds all its batchers, since a family of metrics may appear only once in a scrape. It holds
+them weakly: a batcher that is gone is no longer exported.
 
-Shares and means are given as the counters that they are made of, so that they can be had for any span of time:
-occupancy is `rate(batched_requests_total) / rate(batches_total)`, by reason too; padding efficiency is
-`rate(tokens_total) / rate(padded_tokens_total)`; tokens per second of model time are `rate(tokens_total) +
-rate(generated_tokens_total)` over `rate(model_seconds_total)`. The two gauges give them since the batcher was made.
+Shares and means are exported as their underlying counters, so that they can be computed for any span of time: occupancy
+is `rate(batched_requests_total) / rate(batches_total)`, by reason too; padding efficiency is `rate(tokens_total) /
+rate(padded_tokens_total)`; tokens per second of model time are `rate(tokens_total) + rate(generated_tokens_total)` over
+`rate(model_seconds_total)`. The two gauges have their values since the batcher was created.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HISTOGRAMS = {
     "ttft_ms": ("time_to_first_token_seconds", "From submission to the first token."),
     "tpot_ms": ("time_per_output_token_seconds", "Between two tokens of a sequence."),
 }
-"""Histograms by attribute of the figures; the last two only where tokens are computed one by one."""
+"""Histograms by attribute of the statistics; the last two only if tokens are computed one by one."""
 _REPLICA_COUNTERS = {
     "batches": ("replica_batches", "Batches that this replica computed."),
     "items": ("replica_requests", "Requests that this replica computed."),
@@ -74,15 +74,15 @@ _REPLICA_COUNTERS = {
 
 
 class HasStats(Protocol):
-    """A batcher or processor. Those with `replicas` have the figures of each exported too."""
+    """A batcher or processor. If it has `replicas`, the statistics of each are also exported."""
 
     def stats(self) -> BatcherStats: ...
 
 
 def export_metrics(batcher: HasStats, name: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Export the figures of `batcher` to `registry` with the label `batcher="name"`, for as long as it exists.
+    """Export the statistics of `batcher` to `registry` with the label `batcher="name"`, for as long as it exists.
 
-    Raises ValueError when another batcher of that name is shown there, and `MissingExtra` without prometheus-client.
+    Raises ValueError if another batcher of that name is exported there, and `MissingExtra` without prometheus-client.
     """
     with _exporting:
         exports = _exports.get(registry)

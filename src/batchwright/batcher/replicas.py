@@ -1,19 +1,19 @@
 """Several copies of a model behind one queue.
 
-The idea: there is one queue for all, and a replica gets its next batch when it has none. That is "least loaded first"
-in its strict form: nobody has less outstanding than nothing, and no request waits at a slow replica while another is
-free. Of several free ones the one that was given least goes first: given, not computed, lest one that fails at once
-always be the first.
+There is one queue for all, and a replica gets its next batch when it has none. That is "least loaded first" in its
+strict form: no replica has less outstanding than nothing, and no request waits at a slow replica while another is free.
+Of several free replicas, the one that was given the fewest prompts is used: given, not computed, otherwise one that
+fails immediately would always be first.
 
-A replica that fails is taken out at once, and its batch goes to another. To return something else than one output for
-each prompt, or nothing but errors, is to fail too. If the other succeeds, the first one stays out, for a second, then
-for twice as long each time it fails again. If it fails there too, the batch is to blame, and the replica comes back.
+A replica that fails is taken out at once, and its batch goes to another. Returning something other than one output per
+prompt, or only errors, also counts as a failure. If the other succeeds, the first one stays out for a second, then for
+twice as long each time it fails again. If the batch fails there too, the batch is to blame, and the replica comes back.
 
-One that fails some of its items is not trusted with them: they are tried on another replica. Those that succeed there
-count against the first, which is taken out once they are more than a quarter of its items of late. So one that answers
-quickly, with an exception for nearly every item, does not draw the traffic.
+If a replica fails some items, they are tried on another one. Those that succeed there count against the first, which is
+taken out once they are more than a quarter of its recent items. So a replica that quickly answers with an exception for
+nearly every item does not attract the traffic.
 
-One that hangs fails nothing. It is taken out when a batch in it was cancelled because all its deadlines had passed,
+A replica that hangs does not fail. It is taken out if a batch in it is cancelled because all its deadlines have passed,
 after more than twice the time that any batch took elsewhere: requests may also be late because they waited long.
 
 The last replica is never taken out.
@@ -35,19 +35,19 @@ from batchwright.request import InferenceRequest
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _HANGS = 2.0
-"""Times the longest batch elsewhere: a batch that took longer, and was late, hung."""
+"""Multiple of the longest batch elsewhere: a batch that took longer, and was late, hung."""
 _ITEMS_REMEMBERED = 64
-"""Items by which a replica is judged."""
+"""Number of recent items by which a replica is judged."""
 _FEW_BAD = 3
 _BAD_SHARE = 0.25
-"""Share of its items, from `_FEW_BAD` on, that a replica may fail and another compute."""
+"""Share of its items, from `_FEW_BAD` on, that a replica may fail although another can compute them."""
 _ROUNDING = 1e-6
 """Seconds by which a timer may ring early."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One copy of the model, and how it fares."""
+    """One copy of the model, and its state."""
 
     runner: Runner
     busy: bool = False
@@ -56,23 +56,23 @@ class Replica:
     items: int = 0
     """Prompts computed."""
     given: int = 0
-    """Prompts that it was given, computed or not."""
+    """Prompts given to it, computed or not."""
     longest: float = 0.0
     """Seconds of its longest batch."""
     failures: int = 0
     """Batches that failed here and not elsewhere, or hung here until all their deadlines had passed."""
     good: float = 0.0
-    """Prompts that it computed of late."""
+    """Prompts that it computed recently."""
     bad: float = 0.0
-    """Prompts that failed here of late, and not in another replica."""
+    """Prompts that recently failed here, and not in another replica."""
     pause: float = 0.0
-    """Seconds that it was last taken out for; 0 since it last computed a batch."""
+    """Seconds for which it was last taken out; 0 since it last computed a batch."""
     returns: float = -math.inf
     """When it is tried again, on the clock of the batcher."""
 
 
 class Replicas(Runner):
-    """Runner of each batch on one of several models. Raises ValueError when there is none."""
+    """Runner of each batch on one of several models. Raises ValueError if there is none."""
 
     def __init__(self, models: Sequence[Model], clock: Clock) -> None:
         if not models:
@@ -110,7 +110,7 @@ class Replicas(Runner):
     async def _run_whole(
         self, prompts: list[Any], requests: list[InferenceRequest | None]
     ) -> tuple[list[Any], Replica]:
-        """Return the outputs of the first replica that computes any of a batch, or of the second, and that replica."""
+        """Return the outputs of the first replica that computes any of a batch, or of the second, and the replica."""
         suspect: Replica | None = None
         while True:
             replica = await self._take(len(prompts))
@@ -137,7 +137,7 @@ class Replicas(Runner):
     async def _run_elsewhere(
         self, replica: Replica, prompts: list[Any], requests: list[InferenceRequest | None]
     ) -> list[Any]:
-        """Return the outputs that another replica than `replica` has for these items; none where it has none."""
+        """Return the outputs of a replica other than `replica` for these items; none if it has none."""
         other = await self._take(len(prompts), instead_of=replica)
         if other is None:
             return []
@@ -154,7 +154,7 @@ class Replicas(Runner):
             self._free(other)
 
     def _count_items(self, replica: Replica, good: int, bad: int) -> None:
-        """Count items that a replica computed, and those that it failed and another computed."""
+        """Count items that a replica computed, and items that it failed and another computed."""
         replica.good += good
         replica.bad += bad
         if (known := replica.good + replica.bad) > _ITEMS_REMEMBERED:
@@ -170,7 +170,7 @@ class Replicas(Runner):
             await replica.runner.release()
 
     async def _take(self, size: int, instead_of: Replica | None = None) -> Replica | None:
-        """Wait for a free replica, and take it; None: there is no other one than `instead_of` now."""
+        """Wait for a free replica, and take it; None if there is none other than `instead_of` now."""
         loop = asyncio.get_running_loop()
         while True:
             there = [replica for replica in self.replicas if self._is_in(replica) and replica is not instead_of]
@@ -211,7 +211,7 @@ class Replicas(Runner):
             suspect.failures += 1
 
     def _compares(self, replica: Replica, suspect: Replica | None) -> bool:
-        """Note a batch that failed in `replica` and before in `suspect`; return whether to try another."""
+        """Record a batch that failed in `replica`, and before that in `suspect`; return whether to try another."""
         if suspect is not None and suspect is not replica:
             self._take_back(suspect)
             return False
@@ -223,7 +223,7 @@ class Replicas(Runner):
             replica.failures += 1
 
     def _take_out(self, replica: Replica) -> bool:
-        """Take a replica out for a while. False when it is the last one."""
+        """Take a replica out for a while. False if it is the last one."""
         if not any(self._is_in(other) for other in self.replicas if other is not replica):
             return False
         replica.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * replica.pause))
@@ -236,7 +236,7 @@ class Replicas(Runner):
 
 
 def _may_succeed_elsewhere(output: object) -> bool:
-    # What needs too much memory is computed again in a smaller batch.
+    # A batch that needs too much memory is computed again in smaller parts.
     return is_failure(output) and not ran_out_of_memory(output)
 
 

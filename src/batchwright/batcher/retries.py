@@ -1,9 +1,9 @@
-"""The requests of a batcher that are to be computed again, and when.
+"""The requests of a batcher that must be computed again, and when.
 
-Three kinds wait here, apart from the policy's queue. *Suspects* of a batch that failed are searched for the one to
-blame (`policies/search.py`). A single request that failed is tried again after a pause, where the batcher has
-`retries`. And while the model may be down (`policies/breaker.py`), one request of each batch is tried, and the rest
-wait here for how it fares.
+Three kinds wait here, apart from the policy's queue. *Suspects* of a failed batch are searched for the one to blame
+(`policies/search.py`). A single request that failed is retried after a pause, if the batcher has `retries`. And while
+the model may be down (`policies/breaker.py`), one request of each batch is tried, and the rest wait here for the
+outcome.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PAUSES = Backoff(first=0.1, longest=10.0, jitter=(0.5, 1.0))
 
 
 class Retries:
-    """Searches, the next first, without the parts being computed; and single requests that wait for their next try."""
+    """Searches, the next one first, without the parts being computed; and single requests that wait for a retry."""
 
     def __init__(self, *, isolate: bool, luck: Callable[[], float] = random.random) -> None:
         self._isolate = isolate
         self.breaker = Breaker()
         self.waiting: set[Entry] = set()
-        """Requests that are in no part being computed now."""
+        """Requests that are not in a part being computed now."""
         self._searches: deque[Search[Entry]] = deque()
         self._paused: list[tuple[float, int, Entry]] = []
-        """Heap of single requests that failed, by when they are tried again."""
+        """Heap of single requests that failed, by the time of their next try."""
         self._pauses = 0
         self._seconds = 0.0
         """Time that may be spent on searches."""
@@ -48,7 +48,7 @@ class Retries:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be computed again."""
+        """Whether nothing needs to be computed again."""
         return not (self._searches or self.waiting)
 
     @property
@@ -60,20 +60,20 @@ class Retries:
 
     @property
     def next_try(self) -> float:
-        """When the next pause of a single request ends; infinite: there is none."""
+        """When the next pause of a single request ends; infinite if there is none."""
         while self._paused and self._paused[0][2] not in self.waiting:
             heapq.heappop(self._paused)
         return self._paused[0][0] if self._paused else math.inf
 
     def pause(self, entry: Entry, now: float) -> None:
-        """Have a single request, which has failed, wait for its next try."""
+        """Have a single request that has failed wait for its next try."""
         entry.tries += 1
         self._pauses += 1
         heapq.heappush(self._paused, (now + PAUSES.pause(entry.tries, self._luck()), self._pauses, entry))
         self.waiting.add(entry)
 
     def begin_due(self, now: float, *, early: bool) -> None:
-        """Let single requests whose pause has ended be tried, or with `early` all."""
+        """Start the next try of single requests whose pause has ended, or with `early` of all."""
         while (at := self.next_try) <= now or (early and at < math.inf):
             self._searches.append(Search([heapq.heappop(self._paused)[2]]))
 
@@ -88,7 +88,7 @@ class Retries:
         return self._searches.popleft() if self._searches else None
 
     def next_part(self, search: Search[Entry]) -> list[Entry]:
-        """Return the requests of `search` to compute next, which no longer wait here; none: it is over."""
+        """Return the requests of `search` to compute next, which no longer wait here; none if it is over."""
         choose = search.single if self.breaker.is_doubtful else search.part
         part = choose(lambda entry: entry.waits_for_answer)
         self.waiting.difference_update(part)
@@ -103,16 +103,16 @@ class Retries:
         return removed
 
     def account(self, group: RunningBatch, seconds: float) -> None:
-        """Account for `seconds` that `group` took: `RETRY_SHARE` of what other batches take may be spent on parts."""
+        """Account for `seconds` that `group` took: `RETRY_SHARE` of the time of other batches may be spent on parts."""
         if group.search is None:
             self._seconds = min(self._seconds + RETRY_SHARE * seconds, seconds)
         elif group.is_charged:
             self._seconds -= seconds
 
     def ended(self, group: RunningBatch, suspects: list[Entry], now: float) -> list[Entry]:
-        """Note how a batch ended, and go on with its search or begin one for `suspects`.
+        """Record how a batch ended, and continue its search or begin one for `suspects`.
 
-        Returns the requests that are given up, since the model is down.
+        Returns the requests that are given up because the model is down.
         """
         search, error = group.search, group.error
         if self._isolate:

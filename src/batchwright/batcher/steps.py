@@ -1,8 +1,8 @@
-"""Token by token over a model that computes one step at a time: `generate_step(prompts, partial_outputs)`.
+"""The token-level loop for a model that computes one step at a time: `generate_step(prompts, partial_outputs)`.
 
-While anything waits or is computed, one task takes steps: it fills the free slots, has the model compute one token for
-each sequence that has a slot, and hands the tokens out. Between two steps the event loop has its turn, so that those
-who come, and those who go, do so before the next one.
+While anything is waiting or being computed, one task takes steps: it fills the free slots, has the model compute one
+token for each sequence that has a slot, and delivers the tokens. Between two steps the event loop gets a turn, so that
+arrivals and departures take effect before the next one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class StepCore(TokenCore):
         self._computing: set[TokenEntry] = set()
         """Sequences in the model now that are still wanted."""
         self._dropping = False
-        """Whether the call of the model was cancelled because nothing waited for it any more."""
+        """Whether the model call was cancelled because no caller waited for it any more."""
 
     def _wake(self) -> None:
         if self._task is None:
-            # Not by the loop's task factory: an eager one would begin before `_task` is set.
+            # Not through the loop's task factory: an eager task would begin before `_task` is set.
             self._task = asyncio.Task(self._run(), loop=self.loop)
-            # One that is cancelled before its first step never runs.
+            # A task that is cancelled before its first step never runs.
             self._task.add_done_callback(self._end)
 
     def _left(self, sequence: TokenEntry) -> None:
@@ -58,7 +58,7 @@ class StepCore(TokenCore):
         self._task = None
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Answer all requests when the task was ended from outside or by a fault of ours."""
+        """Answer all requests if the task was ended from outside or by an internal error."""
         if task is self._task:
             self._task = None
             self._ended_early(task)
@@ -79,7 +79,7 @@ class StepCore(TokenCore):
         return []
 
     async def _tokens(self, sequences: list[TokenEntry]) -> list[Any]:
-        """Return the model's tokens; none when nothing waits for them any more."""
+        """Return the model's tokens; none if no caller waits for them any more."""
         self._computing = set(sequences)
         try:
             result = await self._call(

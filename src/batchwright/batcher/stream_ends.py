@@ -1,11 +1,11 @@
 """What an entry without text means in the streams of a model: nothing new, or the end of its sequence.
 
-As documented, `""` is "nothing new" and `None` ends a sequence. Some models have it the other way round, and no text of
-theirs may be lost. Text that follows an entry proves that it was no end. Until then, a sequence that had text and then
-`None` is *held*: it gives up its slot, and is answered when it has had both kinds of entries since its last text, or
-when its stream has ended. Once sequences of two streams have ended so, and none went on, `None` is believed to be the
-end of a sequence that had text. Before its text it is the end only where that is proven: it may stand for a prompt that
-is still being read.
+As documented, `""` is "nothing new" and `None` ends a sequence. Some models use them the other way round, and none of
+their text may be lost. Text that follows an entry proves that the entry was not the end. Until then, a sequence that
+had text and then `None` is *held*: it gives up its slot, and is answered when it has had both kinds of entries since
+its last text, or when its stream has ended. Once sequences of two streams have ended like this, and none continued,
+`None` is taken for the end of a sequence that had text. Before a sequence has text, it is the end only if that is
+proven: it may stand for a prompt that is still being read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _CONFIRMED = 2
-"""Streams in which nothing may follow a None before it is taken for the end at once."""
+"""Streams in which nothing may follow a None before None is taken for the end immediately."""
 
 _log = logging.getLogger("batchwright.batcher")
 
 
 class Meaning(enum.Enum):
-    """What an entry says of its sequence."""
+    """What an entry means for its sequence."""
 
     TOKEN = enum.auto()
-    """A token, or whatever else the model gave for one."""
+    """A token, or whatever else the model returned for one."""
     NOTHING_NEW = enum.auto()
     HELD = enum.auto()
     """Probably the end."""
@@ -34,7 +34,7 @@ class Meaning(enum.Enum):
 
 @dataclass(slots=True)
 class Silence:
-    """What a sequence had since its last text."""
+    """The entries of a sequence since its last text."""
 
     nones: int = 0
     empties: int = 0
@@ -44,7 +44,7 @@ class Silence:
 
 
 class StreamEnds:
-    """What has been learned about the entries without text of one model."""
+    """What has been learned about one model's entries without text."""
 
     def __init__(self) -> None:
         self.none_ends: bool | None = None
@@ -53,7 +53,7 @@ class StreamEnds:
         self._confirmations = 0
 
     def meaning(self, entry: object, silence: Silence) -> Meaning:
-        """Return what `entry` says of the sequence with this `silence`, and count it there."""
+        """Return what `entry` means for the sequence with this `silence`, and count it there."""
         if entry is not None and entry != "":
             return self._token(silence)
         if silence.has_ended:
@@ -70,7 +70,7 @@ class StreamEnds:
 
     def stream_ended(self, silences: Iterable[Silence]) -> None:
         """Learn from the silences in which the sequences of a stream were when it ended."""
-        # In one list only, None may stand for nothing new just as well.
+        # If None came in only one list, it may equally mean nothing new.
         if any(each.has_text and each.nones > 1 and not each.empties for each in silences):
             self._confirmations += 1
             if self.none_ends is None and self._confirmations >= _CONFIRMED:

@@ -1,4 +1,4 @@
-"""`StreamingBatchProcessor`: the tokens of many requests in one stream, as they come."""
+"""`StreamingBatchProcessor`: the tokens of many requests in one stream, as they are generated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from batchwright.policies.checks import check_size
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _UNREAD = 64
-"""Tokens for each slot that may wait to be read before no further request is begun."""
+"""Unread tokens per slot at which no further request is started."""
 
 
 class StreamingBatchProcessor(Processor[ContinuousBatcher]):
-    """Processor of any number of requests, `batch_size` at a time, that yields their tokens as they come.
+    """Processor of any number of requests, `batch_size` at a time, that yields their tokens as they are generated.
 
         async with StreamingBatchProcessor(model) as processor:
             async for request_id, token in processor.process_streaming(requests):
                 ...
 
-    Use it to read many outputs at once while they are made. When a request ends, the next one takes its slot, so a slow
-    one holds nobody back. `model` and `options` are those of `ContinuousBatcher`, which stands behind it as `batcher`.
+    Use it to read many outputs at once while they are generated. When a request ends, the next one takes its slot, so a
+    slow request delays no other. `model` and `options` are those of `ContinuousBatcher`, which it uses as `batcher`.
     """
 
     def __init__(self, model: TokenModel, batch_size: int = 8, **options: Any) -> None:
@@ -44,19 +44,20 @@ class StreamingBatchProcessor(Processor[ContinuousBatcher]):
         requests: Iterable[InferenceRequest | Prompt] | AsyncIterable[InferenceRequest | Prompt],
         failures: MutableMapping[str, BatchwrightError] | None = None,
     ) -> AsyncGenerator[tuple[str, str]]:
-        """Yield `(request_id, token)` of all `requests`, each one's tokens in their order, as soon as they are there.
+        """Yield `(request_id, token)` for all `requests`, each request's tokens in order, as soon as they are
+        available.
 
-        `requests` is read as slots become free, never ahead, and may have no end. A bare prompt gets an id of its own.
-        Tokens that may be the beginning of a stop string come later, in one piece with others. Each request's
-        `callback` is called with its response. While the reader is behind, no further request is begun.
+        `requests` is read as slots become free, never ahead, and may be infinite. A bare prompt gets its own id. Tokens
+        that may be the beginning of a stop string come later, in one piece with others. Each request's `callback` is
+        called with its response. While the reader lags behind, no further request is started.
 
-        A request that fails does not disturb the others. Its error is put into `failures` under its id at once; where
-        no `failures` are given, all errors are raised together when everything else has been read, as an ExceptionGroup
-        whose members say in a note which request they are of. An error of `requests` itself is raised when what had
-        begun has been read.
+        A request that fails does not affect the others. Its error is stored in `failures` under its id immediately;
+        without `failures`, all errors are raised together after everything else has been read, as an ExceptionGroup
+        whose members name their request in a note. An error of `requests` itself is raised after everything that was
+        started has been read.
 
-        Leaving the iterator early cancels what runs (`contextlib.aclosing` does so at once). Raises RuntimeError in
-        another event loop than the one to which this belongs.
+        Leaving the iterator early cancels running requests (with `contextlib.aclosing`, immediately). Raises
+        RuntimeError in an event loop other than the one to which this belongs.
         """
         await self.batcher.settle()
         collected: MutableMapping[str, BatchwrightError] = {} if failures is None else failures
@@ -78,7 +79,7 @@ class StreamingBatchProcessor(Processor[ContinuousBatcher]):
 
 
 class _Reading:
-    """One pass over some requests: a task begins them as there is room, and their tokens gather here."""
+    """One pass over some requests: a task starts them as there is room, and their tokens are collected here."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class _Reading:
         failures: MutableMapping[str, BatchwrightError],
     ) -> None:
         self.broken: Exception | None = None
-        """The error because of which no more requests could be begun."""
+        """The error because of which no more requests could be started."""
         self._batcher = batcher
         self._size = size
         self._requests = requests
@@ -96,9 +97,9 @@ class _Reading:
         self._live: dict[str, asyncio.Future[InferenceResponse]] = {}
         self._unread: deque[tuple[str, str]] = deque()
         self._changed = asyncio.Event()
-        """Event that there is something to read, or nothing will come."""
+        """Set when there is something to read, or nothing more will come."""
         self._room = asyncio.Event()
-        """Event that something has ended, or has been read."""
+        """Set when something has ended, or has been read."""
         self._feeder = asyncio.create_task(self._feed())
         self._feeder.add_done_callback(lambda _: self._changed.set())
 
@@ -128,7 +129,7 @@ class _Reading:
                     self._room.clear()
                     await self._room.wait()
                 if not self._begin(await anext(self._requests), position):
-                    # However many are refused, others have their turn.
+                    # However many are refused, other tasks get their turn.
                     await asyncio.sleep(0)
                 position += 1
         except StopAsyncIteration:
@@ -142,7 +143,7 @@ class _Reading:
             self.broken = error
 
     def _begin(self, request: InferenceRequest | Prompt, position: int) -> bool:
-        """Begin a request; False when it is refused. Raises `BatcherClosed`."""
+        """Start a request; False if it is refused. Raises `BatcherClosed`."""
         request_id = request.request_id if isinstance(request, InferenceRequest) else f"requests[{position}]"
         try:
             if not isinstance(request, InferenceRequest):
@@ -172,7 +173,7 @@ class _Reading:
         if news.error is not None:
             self._failures[request_id] = news.error
         if not answer.cancelled():
-            # It carries the same error, where it was refused.
+            # It carries the same error, if the request was refused.
             answer.exception()
         self._room.set()
 

@@ -1,9 +1,9 @@
-"""Token by token over a model that streams whole batches: `generate_stream_batch(prompts)`.
+"""The token-level loop for a model that streams whole batches: `generate_stream_batch(prompts)`.
 
-Such a batch is fixed once it has started. So when sequences end, the slots that they leave are filled by another batch
-of those who wait, which is started beside the ones that run, so a slow sequence holds nobody back. There are never more
-live sequences than slots, except those that have probably ended (`stream_ends.py`), of which there are as many at most.
-A batch whose sequences have all ended is closed.
+Such a batch is fixed once it has started. So when sequences end, their slots are filled by another batch of waiting
+requests, which is started beside the running ones, so a slow sequence delays no other. There are never more live
+sequences than slots, except for sequences that have probably ended (`stream_ends.py`), of which there are at most as
+many. A batch whose sequences have all ended is closed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Stream:
         self.in_thread = False
         """Whether it runs in a thread, where it cannot be cancelled while it computes."""
         self.begun = False
-        """Whether tokens have come, so that it cannot be begun anew."""
+        """Whether tokens have come, so that it cannot be restarted."""
 
     @property
     def wanted(self) -> int:
-        """Number of its sequences that still wait for an answer."""
+        """Number of its sequences that are still waiting for an answer."""
         return sum(sequence.waits_for_answer for sequence in self.sequences)
 
 
@@ -102,7 +102,7 @@ class StreamCore(TokenCore):
         stream.task.add_done_callback(partial(self._end, stream))
 
     def _end(self, stream: _Stream, task: asyncio.Task[None]) -> None:
-        """Answer what is left, usually nothing, and separate the sequences from their stream."""
+        """Answer what is left, usually nothing, and detach the sequences from their stream."""
         mine = [sequence for sequence in stream.sequences if sequence.group is stream]
         for sequence in mine:
             sequence.group = None
@@ -125,7 +125,7 @@ class StreamCore(TokenCore):
                 self._accept(sequence, "", now)
 
     async def _read(self, stream: _Stream) -> None:
-        """Hand the tokens out until the iterator ends, or nothing waits for more."""
+        """Deliver the tokens until the iterator ends, or no caller waits for more."""
         begin, size = self._clock.now(), stream.wanted
         async with contextlib.aclosing(self._lists(stream)) as lists:
             async for tokens in lists:
@@ -138,14 +138,14 @@ class StreamCore(TokenCore):
                         self._hold(sequence)
                     elif meaning is not Meaning.NOTHING_NEW:
                         self._accept(sequence, "" if meaning is Meaning.END else entry, now)
-                # Those who come, those who go and those who read have their turn, also where the model never waits.
+                # Arrivals, departures and readers get their turn, even if the model never waits.
                 await asyncio.sleep(0)
                 begin, size = self._clock.now(), stream.wanted
                 if not size:
                     break
 
     async def _lists(self, stream: _Stream) -> AsyncGenerator[list[Any]]:
-        """Yield the model's lists, with one entry for each sequence. Raises what it raises, and `WrongOutputs`."""
+        """Yield the model's lists, with one entry per sequence. Raises what the model raises, and `WrongOutputs`."""
         count = len(stream.sequences)
         found = await self._call(
             [sequence.prompt for sequence in stream.sequences],
@@ -168,7 +168,7 @@ class StreamCore(TokenCore):
             )
 
     def _failed(self, stream: _Stream, error: BaseException) -> None:
-        """Answer all with the error or, where one may be the cause and no token has come, begin halves anew."""
+        """Answer all with the error or, if one may be the cause and no token has come, restart them in halves."""
         live = [sequence for sequence in stream.sequences if sequence.waits_for_answer]
         isolate = self._shared.limits.isolate and not stream.begun and not isinstance(error, WrongOutputs)
         if len(live) < 2 or not isolate:

@@ -1,12 +1,12 @@
 """The common part of the token-level loops: slots, deadlines, and an answer for every request.
 
-A core lives in one asyncio event loop, like the one in `dispatch_loop.py`, and needs no locks for the same reason. What
-holds, whatever the model does:
+A core belongs to one asyncio event loop, like the one in `dispatch_loop.py`, and needs no locks for the same reason.
+Invariants, whatever the model does:
 
-- Each sequence is answered exactly once, or its caller has gone. It leaves its slot, or the queue, in that moment, and
-  the slot is given on before the next step.
-- A model call that nobody waits for any more is cancelled, where the model can be.
-- Nothing is kept alive when there is nothing to do.
+- Each sequence is answered exactly once, unless its caller is gone. At that moment it leaves its slot, or the queue,
+  and the slot is reused before the next step.
+- A model call for which no caller waits any more is cancelled, if the model can be.
+- An idle core keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TokenCore(ABC):
         self._closing = False
         self._emptied: list[asyncio.Future[None]] = []
         self._stay: float | None = None
-        """Seconds for which a sequence keeps its slot, on average of late."""
+        """Recent average of the seconds for which a sequence keeps its slot."""
 
     @property
     def is_empty(self) -> bool:
@@ -89,9 +89,9 @@ class TokenCore(ABC):
         self._wake()
 
     def leave(self, sequence: TokenEntry, *, is_moved: bool = False) -> None:
-        """Free the slot of `sequence`, whose caller has gone."""
+        """Free the slot of `sequence`, whose caller is gone."""
         if not sequence.future.cancelled():
-            # It was answered before its caller could know.
+            # It was answered before its caller could see the answer.
             return
         self._stats.cancelled += 1
         self._free(sequence)
@@ -110,7 +110,7 @@ class TokenCore(ABC):
             await emptied
 
     def abandon(self) -> None:
-        """Forget all requests: the event loop has ended, and all callers with it."""
+        """Forget all requests: the event loop has ended, along with all callers."""
         self._stats.cancelled += len(self._take_all())
 
     @abstractmethod
@@ -119,14 +119,14 @@ class TokenCore(ABC):
 
     @abstractmethod
     def _left(self, sequence: TokenEntry) -> None:
-        """Note that `sequence`, which may be in the model, is not wanted any more; it has left the slots."""
+        """Record that `sequence`, which may be in the model, is not wanted any more; it has left the slots."""
 
     def _take_all(self) -> list[TokenEntry]:
         """Remove and return all requests."""
         return cast(list[TokenEntry], self._slots.clear())
 
     def _watch(self, sequence: TokenEntry) -> None:
-        """See to it that `sequence` is answered at its deadline."""
+        """Ensure that `sequence` is answered at its deadline."""
         sequence.timer = self.loop.call_later(max(0.0, sequence.due - self._clock.now()), self._late, sequence)
 
     def _place(self) -> Sequence[TokenEntry]:
@@ -180,14 +180,14 @@ class TokenCore(ABC):
                 sequence.fail(error, now, self._stats)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Answer all requests with this error, and leave the model."""
+        """Answer all requests with this error, and stop using the model."""
         everybody = self._take_all()
         self._fail(everybody, error)
         for sequence in everybody:
             self._left(sequence)
 
     def _ended_early(self, task: asyncio.Task[None], sequences: Iterable[TokenEntry] | None = None) -> None:
-        """Answer the requests of a task that was ended from outside or by a fault (or all requests)."""
+        """Answer `sequences` (default: all) of a task that was ended from outside or by an internal error."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("computing failed outside of the model", exc_info=error)

@@ -17,30 +17,30 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 from batchwright.stop_strings import StopStrings
 
 Listener: TypeAlias = Callable[[str | InferenceResponse], None]
-"""Callback for each piece of text and last the response, in the event loop of the batcher. It must not raise.
+"""Callback for each piece of text and finally the response, in the event loop of the batcher. It must not raise.
 
-An empty piece says that the request has left its slot before its answer is certain.
+An empty piece means that the request has left its slot before its answer is certain.
 """
 
 
 class TokenEntry(Entry, eq=False, kw_only=True):
-    """A prompt and the tokens that the model has added to it. The answer holds the text also where it failed."""
+    """A prompt and the tokens that the model has added to it. The answer contains the text even after a failure."""
 
     most: int
-    """Most tokens that are generated."""
+    """Maximum number of generated tokens."""
     measure: Measure
     listener: Listener | None = None
     tokens: list[str] = msgspec.field(default_factory=list)
-    """All tokens so far, from which the model goes on."""
+    """All tokens so far, from which the model continues."""
     raw: str = ""
-    """Their text."""
+    """The text of the tokens."""
     generated: int = 0
     """Number of generated tokens."""
     timer: asyncio.TimerHandle | None = None
     """Timer of its deadline, set by the core."""
     _stops: StopStrings | None = None
     _given: str = ""
-    """Text that has become certain; kept only where stop strings make it differ from `raw`."""
+    """Text that has become certain; used only if stop strings make it differ from `raw`."""
     _first_at: float | None = None
     _last_at: float = 0.0
 
@@ -55,7 +55,7 @@ class TokenEntry(Entry, eq=False, kw_only=True):
         return self.listener is not None
 
     def accept(self, token: str, now: float, stats: ContinuousStats) -> FinishReason | None:
-        """Take the next token (empty: the end), and return why the request has ended with it, or None."""
+        """Take the next token (empty: the end); return why the request has ended with it, or None."""
         if not token:
             self._give(self._held())
             return "stop"
@@ -104,7 +104,7 @@ class TokenEntry(Entry, eq=False, kw_only=True):
             self.listener(self._failure(self.request, error, now, "error"))
 
     def conclude(self, response: InferenceResponse, now: float, stats: ContinuousStats) -> None:
-        """Answer with the response of an engine, which has counted and measured for itself."""
+        """Answer with the response of an engine, which has its own counts and measurements."""
         if self.request is None or self.future.done():
             return
         if response.error is not None:

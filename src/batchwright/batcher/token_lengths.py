@@ -1,6 +1,6 @@
-"""Lengths of prompts and outputs in tokens: by the model's tokenizer, or estimated where it has none.
+"""Lengths of prompts and outputs in tokens: by the model's tokenizer, or estimated if it has none.
 
-An estimate is a token for four characters, as is usual for English text; it is said in the log once for each batcher.
+The estimate is one token per four characters, as is usual for English text; it is logged once per batcher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _log = logging.getLogger("batchwright.batcher")
 class Measure:
     """Lengths for the policy, and token counts for the answers.
 
-    What is no text is as long as `len` says (1 where it says nothing). `length` replaces this and the tokenizer as the
-    measure of prompts.
+    The length of a prompt that is not text is its `len` (1 if it has none). `length` replaces this and the tokenizer as
+    the measure of prompts.
     """
 
     def __init__(self, tokenizer: Any, length: Callable[[Any], int] | None = None) -> None:
         encode = getattr(tokenizer, "encode", None)
-        # One that has to be awaited, as a mock's, counts nothing here.
+        # An `encode` that has to be awaited, such as a mock's, is not used.
         self._encode: Callable[..., Sized] | None = None if inspect.iscoroutinefunction(encode) else encode
         self._bare: dict[str, bool] = {}
         """Arguments for encoding an output, which has no beginning-of-text token."""
@@ -53,10 +53,10 @@ class Measure:
         return _size(prompt, estimated_tokens)
 
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
-        """Return the token counts of a request; `length` is what was measured of its prompt."""
+        """Return the token counts of a request; `length` is the measured length of its prompt."""
         is_text = isinstance(prompt, str)
         is_measured = is_text and self._length is None
-        # As by the class itself, whose initializer sets each field by a call.
+        # Equivalent to calling the class, whose initializer sets each field by a call.
         usage = object.__new__(Usage)
         values = {
             "prompt_tokens": length if is_measured else self._prompt_tokens(prompt),
@@ -68,11 +68,11 @@ class Measure:
         return usage
 
     def output_tokens(self, output: Any) -> int:
-        """Return the number of tokens; 0 for an output that is no text."""
+        """Return the number of tokens; 0 for an output that is not text."""
         return self._counted(output, **self._bare) if isinstance(output, str) else 0
 
     def _prompt_tokens(self, prompt: Any) -> int:
-        """Return the number of tokens of a text, or of token ids; 0: unknown."""
+        """Return the number of tokens of a text, or of token ids; 0 if unknown."""
         if isinstance(prompt, str):
             return self._counted(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], int):
@@ -88,7 +88,7 @@ class Measure:
             )
 
     def _counted(self, text: str, **options: bool) -> int:
-        """Return the number of tokens; 0 where the tokenizer fails: an answer is not thrown away for that."""
+        """Return the number of tokens; 0 if the tokenizer fails: that does not discard an answer."""
         if self._encode is None:
             return estimated_tokens(text)
         try:
@@ -102,7 +102,7 @@ class Measure:
 
 
 def estimated_tokens(text: str) -> int:
-    """Return the estimated number of tokens of a text: one for four characters, or a part of four."""
+    """Return the estimated number of tokens of a text: one per four characters, rounded up."""
     return (len(text) + 3) // 4
 
 

@@ -9,19 +9,19 @@ from batchwright.errors import Overloaded
 
 @dataclass(frozen=True, slots=True)
 class WaitingLimits:
-    """Most that a batcher takes on."""
+    """Limits on the requests of a batcher."""
 
     waiting: int
-    """Requests that wait: in the queue, or to be computed again because their batch failed."""
+    """Most waiting requests: in the queue, or to be computed again because their batch failed."""
     waiting_tokens: int | None
-    """Most tokens of waiting requests in all; None: any number."""
+    """Most tokens of all waiting requests; None: any number."""
     isolate: bool
-    """Whether a batch that raises is computed again in parts, until the request that causes it is alone."""
+    """Whether a batch that raises is computed again in parts, until the request at fault is alone."""
     retries: int = 0
-    """How often a request that failed by itself is tried again."""
+    """How often a request that failed by itself is retried."""
 
     def exceeded(self, waiting: int, tokens: int, length: int) -> str | None:
-        """Return why there is no room for `length` beside `waiting` requests of `tokens` in all; None: there is.
+        """Return why there is no room for `length` beside `waiting` requests of `tokens` in total; None if there is.
 
         A request is never too long to wait alone.
         """
@@ -33,7 +33,7 @@ class WaitingLimits:
 
 
 def model_down(error: BaseException, after: float) -> Overloaded:
-    """Return the error for a request that was not computed since the model fails every one, the last with `error`."""
+    """Return the error for a request not computed because the model fails every request, the last one with `error`."""
     failure = Overloaded(
         f"the model is down: it fails every request, the last with {type(error).__name__}; try again in {after:.3g} s",
         retry_after=after,

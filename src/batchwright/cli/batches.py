@@ -1,4 +1,4 @@
-"""`batchwright batches`: the batches that lie at a provider."""
+"""`batchwright batches`: the batches at a provider."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBLEMS = 10
 
 app = typer.Typer(
     name="batches",
-    help="List, show and cancel the batches that lie at a provider, such as those of `run --via batch`.",
+    help="List, show and cancel the batches at a provider, such as those of `run --via batch`.",
     no_args_is_help=True,
 )
 
@@ -134,10 +134,10 @@ def cancel(
     api_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel batches; what is done of them is kept, and paid.
+    """Cancel batches; finished lines are kept, and paid for.
 
-    A run to which they belong takes these results, and submits the other lines again. At Fireworks cancelling deletes:
-    what is done is paid, and lost.
+    A run to which they belong takes these results, and submits the other lines again. At Fireworks, cancelling deletes:
+    finished lines are paid for, and lost.
     """
 
     async def work(provider: BatchProvider) -> list[RemoteBatch]:
@@ -162,7 +162,7 @@ def cancel(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What options say of a provider."""
+    """What options say about a provider."""
 
     backend: str
     dialect: str | None
@@ -171,7 +171,7 @@ class _Place:
 
 
 def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]], *, asks_for_all: bool = False) -> _T:
-    """Do `work` with the provider. `asks_for_all`: it names no batch, of which the provider might not know."""
+    """Do `work` with the provider. `asks_for_all`: it names no batch that the provider might not know."""
     try:
         from batchwright.inference.batches.opening import open_provider
     except ModuleNotFoundError as error:

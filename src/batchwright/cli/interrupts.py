@@ -1,4 +1,4 @@
-"""How signals end a command: SIGTERM as Ctrl-C does, and neither in a place where Python ignores it."""
+"""How signals end a command: SIGTERM like Ctrl-C, and neither is lost where Python ignores it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _AGAIN = 0.05
-"""Seconds after which an interrupt comes again that was raised where Python ignores it."""
+"""Seconds after which an interrupt is repeated that was raised where Python ignores it."""
 
 
 @dataclass(slots=True)
@@ -27,9 +27,9 @@ class Stop:
 
 @contextmanager
 def terminable() -> Iterator[Stop]:
-    """Have SIGTERM end the command as Ctrl-C does; the result gives the exit status.
+    """Make SIGTERM end the command as Ctrl-C does; the result gives the exit status.
 
-    An interrupt that comes while Python destroys an object, where exceptions are ignored, comes again.
+    An interrupt that comes while Python destroys an object, where exceptions are ignored, is repeated.
     """
     stop = Stop()
 
@@ -47,7 +47,7 @@ def terminable() -> Iterator[Stop]:
         if not issubclass(found.exc_type, KeyboardInterrupt):
             ignored(found)
             return
-        # To the main thread, which it wakes up if that waits for something.
+        # Sent to the main thread, which it wakes if that is waiting for something.
         main = threading.main_thread().ident or 0
         again = threading.Timer(_AGAIN, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True

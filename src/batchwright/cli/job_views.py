@@ -56,7 +56,7 @@ def print_batches(batches: Sequence[Seen]) -> None:
 
 
 def print_batch(seen: Seen) -> None:
-    """Print everything that is known of a batch."""
+    """Print everything that is known about a batch."""
     batch, progress = seen
     counts, usage = batch.counts, batch.usage
     rows = [

@@ -62,7 +62,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a batch of the lines of a file, and print its id.
+    """Create a batch from the lines of a file, and print its id.
 
     Exit status with --wait: 0 all lines succeeded, 3 some failed, 1 it did not complete.
     """
@@ -118,13 +118,13 @@ def show(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False
 
 @store_command(app, "cancel")
 def cancel(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """Cancel a batch; what is done of it is kept."""
+    """Cancel a batch; finished lines are kept."""
     _changed(flags, "cancel", lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
 
 
 @store_command(app, "pause")
 def pause(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """Begin no further lines of a batch. Its window keeps running."""
+    """Start no further lines of a batch. Its window keeps running."""
     _changed(flags, "pause", lambda jobs: jobs.pause(TENANT, batch_id), as_json)
 
 
@@ -143,7 +143,7 @@ def retry(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new batch of the lines that failed or were not computed in time."""
+    """Create a new batch from the lines that failed or were not computed in time."""
     _shown(flags, lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json, "batch.retry")
 
 
@@ -252,7 +252,7 @@ def _shown(
 
 
 def _with_jobs(flags: StoreFlags, work: Callable[[BatchService], Awaitable[_T]], *, create: bool = False) -> _T:
-    """Return what `work` returns. `create`: make the store if there is none yet."""
+    """Return what `work` returns. `create`: create the store if there is none yet."""
     settings = settings_with(flags)
 
     from batchwright.service.batches.batch_service import BatchService

@@ -1,4 +1,4 @@
-"""`batchwright keys`: make, list, change and revoke API keys in the store that the service uses."""
+"""`batchwright keys`: create, list, change and revoke API keys in the store that the service uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")
 
-app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(name="keys", help="Create, list, change and revoke API keys.", no_args_is_help=True)
 
 TenantOption = Annotated[str, typer.Option(help="Tenant that owns the files, batches and webhooks.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)]
@@ -55,7 +55,7 @@ def create(
     best_priority: Annotated[int, typer.Option(help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
     quota: QuotaOption = None,
 ) -> None:
-    """Make a key and print it. It is shown only once and cannot be recovered later."""
+    """Create a key and print it. It is shown only once and cannot be recovered later."""
     expires_at = None if expires is None else _time_of(expires)
     record, secret = _with_keys(
         flags,
@@ -79,7 +79,7 @@ def create(
 def list_keys(
     flags: StoreFlags, tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
 ) -> None:
-    """Show all keys by their first characters, with revoked ones."""
+    """Show all keys by their first characters, including revoked ones."""
     if tenant is not None:
         require_name("tenant", tenant)
     now = time.time()
@@ -144,7 +144,7 @@ def rotate(
         str, typer.Option(help="How long the old secret still works: 24h, 30m, 7d; 0s for not at all.")
     ] = "24h",
 ) -> None:
-    """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
+    """Give a key a new secret and print it. The old one works during the overlap; id, scopes and limits stay."""
     seconds = duration_seconds(overlap)
     if seconds is None:
         raise InvalidRequest(f"--overlap {overlap}: must be a duration such as 90d, 12h, 30m or 60s", param="overlap")

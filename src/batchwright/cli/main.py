@@ -26,7 +26,7 @@ from batchwright.version import __version__
 BAD_USAGE = 2
 FAILED = 1
 _SETTING = re.compile(r"(?:^| with | and )(\w+)=")
-"""A setting that an error names as the Python interface does, at its beginning or after such a one."""
+"""A setting named as in the Python interface, at the beginning of an error or after another such setting."""
 _USAGE_ERRORS = (InputError, InvalidRequest, MissingExtra, ModelNotFound, ResumeRefused, UnsupportedModel)
 
 app = typer.Typer(
@@ -85,8 +85,8 @@ def with_flags_named(message: str, arguments: Sequence[str]) -> str:
 def main() -> None:
     """Run the command line and end the process with its exit status.
 
-    An error of the caller's is one line on standard error and status 2, a failure of a valid request the same with
-    status 1; a defect of batchwright itself shows its traceback.
+    A caller's error is one line on standard error and status 2, a failure of a valid request the same with status 1;
+    a defect of batchwright itself shows its traceback.
     """
     try:
         app()
@@ -98,7 +98,7 @@ def main() -> None:
         sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)
     finally:
         # Python collects garbage twice more before it ends, which takes half a second with a model's libraries. But
-        # what is not collected of Triton's objects is reported as leaked.
+        # Triton objects that are not collected are reported as leaked.
         if "triton" in sys.modules:
             gc.unfreeze()
         else:

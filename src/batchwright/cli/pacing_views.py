@@ -1,4 +1,4 @@
-"""What a run shows of the limits of an endpoint elsewhere."""
+"""What a run shows about the limits of an endpoint elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from batchwright.pacing.figures import LimitFigures, PacerFigures
 
 _WORTH_SAYING = 2.0
-"""Seconds for which an endpoint must want no requests for that to be shown."""
+"""Seconds for which an endpoint must refuse requests for that to be shown."""
 _LONG_WAIT = 30.0
 """Seconds for which a request must wait for a limit for that to be shown."""
 
@@ -32,7 +32,7 @@ def pacing_rows(pacing: Mapping[str, PacerFigures]) -> list[tuple[str, str]]:
     """Return the rows of a report's table about an endpoint."""
     rows = []
     for position, (name, figures) in enumerate(pacing.items(), 1):
-        # Names are long, and stand where there is room for them. Those of several endpoints begin with a number.
+        # Names are long, and are shown where there is room. Those of several endpoints begin with a number.
         number, _, rest = name.partition(" ")
         number, rest = (number, rest) if number.isdigit() and rest else (str(position), name)
         label, named = (f" {number}", f"{rest}: " if rest else "") if len(pacing) > 1 else ("", "")
@@ -58,7 +58,7 @@ def _bounds(figures: PacerFigures, *, at_the_end: bool = False) -> list[str]:
     if at_the_end:
         found.append(f"{'found' if figures.found_concurrency else 'up to'} {figures.concurrency:,} at once")
         return found
-    # It may have been found lately that fewer are better, and those under way end by themselves.
+    # Fewer may have proved better lately; those already under way end by themselves.
     falls = figures.under_way > figures.concurrency
     found.append(
         f"{figures.under_way:,} {'at once, falling to' if falls else 'of'} {figures.concurrency:,}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchwright.jobs.spending import PlannedCost
 
 _SHOWN_OF_PREFIX = 60
-"""Characters of what prompts share that are shown."""
+"""Characters of shared prefixes that are shown."""
 _SHOWN_OF_TEXT = 400
 """Characters of each end of a long prompt that are shown."""
 
@@ -40,7 +40,7 @@ def show_plan(
 ) -> None:
     """Print what a dry run found.
 
-    `is_elsewhere`: an endpoint computes the lines, which was asked for `model`, for at most `budget` dollars. `via`:
+    `is_elsewhere`: an endpoint computes the lines with `model`, for at most `budget` dollars. `via`:
     see `run`.
     """
     identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
@@ -102,7 +102,7 @@ def _shortened(text: str) -> str:
 
 
 def _work_planned(answers: AnswersPlanned) -> str:
-    """Return what is said of the answers; nothing if nothing is known."""
+    """Return what is said about the answers; empty if nothing is known."""
     parts = []
     if answers.expected is not None:
         parts.append(f"about {_generated(answers.expected)}")
@@ -172,7 +172,7 @@ def _grow(tree: Tree, prefixes: Sequence[SharedPrefix], gain: str) -> None:
 
 
 def _both_ends(text: str) -> str:
-    """Return what a prefix says in a line: those of siblings may differ at their ends only."""
+    """Return the text of a prefix on one line: siblings may differ only at their ends."""
     words, half = " ".join(text.split()), _SHOWN_OF_PREFIX // 2
     return words if len(words) <= _SHOWN_OF_PREFIX else f"{words[: half - 1]} … {words[2 - half :]}"
 
@@ -185,7 +185,7 @@ def _price_unknown(model: str | None) -> str:
 
 
 def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
-    """Return what a job would cost, live, with what the provider's cache may find, and as a batch of the provider."""
+    """Return what a job would cost live, with hits in the provider's cache, and as a batch of the provider."""
     of = "" if planned.lines == lines else f" for the {counted(planned.lines, 'line')} whose price is known"
     rows = []
     prices = (

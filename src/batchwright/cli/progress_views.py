@@ -1,4 +1,4 @@
-"""What shows the progress of a run: a live line on a terminal, and plain log lines elsewhere."""
+"""Views of the progress of a run: a live line on a terminal, and plain log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS_BETWEEN_LOG_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _NUMBERS = re.compile(r"[\d,.]+")
 _LEAST_LEFT = 0.5
-"""Seconds left that are shown: a forecast of fewer that lasts is one of the last lines, which wait for something."""
+"""Least seconds left that are shown: if a shorter forecast persists, the last lines are waiting for something."""
 _SHORTEST_RATE = 1.0
 """Seconds of running after which a rate means something."""
 
@@ -71,13 +71,13 @@ class ThroughputMeter:
 
 
 class FirstFailure:
-    """The first failure of a run, to be shown once, when it happens: it may well be that of all lines."""
+    """The first failure of a run, shown once, when it happens: all lines may well fail like this."""
 
     def __init__(self) -> None:
         self._is_shown = False
 
     def of(self, progress: RunProgress) -> str | None:
-        """Return the text about it, the first time that there is one."""
+        """Return the text about it once, when there is one."""
         failure = progress.first_failure
         if self._is_shown or failure is None:
             return None
@@ -104,7 +104,7 @@ class LogProgress:
         rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             print(f"batchwright: {failure}", file=self._stream, flush=True)
-        # Numbers and single errors change all the time, such as the seconds until a provider is asked again.
+        # Numbers, such as the seconds until a provider is asked again, and single errors change all the time.
         waiting = _NUMBERS.sub("", (progress.waiting or "").partition(LATEST)[0])
         shown = progress.phase, progress.detail
         is_news = bool(waiting) and waiting not in self._printed
@@ -155,7 +155,7 @@ def _cost(progress: RunProgress) -> list[str]:
 
 
 def _interval(between: tuple[float, float] | None) -> str:
-    """Return the interval around the time left, unless it says no more than that itself."""
+    """Return the interval around the time left, unless it says no more than the time itself."""
     if between is None:
         return ""
     low, high = map(duration, between)
@@ -178,11 +178,11 @@ class TerminalProgress:
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[share]}")
         self._progress = Progress(*columns, console=console)
         self._standing = Text("", style="dim")
-        # Figures that do not fit into one line go on in the next, however narrow the terminal is.
+        # Figures that do not fit on one line continue on the next, however narrow the terminal is.
         self.bar = Live(Group(self._progress, self._standing), console=console, transient=True, refresh_per_second=8)
         self._task = self._progress.add_task("", total=None, share="")
         self._kept: str | None = None
-        """What was said of the cluster, which stays on the screen."""
+        """What was said about the cluster, which stays on the screen."""
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()

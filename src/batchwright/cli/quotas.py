@@ -1,4 +1,4 @@
-"""`batchwright quotas`: limits of tenants and keys, and what they use of them."""
+"""`batchwright quotas`: limits of tenants and keys, and how much of them is used."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def shown(quotas: Quotas) -> str:
 
 
 def _value(name: str, text: str) -> int:
-    """Return a limit as a number; one of bytes may be given with a unit."""
+    """Return a limit as a number; bytes may be given with a unit."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 MESSAGE_SHOWN = 200
 """Characters of an error's message that are shown."""
 _NUMBERS_SHOWN = 10
-"""Numbers of lines that failed with one code that are shown."""
+"""Most line numbers shown for one error code."""
 _LEAST_LATE = 1.0
-"""Seconds after the deadline that are shown."""
+"""Least seconds after the deadline that are shown."""
 _LEAST_MEASURING = 0.1
-"""Seconds of measuring the rates of the machine that are shown."""
+"""Least seconds of measuring the rates of the machine that are shown."""
 
 
 def report_table(report: RunReport) -> Table:
-    """Return what a run did, one figure per line; those of the engine only if it computed something."""
+    """Return what a run did, one figure per line; figures of the engine only if it computed something."""
     end = "Interrupted" if report.interrupted else "Done" if report.done == report.total else "Stopped"
     lines = f"{report.done:,} of {counted(report.total, 'line')}"
     title = f"{end}: {lines}, {report.failed:,} failed, {report.resumed:,} by earlier runs"
@@ -65,7 +65,7 @@ _SHOWN_BATCHES = 10
 
 
 def _batches_row(batches: dict[str, Any]) -> str:
-    """Return what became of the batches of a provider, and of their lines."""
+    """Return what became of a provider's batches and their lines."""
     parts = [f"{batches['submitted']:,} submitted"]
     parts += [f"{batches['resumed']:,} of earlier runs"] if batches["resumed"] else []
     parts += [f"{number:,} {ending}" for ending, number in batches["endings"].items()]
@@ -122,7 +122,7 @@ def failures_table(report: RunReport) -> Table:
 
 
 def _lines_of(failure: Failure) -> str:
-    """The numbers of the first lines that failed so."""
+    """The numbers of the first lines that failed like this."""
     numbers = failure.lines[:_NUMBERS_SHOWN]
     more = failure.count - len(numbers)
     return f"lines {', '.join(map(str, numbers))}" + (f", and {more:,} more" if more else "")
@@ -151,7 +151,7 @@ def _token_rows(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
-    """What a cache of prompts elsewhere and identical lines saved."""
+    """What an endpoint's prompt cache and identical lines saved."""
     rows = []
     if report.reordered_fields is not None:
         rows.append(("fields", fields_in_common(report.reordered_fields)))
@@ -167,7 +167,7 @@ def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _not_known(spending: Spending) -> str:
-    """What may have to be paid besides what answers cost."""
+    """What may have to be paid in addition to the cost of answers."""
     text = ""
     for number, noun, where, most in (
         (spending.unknown_requests, "request", "whose cost is not known", spending.unknown_at_most),
@@ -246,7 +246,7 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
 def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
     """How close the run came to what this machine can do, and what the rest of its time went into."""
     if report.share_of_bound is None or report.bound is None:
-        # Where time was spent on it, people are told what became of it.
+        # If time was spent on it, its outcome is shown.
         tried = report.no_bound and report.rates_seconds >= _LEAST_MEASURING
         return [("speed", f"its share of the bound is not known: {report.no_bound}")] if tried else []
     lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])

@@ -42,12 +42,12 @@ _PARAGRAPHS = (
     "JSON array (.json); text with a prompt on each line (.txt); or a table (.csv, .tsv, .parquet, .arrow, and JSON "
     "objects of any fields) with --prompt-template. Several files, patterns ('data/*.csv') and folders are one input. "
     "The text forms may be compressed (.gz, .zst). Files may be elsewhere: s3://, gs://, az://, hf://, https://.",
-    "OUTPUT is what its name says: .csv, .tsv and .parquet get the columns of the input and the answers, at the end "
-    "and in the order of the input, as .jsonl, .jsonl.gz and .jsonl.zst do for tables. For other inputs, .jsonl gets a "
-    "line in the form of OpenAI's batch output for each, as soon as it is finished. At an address such as "
-    "s3://b/out.jsonl that is a folder of parts, as is any other output whose name ends in /.",
-    "Stopped or killed at any moment, the same command goes on after the lines that are finished, and with lines that "
-    "were appended to INPUT since.",
+    "The name of OUTPUT says what it is: .csv, .tsv and .parquet get the columns of the input and the answers, at the "
+    "end and in the order of the input, as .jsonl, .jsonl.gz and .jsonl.zst do for tables. For other inputs, .jsonl "
+    "gets a line in the form of OpenAI's batch output for each, as soon as it is finished. At an address such as "
+    "s3://b/out.jsonl it is a folder of parts, as is any other output whose name ends in /.",
+    "If a run is stopped or killed at any moment, the same command continues after the finished lines, and also "
+    "answers lines that were appended to INPUT since.",
     "Example: batchwright run reviews.csv -o answers.csv --chat --prompt-template 'Is this review good? {review}'",
     "Exit status: 0 all lines succeeded, 3 some failed (each has a line with its error), 2 bad usage, 130 stopped by "
     "Ctrl-C, 1 anything else.",
@@ -73,7 +73,7 @@ _SERVED = (
     "another model fails."
 )
 _REPLICAS = (
-    "Compute in so many processes, each with the whole model on a GPU or cores of its own; auto: one for each "
+    "Compute in this many processes, each with the whole model on its own GPU or cores; auto: one for each "
     "GPU, else for each NUMA node (default: in this process)."
 )
 _RAY = (
@@ -92,32 +92,32 @@ _KEY_ENV = (
 )
 _KEY_FILE = "A file whose first line is its API key."
 _ALSO = (
-    "A further endpoint that shares the lines by its free limits, and the variable with its key: "
-    "'https://host/v1 OTHER_KEY'; the same address with another key will do. May be repeated."
+    "A further endpoint that takes lines by its free limits, and the variable with its key: "
+    "'https://host/v1 OTHER_KEY'; it may be the same address with another key. May be repeated."
 )
-_CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
-_RPM = "The endpoint's limit of requests a minute, if you know it: else it is read from answers, or found."
+_CONCURRENCY = "Concurrent requests to the endpoint (default: as many as give the most throughput, found as it runs)."
+_RPM = "The endpoint's limit of requests a minute, if you know it; otherwise it is read from answers, or found."
 _TPM = "Its limit of tokens a minute, of prompts and answers, likewise."
-_NO_DEDUPE = "Compute each of identical requests, instead of one for all of them."
+_NO_DEDUPE = "Compute identical requests each time, instead of once for all of them."
 _NO_PLAN = (
-    "Take up lines in the order of the input. Else those whose prompts begin alike are taken up together, with "
-    "--backend from 4 KiB on, and a model here takes up last those whose answers are sure to be short."
+    "Start lines in the order of the input. Otherwise, lines whose prompts begin alike (with --backend, in at least "
+    "4 KiB) are started together, and a model here starts those whose answers are sure to be short last."
 )
 _BUDGET = (
     "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "
-    "are sent. When it is spent, the same command with a larger one goes on."
+    "are sent. When it is spent, the same command with a larger budget continues."
 )
 _PRICE = (
     "With --backend: dollars per million tokens, input=2.50,cached=1.25,output=10.00 (also cache_write, "
-    "cache_write_1h, and batch=0.5, the part that batches cost), or the PROVIDER/MODEL of published prices (default: "
-    "those of the endpoint's address)."
+    "cache_write_1h, and batch=0.5, the fraction that batches cost), or the PROVIDER/MODEL of published prices "
+    "(default: those of the endpoint's address)."
 )
 _PRICES = "With --backend: such prices by model, in TOML ([gpt-4o] input = 2.50 ...) or JSON."
 _VIA = (
     "How the endpoint computes: as requests; in the provider's own batches, mostly at half the price; or in batches as "
     "far as --deadline allows."
 )
-_DEADLINE = "Time within which all lines are to be done, such as 6h; counted from the first start of the job."
+_DEADLINE = "Time within which all lines must be done, such as 6h; counted from the first start of the job."
 _WINDOW = "Completion window of the provider's batches."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
@@ -132,13 +132,13 @@ _PROBE = (
     "machine, and answer some lines, if no run shows how long answers to such lines are; each for some seconds."
 )
 _REORDER = (
-    "Put lines of the prompt template that name columns, where several follow one another, in the order in which rows "
-    "share the most: what is shared is computed once. It changes the prompts."
+    "Where several lines of the prompt template that name columns follow one another, put them in the order in which "
+    "rows share the most: what is shared is computed once. It changes the prompts."
 )
-_RETRY = "Try failed lines of earlier runs again: those whose error may pass; with 'all', all."
+_RETRY = "Try failed lines of earlier runs again: those whose error may be temporary; with 'all', all."
 _RETRY_INVALID = (
-    "Ask a line again, so many times at most, whose answer was to be JSON and is none: with twice the tokens and the "
-    "next seed."
+    "Ask a line again, at most N times, if its answer should be JSON and is not: with twice the tokens and the next "
+    "seed."
 )
 _MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
 _FORMAT = "jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
@@ -203,8 +203,8 @@ def run_command(
     reorder_fields: Annotated[bool, io_option("--reorder-fields", help=_REORDER)] = False,
     chat: Annotated[bool, io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
     system: Annotated[str | None, io_option(help="With --chat: the system message before it.")] = None,
-    limit: Annotated[int | None, io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
-    sample: Annotated[int | None, io_option(min=1, help="Answer only so many, drawn by --seed.")] = None,
+    limit: Annotated[int | None, io_option(min=1, help="Answer only the first N lines; raise it later.")] = None,
+    sample: Annotated[int | None, io_option(min=1, help="Answer only this many lines, drawn by --seed.")] = None,
     dry_run: Annotated[bool, io_option("--dry-run", help="Show what would be computed, and compute nothing.")] = False,
     probe: Annotated[bool, io_option("--probe/--no-probe", help=_PROBE)] = False,
     input_format: Annotated[str | None, io_option(help=_FORMAT)] = None,
@@ -215,7 +215,7 @@ def run_command(
     ] = None,
     output_column: Annotated[str, io_option(help="For tables: the column of the answers.")] = "answer",
     ordered: Annotated[bool, io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
-    overwrite: Annotated[bool, io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
+    overwrite: Annotated[bool, io_option("--overwrite", help="Start over, and lose what OUTPUT holds.")] = False,
     retry_failed: Annotated[str | None, io_option(metavar="[all]", help=_RETRY)] = None,
     retry_invalid: Annotated[int, io_option(min=0, metavar="N", help=_RETRY_INVALID)] = 0,
     report: Annotated[
@@ -384,7 +384,7 @@ def _has_begun(report: RunReport) -> bool:
 
 
 def _not_here(failure: Failure) -> str:
-    """Return what is wrong with the models that lines name, and what has the lines answered."""
+    """Return what is wrong with the models that lines name, and how to get the lines answered."""
     if "does not serve" in failure.message:  # it is here, so no other model answers in its name
         return (
             "is here for other lines: leave the model out of them, or load one that answers them, with --model, "

@@ -32,9 +32,9 @@ SERVE_HELP = "Serve online requests and batch jobs over HTTP, on one engine."
 _LONG_SERVE_HELP = "\n\n".join((
     SERVE_HELP,
     "OpenAI clients work with it unchanged: base_url=http://127.0.0.1:8000/v1. Without an API key (batchwright keys "
-    "create) only this machine can reach it. State lies in --data; started again, it goes on where it was.",
+    "create) only this machine can reach it. State is kept in --data; restarted, it goes on where it was.",
     "Every flag may also be set in the environment (--max-lines as BATCHWRIGHT_MAX_LINES) or in a TOML file "
-    "(max_lines); a flag goes before the environment, the environment before the file.",
+    "(max_lines); a flag overrides the environment, and the environment the file.",
     "SIGTERM and Ctrl-C let online requests finish; a second Ctrl-C does not. Exit status: 0 stopped, 2 bad usage, 1 "
     "anything else.",
 ))  # fmt: skip
@@ -85,7 +85,7 @@ def work_command(context: typer.Context) -> None:
         configure_logging(settings.log_format, settings.log_level)
         return_large_blocks()
         ended_by = asyncio.run(_work(settings, until_idle))
-        # Who waits for the end of the work must not take a worker that was sent away, with work left, for its end.
+        # A worker stopped with work left must not look to its caller as if all work were done.
         if until_idle and ended_by is not None:
             raise typer.Exit(128 + ended_by)
 
@@ -122,7 +122,7 @@ async def _until_idle(services: Services, end: asyncio.Future[int | None]) -> No
 
 
 def _settle(end: asyncio.Future[int | None], ended_by: int | None) -> None:
-    """What came first counts."""
+    """Set the result unless there is one already: the first counts."""
     if not end.done():
         end.set_result(ended_by)
 

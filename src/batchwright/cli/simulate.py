@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from batchwright.simulation.requests import SimulatedRequest
 
 _PARAGRAPHS = (
-    "Answer questions of capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
+    "Answer questions about capacity: what replicas of a model do under given traffic, in seconds instead of hours.",
     "The scheduler, the KV blocks, the SLO, the share of batches and the router are those of the service, and a job's "
     "lines have the order of `run`; only step times are modelled, by a cost model fitted to steps that every run "
     "measures on this machine. Before the first run, the model is loaded and probed for some seconds. Drafts of greedy "
@@ -44,12 +44,12 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 _LEAST_RATE, _MOST_TOKENS, _MOST_DOLLARS = 1e-9, 1e9, 1e9
-"""Bounds of flags: far beyond them figures would be infinite."""
+"""Bounds of flags: values far beyond them would give infinite figures."""
 _MOST_REPLICAS = 1000
 _STATUS_SECONDS = 0.2
 """Time between two updates of what is being done."""
 _LEAST_IN_MINUTES = 600.0
-"""Seconds below which their tenths distinguish numbers of replicas."""
+"""Seconds below which tenths are shown, to distinguish numbers of replicas."""
 
 _traffic = partial(typer.Option, rich_help_panel="Traffic", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
@@ -59,11 +59,11 @@ _TRACE = (
 )
 _RATE = "Online requests a second, to which the times of the trace are stretched (default: its own)."
 _POISSON = "Let online requests arrive at random times, at --rate."
-_REQUESTS = "Only the first so many of the trace; without a trace, how many are drawn (default: 1000)."
+_REQUESTS = "Only this many of the trace, from the first; without a trace, how many are drawn (default: 1000)."
 _PROMPTS = "Without a trace: mean tokens of drawn prompts."
 _OUTPUTS = "Without a trace: mean tokens of drawn answers."
 _JOB = (
-    "A job beside them: any input of run but a stream, or results of an earlier run, whose lengths are those of its "
+    "A job beside them: any input of run except a stream, or results of an earlier run, whose lengths are those of its "
     "answers. Its lines are there from the start, as a batch, in the order of `run`."
 )
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
@@ -95,7 +95,7 @@ def simulate_command(
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="What one replica costs.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     as_json: Annotated[bool, _output("--json", help="Print a JSON array instead of a table.")] = False,
     plot: Annotated[Path | None, _output(metavar="FILE", help=_PLOT)] = None,
     save_costs: Annotated[Path | None, _output(metavar="FILE", help=_SAVE_COSTS)] = None,
@@ -221,7 +221,7 @@ def _online(
 def _check_traffic(
     rate: float | None, most: int | None, means: tuple[float, float], *, poisson: bool, is_given: bool
 ) -> None:
-    """Raise `InputError` for values without sense, and for those of online requests unless these are given."""
+    """Raise `InputError` for values that make no sense, and for options of online requests if there are none."""
     if rate is not None and not _LEAST_RATE <= rate < float("inf"):
         raise InputError(f"--rate {rate:g}: must be a number of requests a second, at least {_LEAST_RATE:g}")
     if poisson and rate is None:
@@ -262,7 +262,7 @@ def _lengths(
 
 @contextmanager
 def _status(console: Console, doing: str, what: str) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal what is being done; the result is called with how many of `what` are."""
+    """Show on a terminal what is being done; the result is called with how many of `what` are done."""
     shown_at = time.monotonic()
     with console.status(escape(f"{doing} …")) as status:
 
@@ -276,7 +276,7 @@ def _status(console: Console, doing: str, what: str) -> Iterator[Callable[[int],
 
 
 def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptCosts:
-    """Return the step costs that are kept of the model, else those of a probe of it."""
+    """Return the step costs that are kept for the model, else those of a probe of it."""
     from batchwright.inference.loading import load_engine, measure_costs
     from batchwright.kept_costs import find_costs
 
@@ -329,7 +329,7 @@ def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: Engin
 
 
 def _print_notes(lengths: JobLengths) -> None:
-    """Say what of a job's file is not simulated."""
+    """Say which parts of a job's file are not simulated."""
     for each in lengths.left_out:
         print(f"job lines: {visible(each.described)}", file=sys.stderr)
     if not lengths.results:

@@ -13,11 +13,11 @@ from batchwright.simulation.outcome import Outcome
 _WIDTH, _HEIGHT = 260, 200
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _OF_PAGE = ("width", "height", "autosize", "padding")
-"""What a plot has for its place on a page."""
+"""Properties of a plot that concern its place on a page."""
 
 
 def require_library() -> None:
-    """Raise `MissingExtra` if what draws plots is not installed."""
+    """Raise `MissingExtra` if the library that draws plots is not installed."""
     require_libraries("a plot")
 
 
@@ -54,7 +54,7 @@ def _picture(charts: Sequence[Chart]) -> str:
 
 
 def charts_of(outcomes: Sequence[Outcome], *, has_slo: bool) -> list[Chart]:
-    """Return the plots; those of which there is nothing are left out."""
+    """Return the plots; those without data are left out."""
     shares = [
         {"replicas": each.replicas, "what": what, "share": share}
         for each in outcomes

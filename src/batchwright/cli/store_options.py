@@ -109,7 +109,7 @@ def _report_retry(details: RetryDetails) -> None:
 async def open_local_store(settings: Settings, *, create: bool = False) -> AsyncIterator[Store]:
     """Open the store that these settings name, and close it at the end.
 
-    `create`: make the store where there is none, and say so on standard error. Otherwise that is an `InputError`, since
+    `create`: create the store if there is none, and say so on standard error. Otherwise that is an `InputError`, since
     the name may be mistyped, and a new store would hold nothing to show. Raises `StoreMismatch` where the data folder
     has files and there is no store, and `StoreUnavailable`.
     """

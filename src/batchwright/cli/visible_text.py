@@ -1,4 +1,4 @@
-"""Text of others, such as prompts, names and errors, for a terminal."""
+"""Safe display on a terminal of foreign text, such as prompts, names and errors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def create(
         ),
     ] = None,
 ) -> None:
-    """Make a webhook and print the secret that its messages are signed with."""
+    """Create a webhook and print the secret that its messages are signed with."""
     webhook = _with_webhooks(
         flags,
         lambda webhooks: webhooks.create(tenant, url),
@@ -90,7 +90,7 @@ def secret(
 
 @store_command(app, "disable")
 def disable(flags: StoreFlags, webhook_id: IdArgument, tenant: TenantOption = DEFAULT_TENANT) -> None:
-    """Turn a webhook off; messages that wait for it are given up."""
+    """Turn a webhook off; its pending messages are given up."""
     _with_webhooks(
         flags, lambda webhooks: webhooks.disable(tenant, webhook_id), audit=lambda _: ("webhook.disable", webhook_id)
     )
@@ -106,7 +106,7 @@ def enable(flags: StoreFlags, webhook_id: IdArgument, tenant: TenantOption = DEF
 
 @store_command(app, "delete")
 def delete(flags: StoreFlags, webhook_id: IdArgument, tenant: TenantOption = DEFAULT_TENANT) -> None:
-    """Remove a webhook; messages that wait for it are given up."""
+    """Remove a webhook; its pending messages are given up."""
     _with_webhooks(
         flags, lambda webhooks: webhooks.delete(tenant, webhook_id), audit=lambda _: ("webhook.delete", webhook_id)
     )

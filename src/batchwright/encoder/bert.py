@@ -16,7 +16,7 @@ from batchwright.engine.bodies.linear import can_pack
 from batchwright.engine.bodies.weights import Weights
 
 _TYPICAL_ROWS = 512
-"""Number of rows that oneDNN picks the packed layout for; an encoder's batches have hundreds."""
+"""Number of rows for which oneDNN picks the packed layout; an encoder's batches have hundreds."""
 
 _ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh"), "gelu_pytorch_tanh": ("gelu", "tanh")}
 _PLAIN = ("none", "")
@@ -28,7 +28,7 @@ ACTIVATIONS = frozenset(_ACTIVATIONS)
 class Product:
     """`x · weightᵀ + bias` for `weight` [out, in], followed by an activation. The CPU works on a repacked copy."""
 
-    # torch packs weights and fuses activations only through private operators; inductor, its compiler, uses the same.
+    # torch packs weights and fuses activations only through private operators; inductor, its compiler, uses them too.
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> None:
         self._kind, self._algorithm = _PLAIN if activation is None else _ACTIVATIONS[activation]

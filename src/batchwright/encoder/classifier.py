@@ -24,34 +24,32 @@ from batchwright.models import resolve, served_name
 _WINDOW = 4096
 """Inputs whose tokens are held at a time."""
 _NO_LENGTH = 10**6
-"""Lengths in tokenizers' settings from which on they mean that none is known."""
+"""Length in tokenizers' settings from which on it means that none is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document as a `Classifier` ranks it."""
+    """A document ranked by a `Classifier`."""
 
     index: int
-    """Position among the documents that were given."""
+    """Position among the given documents."""
     score: float
 
 
 class Classifier:
-    """Classification of texts, and scores of pairs of texts, by the head that the model was trained with.
+    """Classification of texts, and scores of pairs of texts, by the head with which the model was trained.
 
         Classifier("./sentiment").classify(["A fine day.", "Rain."])        # [2, labels] probabilities
         Classifier("./reranker").score([("a river?", "The Rhine.")])        # [1] float32, of a cross-encoder
         Classifier("./reranker").rank("a river?", ["Bread.", "The Rhine."])  # best first
 
-    `model` is a folder in transformers format whose architecture is one for sequence classification, or a hub id.
-    BERT, RoBERTa, XLM-RoBERTa and CamemBERT are computed without padding; others through transformers' own code.
+    `model` is a folder in transformers format with an architecture for sequence classification, or a hub id. BERT,
+    RoBERTa, XLM-RoBERTa and CamemBERT are computed without padding; others by transformers' own code.
 
-    - `dtype`, `device`, `max_length`, `truncate`: as for an `Encoder`; of a pair that is too long, the longer text is
-      cut.
-    - `layout`: as for an `Encoder`. None: "packed" where the model can, else "bucketed".
+    - `dtype`, `device`, `max_length`, `truncate`: as for an `Encoder`; if a pair is too long, its longer text is cut.
+    - `layout`: as for an `Encoder`. None: "packed" if the model supports it, else "bucketed".
 
-    May be used from several threads. Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model,
-    ValueError for a setting.
+    Thread-safe. Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     """
 
     def __init__(
@@ -101,37 +99,37 @@ class Classifier:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether it is a cross-encoder: one label, the score of a text or pair."""
+        """Whether it is a cross-encoder, with one label: the score of a text or pair."""
         return len(self.labels) == 1
 
     @property
     def stats(self) -> EncoderStats:
-        """Counts since the classifier was made."""
+        """Counts since the classifier was created."""
         return replace(self._lanes.stats, truncated=self.tokenizer.truncated)
 
     def classify(self, inputs: Sequence[str | Pair]) -> Vectors:
         """Return the probability of each label for each text or pair -> [len(inputs), len(labels)] float32.
 
-        They add up to 1, unless the model's labels exclude each other not (`problem_type`), or it has one label; those
-        of a regression are its values. Raises as `logits`.
+        They add up to 1, unless the model's labels are not mutually exclusive (`problem_type`), or it has one label;
+        for a regression they are its values. Raises the errors of `logits`.
         """
         return self.settings.probabilities(self.logits(inputs))
 
     def score(self, pairs: Sequence[Pair]) -> Vectors:
         """Return the score of each pair -> [len(pairs)] float32, from 0 to 1 unless the model's config says otherwise.
 
-        Raises ValueError for a model with several labels, and as `logits`.
+        Raises ValueError for a model with several labels, and the errors of `logits`.
         """
         self.require_scores()
         return self.settings.scores(self.logits(pairs))
 
     def rank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
-        """Return the documents by descending score beside `query`, equal ones in their order; the first `top_n`.
+        """Return the documents by descending score for `query`, equal ones in their order; the first `top_n`.
 
-        Equal documents have equal scores. Raises as `score`.
+        Equal documents have equal scores. Raises the errors of `score`.
         """
         scores = self.score([(query, document) for document in documents])
-        # The last digits of a score depend on its place in a row.
+        # The last digits of a score depend on the position in a row.
         first: dict[str, int] = {}
         scores = scores[[first.setdefault(document, at) for at, document in enumerate(documents)]]
         return [Ranked(index, float(scores[index])) for index in best_first(scores)[:top_n]]
@@ -157,7 +155,7 @@ class Classifier:
     def generate_batch(self, prompts: list[Any]) -> list[Vectors | InvalidRequest]:
         """Return the logits [labels] of each prompt, a text, a pair, or its tokens, computed as one batch.
 
-        A prompt that cannot be computed gives an `InvalidRequest` in its place.
+        For a prompt that cannot be computed, the list has an `InvalidRequest`.
         """
         encoded = self.tokenizer.encode_inputs(prompts)
         good = [at for at, tokens in enumerate(encoded) if not isinstance(tokens, InvalidRequest)]
@@ -176,7 +174,7 @@ class Classifier:
             )
 
     def _parts(self, tokens: list[TypedTokens]) -> tuple[list[Any], list[Any] | None]:
-        """Return the ids and the types of sequences; None for types that are all the first."""
+        """Return the ids and the types of sequences; None for the types if all are the first."""
         has_types = self._types and any(each.types.any() for each in tokens)
         return [each.ids for each in tokens], [each.types for each in tokens] if has_types else None
 

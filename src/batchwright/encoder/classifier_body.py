@@ -20,9 +20,9 @@ from batchwright.errors import UnsupportedModel
 _ARCHITECTURE = "ForSequenceClassification"
 _HEADS = {"bert": ("bert.pooler.dense", "classifier")}
 _ROBERTA_HEAD = ("classifier.dense", "classifier.out_proj")
-"""Names of the two products of a head, the first with a tanh: BERT counts its first to the encoder."""
+"""Names of the two products of a head, the first with a tanh: BERT counts its first as part of the encoder."""
 _LEAST_NORM = 0.1
-"""Size of logits below which their difference is not taken in proportion."""
+"""Size of logits below which their difference is not taken relative to it."""
 
 
 class FusedClassifier:
@@ -141,5 +141,5 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 def _positions_follow_padding(config: Any) -> bool:
-    """Whether positions begin after that of the padding token, as RoBERTa's do."""
+    """Whether positions begin after the padding token's, as in RoBERTa."""
     return "roberta" in config.model_type or config.model_type == "camembert"

@@ -25,7 +25,7 @@ from batchwright.models import resolve, served_name
 from batchwright.padding.rectangle import Ids
 
 _PROBE_LENGTHS = (24, 11, 2)
-"""Lengths of the sequences that a body is tried with."""
+"""Lengths of the sequences with which a body is tried."""
 _WINDOW = 16384
 """Texts whose tokens are held at a time."""
 
@@ -37,20 +37,19 @@ class Encoder:
         Batcher(Encoder())                                                  # the same, request by request
 
     `model` is a built-in name, a folder in transformers or sentence-transformers format, or a hub id. Pooling,
-    normalization and the longest text are taken from its `modules.json` where it has one. Texts that a model wants
-    prefixed ("query: ...") must be given with their prefix.
+    normalization and the longest text are taken from its `modules.json` if it has one. If a model expects prefixes
+    ("query: ..."), texts must be passed with them.
 
-    - `dtype`: float32, whose vectors are comparable with those of other programs for the same model; bfloat16, about
-      twice as fast and different in the third digit; float16; auto.
+    - `dtype`: float32, with vectors comparable to those of other programs for the same model; bfloat16, about twice as
+      fast and different in the third digit; float16; auto.
     - `device`: auto, cpu, cuda or cuda:N.
     - `layout`: "packed" puts texts end to end with separate attention; "padded" pads a batch to its longest text;
-      "bucketed" to a few lengths that are fitted to the batch. They give the same vectors; packed computes least.
-    - `max_length`: tokens of the longest text, special ones included (default: what the model was made for).
+      "bucketed" to a few lengths that are fitted to the batch. All give the same vectors; packed computes least.
+    - `max_length`: tokens of the longest text, including special ones (default: what the model was made for).
     - `truncate`: cut longer texts, and count them in `stats.truncated`, instead of refusing them.
-    - `normalize`: vectors of length 1; None as the model says.
+    - `normalize`: whether vectors have length 1; None: as the model specifies.
 
-    May be used from several threads. Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model,
-    ValueError for a setting.
+    Thread-safe. Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Encoder:
         self._normalize = settings.normalize if normalize is None else normalize
         self.device_type = where.type
         """cpu or cuda."""
-        # transformers' own code has so many small steps that several threads would only slow each other down.
+        # transformers' own code has many small steps, in which several threads would only slow each other down.
         self._lanes = Lanes(
             self._vectors,
             self.dim,
@@ -95,13 +94,13 @@ class Encoder:
 
     @property
     def stats(self) -> EncoderStats:
-        """Counts since the encoder was made."""
+        """Counts since the encoder was created."""
         return replace(self._lanes.stats, truncated=self.tokenizer.truncated)
 
     def generate_batch(self, prompts: list[Any]) -> list[Vectors | InvalidRequest]:
         """Return the vector [dim] of each prompt, text or a list of token ids, computed as one batch in the layout.
 
-        A prompt that cannot be computed gives an `InvalidRequest` in its place, one that is too long a
+        For a prompt that cannot be computed, the list has an `InvalidRequest`; for one that is too long, a
         `ContextLengthExceeded`.
         """
         encoded = self.tokenizer.encode_many(prompts)
@@ -133,10 +132,10 @@ class Encoder:
         return self.shortened(vectors, dimensions)
 
     def require_dimensions(self, dimensions: int | None) -> None:
-        """Raise `InvalidRequest` unless vectors can have so many dimensions; None: as many as the model's have.
+        """Raise `InvalidRequest` unless vectors can have this many dimensions; None: as many as the model's.
 
-        Only a model that was trained for it (Matryoshka), and whose `config.json` says so by `is_matryoshka` or
-        `matryoshka_dimensions`, has vectors whose beginnings are vectors too.
+        Vectors can be shortened only if the model was trained for it (Matryoshka), and its `config.json` says so by
+        `is_matryoshka` or `matryoshka_dimensions`.
         """
         if dimensions is None or dimensions == self.dim:
             return
@@ -156,7 +155,7 @@ class Encoder:
             )
 
     def shortened(self, vectors: Vectors, dimensions: int | None) -> Vectors:
-        """Return the first `dimensions` of `vectors` [..., dim], of length 1 again where the vectors are normalized."""
+        """Return the first `dimensions` of `vectors` [..., dim], normalized again if the vectors are normalized."""
         if dimensions is None or dimensions == self.dim:
             return vectors
         shorter = vectors[..., :dimensions]
@@ -175,7 +174,7 @@ class Encoder:
 
 
 def checked_length(given: int | None, made_for: int | None, positions: int) -> int:
-    """Return the most tokens of a text: as `given`, by default as many as the model was made for."""
+    """Return the most tokens of a text: `given`, by default as many as the model was made for."""
     if given is None:
         return min(made_for or positions, positions)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
@@ -186,7 +185,7 @@ def checked_length(given: int | None, made_for: int | None, positions: int) -> i
 
 
 def tokenizer_of(folder: Path) -> TextTokenizer:
-    """Load only the tokenizer of the encoder in `folder`, with the longest text that it takes. Raises as `Encoder`."""
+    """Load only the tokenizer of the encoder in `folder`, with its longest text. Raises the errors of `Encoder`."""
     config, settings = read_config(folder), read_settings(folder)
     is_wrapped = unsuitable(config, Weights(folder, torch.float32, torch.device("cpu"))) is not None
     positions = (WrappedBody if is_wrapped else BertBody).positions_of(config)
@@ -199,8 +198,8 @@ EncoderBody: TypeAlias = BertBody | WrappedBody
 
 
 def probe_sequences(config: Any) -> tuple[list[Ids], Cells]:
-    """Return sequences that a body is tried with, and the same packed."""
-    # Some models give a padding token no position.
+    """Return sequences with which a body is tried, and the same sequences packed."""
+    # Some models give padding tokens no position.
     ordinary = np.delete(np.arange(min(config.vocab_size, 1000)), [getattr(config, "pad_token_id", None) or 0])
     sequences = [ordinary[np.arange(length) * 37 % len(ordinary)] for length in _PROBE_LENGTHS]
     (probe,) = layouts.packed(sequences, sum(_PROBE_LENGTHS))

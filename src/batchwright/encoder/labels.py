@@ -26,12 +26,12 @@ class LabelSettings:
 
     labels: tuple[str, ...]
     probability: Activation
-    """For classification: as transformers' pipeline does it."""
+    """For classification, as in transformers' pipeline."""
     score: Activation
-    """For pairs: as sentence-transformers' `CrossEncoder` does it."""
+    """For pairs, as in sentence-transformers' `CrossEncoder`."""
 
     def probabilities(self, logits: Floats) -> Floats:
-        """Return the probability of each label, given logits [..., labels]; a regression's are its values."""
+        """Return the probability of each label, given logits [..., labels]; for a regression, its values."""
         return _activated(logits, self.probability)
 
     def scores(self, logits: Floats) -> Floats:
@@ -53,7 +53,7 @@ def read_labels(config: Any) -> LabelSettings:
 
 
 def _named_activation(config: Any) -> Activation | None:
-    """Return the activation that sentence-transformers wrote into a config, by its class; None: it wrote none."""
+    """Return the activation that sentence-transformers wrote into a config, by its class; None if it wrote none."""
     written = getattr(config, "sentence_transformers", None)
     named = written.get("activation_fn") if isinstance(written, dict) else None
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
@@ -71,7 +71,7 @@ def _activated(logits: Floats, activation: Activation) -> Floats:
     if activation == "identity":
         return logits
     if activation == "sigmoid":
-        # The form of which the exponential never overflows.
+        # This form's exponential never overflows.
         small = np.exp(-np.abs(logits))
         result: Floats = np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
         return result

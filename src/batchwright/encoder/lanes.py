@@ -22,7 +22,7 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 _ROOM = {"cpu": 1024, "cuda": 16384}
 """Tokens of a row: few enough to keep its results in the cache of a CPU core, or enough to fill a GPU."""
 _LEAST_ROOM = 256
-"""Least tokens that are worth a lane of their own; all threads compute fewer together."""
+"""Fewest tokens that are worth their own lane; fewer are computed by all threads together."""
 _SLACK = 1.05
 """Ratio of rows to equal shares, so that the last texts find room in them."""
 
@@ -40,9 +40,9 @@ class EncoderStats:
 
 
 class Lanes:
-    """Threads each of which computes a row of sequences by itself. May be used from several threads.
+    """Threads, each of which computes a row of sequences by itself. Thread-safe.
 
-    `compute` gives the vectors [sequences, width] of the sequences in its cells, and is called from any thread.
+    `compute` returns the vectors [sequences, width] of the sequences in its cells, and is called from any thread.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Lanes:
         *,
         alone: bool,
     ) -> None:
-        """`alone`: whether one thread computes at a time, which uses all cores by itself."""
+        """`alone`: whether only one thread computes at a time, using all cores by itself."""
         self._compute = compute
         self._width = width
         self._layout = layout
@@ -75,7 +75,7 @@ class Lanes:
         return self._computed(sequences, types, self._one_batch(sequences))
 
     def many_batches(self, sequences: list[Ids], types: Sequence[Ids] | None = None) -> Vectors:
-        """Compute as `one_batch` does, in as many batches as are fastest."""
+        """Compute as `one_batch` does, in the number of batches that is fastest."""
         return self._computed(sequences, types, self._many_batches(sequences))
 
     def _one_batch(self, sequences: list[Ids]) -> list[Cells]:
@@ -128,8 +128,8 @@ class Lanes:
 def _open_lanes(count: int) -> ThreadPoolExecutor | None:
     """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be set up for it.
 
-    Threads that share one batch wait for each other after every product; threads with a batch of their own never do,
-    and each finds the rows that it has just written in the cache of its own core.
+    Threads that share one batch wait for each other after every product; threads with their own batches never do, and
+    each finds the rows that it has just written in the cache of its own core.
     """
     if count == 1 or _set_openmp_threads() is None:
         return None
@@ -144,7 +144,7 @@ def _work_alone() -> None:
 
 
 def _set_openmp_threads() -> Callable[[int], object] | None:
-    """Return `omp_set_num_threads` of torch's OpenMP; torch's own function would change all threads to come."""
+    """Return `omp_set_num_threads` of torch's OpenMP; torch's own function would change all future threads."""
     try:
         found: Callable[[int], object] = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):  # not found; no such library; Windows

@@ -16,14 +16,14 @@ Layout: TypeAlias = Literal["packed", "padded", "bucketed"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 MOST_BUCKETS = 8
 _BUCKET_SIZE = 8
-"""Least average number of sequences in a bucket: each bucket is a pass of its own through the weights."""
+"""Least average number of sequences in a bucket: each bucket is a separate pass through the weights."""
 
 Counts: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Sequences that are computed in one pass, in one flat row of cells, with or without padding between them."""
+    """Sequences computed in one pass, in one flat row of cells, with or without padding between them."""
 
     ids: Ids
     """Token ids: [cells]."""
@@ -44,7 +44,7 @@ class Cells:
 def packed(sequences: Sequence[Tokens], room: int) -> list[Cells]:
     """Pack sequences end to end, in rows of at most `room` tokens, or of the longest sequence if that is more.
 
-    Sequences of equal length are neighbours in each row.
+    Sequences of equal length are adjacent in each row.
     """
     order = by_length(sequences)
     longest = max((len(sequence) for sequence in sequences), default=1)
@@ -90,7 +90,7 @@ def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:
 
 
 def typed(cells: Cells, types: Sequence[Ids]) -> Cells:
-    """Return `cells` with the token types of the sequences, which are given for all of the batch."""
+    """Return `cells` with the token types of its sequences; `types` has those of the whole batch."""
     flat = np.zeros(len(cells.ids), np.int64)
     for index, start, length in zip(cells.indices, cells.starts, cells.lengths, strict=True):
         flat[start : start + length] = types[index]

@@ -26,7 +26,7 @@ _LANES = 16
 
 @functools.cache
 def load_bidirectional(dtype: torch.dtype) -> ctypes.CDLL | str:
-    """Return the library of the kernel if it has `dtype`, or why not. `BATCHWRIGHT_NATIVE=0` turns it off."""
+    """Return the library of the kernel if it supports `dtype`, or why not. `BATCHWRIGHT_NATIVE=0` disables it."""
     return load_library("bidirectional", (SOURCE,)) if dtype in _SUFFIX else f"no kernel for {dtype}"
 
 

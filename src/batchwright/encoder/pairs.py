@@ -18,7 +18,7 @@ Pair: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TypedTokens:
-    """Tokens of a text or of a pair, special ones included, with the type of each, which marks its part of a pair."""
+    """Tokens of a text or a pair, including special ones, with the type of each, which marks its part of a pair."""
 
     ids: Ids
     types: Ids
@@ -28,10 +28,10 @@ class TypedTokens:
 
 
 class PairTokenizer(TextTokenizer):
-    """Tokenizer of a model for single texts and pairs, which are joined as its own template says.
+    """Tokenizer of a model for single texts and pairs, which are joined by its own template.
 
-    What has more than `max_length` tokens is refused, or with `truncate` cut: of a pair the longer text, token by
-    token.
+    An input of more than `max_length` tokens is refused or, with `truncate`, cut: in a pair, the longer text is cut
+    token by token.
     """
 
     _pairs = True
@@ -40,7 +40,7 @@ class PairTokenizer(TextTokenizer):
     def encode_inputs(self, inputs: Sequence[Any], most: int | None = None) -> list[TypedTokens | InvalidRequest]:
         """Return the tokens of each input, a text, a pair or a list of token ids, or why it cannot be computed.
 
-        `most`: tokens to which texts and pairs are cut; None: as the tokenizer was made.
+        `most`: tokens to which texts and pairs are cut; None: the tokenizer's own settings.
         """
         most = self._most(most)
         read = [self._readable(each, cut=most is not None) for each in inputs]

@@ -33,16 +33,16 @@ class SentenceSettings:
     max_length: int | None = None
     lower_case: bool = False
     shortens: bool = False
-    """Whether the model was trained so that beginnings of its vectors are vectors too (Matryoshka)."""
+    """Whether the model was trained so that beginnings of its vectors are also vectors (Matryoshka)."""
     shorter: tuple[int, ...] = ()
-    """The only lengths of such beginnings. Empty: any."""
+    """Allowed lengths of such beginnings. Empty: any."""
 
 
 def read_settings(folder: Path) -> SentenceSettings:
     """Read `modules.json` and the files that it names. Raises `UnsupportedModel` for an unknown module or pooling."""
     modules = _read(folder / "modules.json")
     config = _read(folder / "config.json") or {}
-    # The fields by which vLLM knows such models.
+    # The fields by which vLLM recognizes such models.
     shorter = tuple(config.get("matryoshka_dimensions") or ())
     shortens = bool(config.get("is_matryoshka")) or bool(shorter)
     if modules is None:

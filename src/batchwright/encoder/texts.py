@@ -25,7 +25,7 @@ class TextTokenizer:
 
     _pairs = False
     remedy = "an Encoder made with truncate=True cuts it"
-    """What to do about a text that is too long besides; those that answer requests say what these offer."""
+    """A further remedy for a text that is too long; code that answers requests sets one that requests offer."""
 
     def __init__(self, folder: Path, vocab_size: int, max_length: int, *, truncate: bool, lower_case: bool) -> None:
         from transformers import AutoTokenizer
@@ -36,7 +36,7 @@ class TextTokenizer:
             raise UnsupportedModel(f"{folder} has no fast tokenizer: save one as tokenizer.json")
         self.pad_token_id = int(inner.pad_token_id or 0)
         self.has_types = "token_type_ids" in inner.model_input_names
-        """Whether the model is given the types of tokens, which distinguish the two texts of a pair."""
+        """Whether the model takes the types of tokens, which distinguish the two texts of a pair."""
         self.max_length = max_length
         self._vocab_size, self._truncate, self._lower_case = vocab_size, truncate, lower_case
         self._whole = Tokenizer.from_str(whole.to_str())
@@ -49,7 +49,7 @@ class TextTokenizer:
         self._cutting = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of one text, cut with `truncate`, else of any length. Counts nothing.
+        """Return the token ids of one text, cut with `truncate`, else of any length. It is not counted.
 
         Raises `InvalidRequest` only for a text that has no UTF-8 form.
         """
@@ -63,8 +63,8 @@ class TextTokenizer:
     def encode_many(self, prompts: Sequence[Any], most: int | None = None) -> list[Ids | InvalidRequest]:
         """Return the token ids of each prompt, a text or a list of token ids, or why it cannot be computed.
 
-        `most`: tokens to which texts are cut; None: as the tokenizer was made. The Rust tokenizer works on all cores
-        and lets other threads run meanwhile.
+        `most`: tokens to which texts are cut; None: the tokenizer's own settings. The Rust tokenizer uses all cores and
+        lets other threads run meanwhile.
         """
         most = self._most(most)
         read = [self._read(prompt, cut=most is not None) for prompt in prompts]
@@ -87,14 +87,14 @@ class TextTokenizer:
         return self.max_length if most is None and self._truncate else most
 
     def _encodings(self, texts: Sequence[str | tuple[str, str]], most: int | None) -> list[Encoding]:
-        """Tokenize texts and pairs; those with more than `most` tokens are cut, of a pair the longer text."""
+        """Tokenize texts and pairs; those with more than `most` tokens are cut, in a pair the longer text."""
         found = self._whole.encode_batch_fast(texts)
         if most is None:
             return found
         long = [at for at, each in enumerate(found) if len(each.ids) > most]
         if not long:
             return found
-        with self._cutting:  # the length is a state of the tokenizer
+        with self._cutting:  # the length is part of the tokenizer's state
             self._cut.enable_truncation(most)
             for at, cut in zip(long, self._cut.encode_batch_fast([texts[at] for at in long]), strict=True):
                 found[at] = cut

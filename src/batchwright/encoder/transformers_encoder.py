@@ -1,4 +1,4 @@
-"""Encoders of any kind through transformers' own code: padded, or packed with a block-diagonal mask."""
+"""Encoders of any kind by transformers' own code: padded, or packed with a block-diagonal mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.engine.pretrained import load_pretrained
 from batchwright.errors import UnsupportedModel
 
 _WINDOWS = ("sliding_window", "local_attention", "attention_window", "layer_types")
-"""Config fields of models in which some layers see a part of the sequence: one mask for all layers is wrong."""
+"""Config fields of models in which some layers see only a part of the sequence: one mask for all layers is wrong."""
 
 
 class WrappedBody:

@@ -1,7 +1,7 @@
-"""`AsyncEngine`: the engine on a thread of its own, for servers and other asyncio programs.
+"""`AsyncEngine`: the engine on its own thread, for servers and other asyncio programs.
 
-Only the thread touches the engine. Coroutines give it commands and get events back through their own event loop, so
-nothing is locked and a slow reader delays no other.
+Only the thread touches the engine. Coroutines send it commands and get events back through their own event loops, so
+nothing is locked and a slow reader does not delay the others.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class _Reader:
 
 
 class AsyncEngine:
-    """One engine for many coroutines. Takes the arguments of `Engine`, and raises what it raises.
+    """One engine for many coroutines. Takes the arguments of `Engine`, and raises the same errors.
 
-    Making one loads the model, which blocks: in a running program use `await asyncio.to_thread(AsyncEngine, …)`. An
-    `Engine` in place of the model is taken over: from then on it belongs to this one, and is closed with it.
+    The constructor loads the model, which blocks: in a coroutine use `await asyncio.to_thread(AsyncEngine, …)`. If
+    `model` is an `Engine`, the new object takes it over, and closes it when it is closed.
     """
 
     blocking = False
@@ -67,9 +67,9 @@ class AsyncEngine:
         self._engine = model if isinstance(model, Engine) else Engine(model, config, **options)
         self.model_name = self._engine.model_name
         self.max_model_len = self._engine.max_model_len
-        """Greatest number of tokens of prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
         self.tokenizer = self._engine.core.tokenizer
-        """Tokenizer of the model. Any thread may encode, which does not change it."""
+        """Tokenizer of the model. Any thread may encode with it, which does not change it."""
         self._clock = self._engine.core.clock
         self._interruption = self._engine.core.interruption
         self._forms = FormCompiler(self._engine.core.grammars)
@@ -80,7 +80,7 @@ class AsyncEngine:
         """Whether the thread has carried out its last command, or is about to."""
         self._failure: BaseException | None = None
         self._stats = self._engine.stats.copy()
-        """Copy made by the engine's thread and never changed."""
+        """Copy that the engine's thread made, and that never changes."""
         self._readers: dict[str, _Reader] = {}
         """Readers by request id, used by the engine's thread only."""
         self._thread = threading.Thread(target=self._run, name="batchwright-engine", daemon=True)
@@ -88,7 +88,7 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Copy of the figures since the engine was made, as of its last step; any thread may read it."""
+        """Copy of the statistics since the engine was created, as of its last step; any thread may read it."""
         return self._stats
 
     async def generate(
@@ -96,8 +96,8 @@ class AsyncEngine:
     ) -> InferenceResponse:
         """Compute one prompt or request. Cancelling the awaiting task cancels it in the engine.
 
-        Raises `InvalidRequest` if it is refused, `EngineClosed` if the engine is closed; a request that fails later, or
-        exceeds its deadline, is answered with `error` set.
+        Raises `InvalidRequest` if the request is refused, `EngineClosed` if the engine is closed. The response to a
+        request that fails later, or exceeds its deadline, has `error` set.
         """
         async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=False)) as events:
             async for event in events:
@@ -108,9 +108,9 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamEvent]:
-        """Compute one prompt and yield its text as it comes; the last event carries the response.
+        """Compute one prompt and yield its text as it is generated; the last event carries the response.
 
-        Raises what `generate` raises. Leaving the iterator early cancels the request.
+        Raises the same errors as `generate`. Leaving the iterator early cancels the request.
         """
         async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=True)) as events:
             async for event in events:
@@ -121,7 +121,7 @@ class AsyncEngine:
     ) -> list[Score]:
         """Return the log-likelihood of each of `continuations` after its context, as `Engine.score` does.
 
-        Cancelling the awaiting task cancels what is not computed. Raises `EngineClosed` if the engine is closed.
+        Cancelling the awaiting task cancels what is not computed yet. Raises `EngineClosed` if the engine is closed.
         """
         scoring = await asyncio.to_thread(Scoring, contexts, continuations, self.tokenizer)
 
@@ -147,7 +147,7 @@ class AsyncEngine:
         return scoring.scores()
 
     async def unfinished_work(self, prefix: str) -> UnfinishedWork:
-        """Return what is left of the requests whose ids begin with `prefix`, between two steps.
+        """Return what is left of the requests whose ids begin with `prefix`, as of between two steps.
 
         Raises `EngineClosed` if the engine is closed.
         """
@@ -169,12 +169,12 @@ class AsyncEngine:
     def least_seconds(self, answered: Answered) -> float | None:
         """Return the least time in which this machine computes what was answered, as `Engine.least_seconds` does.
 
-        It reads only what no step changes, so it waits for none.
+        It reads only what no step changes, so it does not wait for a step.
         """
         return self._engine.least_seconds(answered)
 
     async def close(self) -> None:
-        """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""
+        """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called repeatedly."""
         self._closing = True
         self._forms.close()
         self._notify()
@@ -221,7 +221,7 @@ class AsyncEngine:
             raise EngineClosed("the engine is closed") from self._failure
 
     def _notify(self) -> None:
-        """Have the thread look for commands after the step that it computes."""
+        """Have the thread look for commands after the step that it is computing."""
         self._interruption.set()
         self._wake.set()
 
@@ -255,7 +255,7 @@ class AsyncEngine:
         core = self._engine.core
         try:
             while not self._closing:
-                # In this order, so that no command comes between the two and waits for more than one step.
+                # In this order: a command that came between the two calls would otherwise wait for more than one step.
                 self._interruption.clear()
                 self._obey()
                 if core.scheduler.has_work:
@@ -286,7 +286,7 @@ class AsyncEngine:
                 reader.put(event)
 
     def _shut_down(self) -> None:
-        """End all requests, those being computed and those whose command came too late."""
+        """End all requests, both those being computed and those whose command came too late."""
         self._ended = True
         try:
             self._obey()

@@ -15,11 +15,11 @@ from batchwright.wire.tool_calls.formats import ThoughtMarks, ToolFormat, though
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates that turn thinking on and off."""
 _ADDED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\+""")
-"""Where a template puts the arguments of a call into a text as they are, so that they must be one."""
+"""Where a template concatenates the arguments of a call to a text, so that they must be text themselves."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer of transformers, which has one."""
+    """The chat template of a transformers tokenizer that has one."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class ChatTemplate:
 
     @cached_property
     def markers(self) -> frozenset[str]:
-        """Texts that mean something in an answer, also if they are special tokens."""
+        """Texts that mean something in an answer, even if they are special tokens."""
         marks = self.thought_marks
         return self.tool_format.markers | ({marks.opening, marks.closing} if marks is not None else set())
 
@@ -75,11 +75,11 @@ class ChatTemplate:
         return self._chosen([])
 
     def _chosen(self, tools: list[Any] | None) -> str:
-        """Return the template, of several the one for chats with or without `tools`."""
+        """Return the template; if there are several, the one for chats with or without `tools`."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
-            return ""  # there are several, and none for this: rendering raises the same
+            return ""  # there are several, but none for this case: rendering raises the error
         return text
 
     def _variables_of(self, chat: Chat) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class ChatTemplate:
 
     def _switches(self, options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
         for name, value in options.items():
-            # Not to think is what a template does that knows nothing of thinking.
+            # A template without a switch for thinking does not think anyway.
             if name not in names and value is not False:
                 raise self._unknown(f"chat_template_kwargs.{name}")
         return {name: value for name, value in options.items() if name in names}
@@ -138,10 +138,10 @@ def _as_text(arguments: object) -> str:
 
 
 def _variables(template: str) -> frozenset[str]:
-    """Return the names that the text of a template takes from outside."""
+    """Return the names of the variables that a template expects from outside."""
     from jinja2 import Environment, TemplateError, meta
 
-    # The tags by which templates for training mark what the model said are transformers' own.
+    # The tags that mark the model's own text in templates for training are an extension by transformers.
     plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
     try:
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)

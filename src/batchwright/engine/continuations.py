@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations: what is asked of the engine for each, and what its answer says."""
+"""Log-likelihoods of continuations: the requests to the engine for them, and the scores from its answers."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Continuation:
 
 
 class SharedScoring:
-    """One request for all continuations of a context that differ in their last token only."""
+    """One request for all continuations of a context that differ only in their last token."""
 
     def __init__(self, first: Continuation) -> None:
         self.first = first
         self.places: list[tuple[int, int]] = []
-        """Where each answer belongs, and the number of its ending."""
+        """For each continuation, its place among the scores and the number of its ending."""
         self._endings: dict[int, int] = {}
 
     def add(self, place: int, continuation: Continuation) -> None:
-        """Add a continuation that has the same tokens but for the last one, whose answer belongs to `place`."""
+        """Add the continuation at `place`, whose tokens are the same except for the last one."""
         number = self._endings.setdefault(continuation.tokens[-1], len(self._endings))
         self.places.append((place, number))
 
     def request(self) -> InferenceRequest:
-        """Return what is asked of the engine: the first one."""
+        """Return the request to the engine, which is for the first continuation."""
         return InferenceRequest(
             [*self.first.context, *self.first.tokens], max_tokens=0, temperature=0.0, prompt_logprobs=0, traffic="batch"
         )
 
     def scores(self, tokenizer: Tokenizer) -> PromptScores:
-        """Return where the engine puts its answer."""
+        """Return the object that receives the engine's scores."""
         _, *others = self._endings
         return PromptScores(
             [*self.first.context, *self.first.tokens], 0, len(self.first.context), tokenizer, endings=others
@@ -52,9 +52,10 @@ class SharedScoring:
 
 
 class Scoring:
-    """The scores of continuations: the requests for them, and what their answers say.
+    """The scores of continuations: the requests for them, and the scores from the answers.
 
-    Arguments as of `Engine.score`. Raises ValueError if the numbers of contexts and continuations do not match.
+    The arguments are those of `Engine.score`. Raises ValueError if the numbers of contexts and continuations do not
+    match.
     """
 
     def __init__(
@@ -78,28 +79,28 @@ class Scoring:
             except InvalidRequest as refusal:
                 self._found[place] = Score(math.nan, False, error=refusal)
         self.wanted = len(wanted)
-        """Number of scores that are computed."""
+        """Number of scores to compute."""
         asked = [(each.request(), each) for each in shared(wanted)]
         self.requests = [request for request, _ in asked]
-        """What is asked of the engine."""
+        """Requests to the engine."""
         self.prompt_scores = {request.request_id: each.scores(tokenizer) for request, each in asked}
-        """Where the engine puts its answers, by the ids of the requests."""
+        """Objects that receive the engine's scores, by the ids of the requests."""
         self._asked = {request.request_id: each for request, each in asked}
 
     def answered(self, request_id: str, error: BatchwrightError | None) -> int:
-        """Take the answer to a request, which may have failed with `error`, and return how many scores it is."""
+        """Record that a request was answered, or failed with `error`; return the number of scores that it gave."""
         own, places = self.prompt_scores.pop(request_id), self._asked[request_id].places
         for place, ending in places:
             self._found[place] = Score(math.nan, False, error=error) if error else score_of(own.ended(ending))
         return len(places)
 
     def scores(self) -> list[Score]:
-        """Return the scores in the order of the continuations, when all requests are answered."""
+        """Return the scores in the order of the continuations, once all requests are answered."""
         return [self._found[place] for place in range(len(self._found))]
 
 
 def shared(continuations: Mapping[int, Continuation]) -> list[SharedScoring]:
-    """Return the requests for continuations by their places, so that prompts that begin alike follow each other."""
+    """Return the requests for continuations, given by their places; prompts that begin alike follow each other."""
     found: dict[tuple[int, tuple[int, ...]], SharedScoring] = {}
     for place, each in continuations.items():
         key = len(each.context), (*each.context, *each.tokens[:-1])
@@ -108,10 +109,10 @@ def shared(continuations: Mapping[int, Continuation]) -> list[SharedScoring]:
 
 
 def continuation_of(context: TextOrTokens, continuation: TextOrTokens, tokenizer: Tokenizer) -> Continuation:
-    """Return the tokens of both. Texts are tokenized together; the continuation has what the context alone has not.
+    """Return the tokens of both. Texts are tokenized together: tokens beyond the context's own are the continuation's.
 
-    Blanks at the end of a text are taken to belong to the continuation, as most tokens begin with theirs. An empty text
-    as context stands for the token that begins a text. Raises `InvalidRequest`.
+    Blanks at the end of a context are counted with the continuation, since most tokens begin with their blank. An empty
+    context stands for the token that begins a text. Raises `InvalidRequest`.
     """
     if isinstance(context, str) != isinstance(continuation, str):
         raise InvalidRequest(

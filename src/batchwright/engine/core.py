@@ -1,4 +1,4 @@
-"""The token-level loop: plan a step, run the model, choose tokens, have them delivered.
+"""The token-level loop: plan a step, run the model, choose tokens, deliver them.
 
 Single-threaded and without locks: the owner of the core calls `add`, `cancel` and `step`. `Engine` owns one directly,
 `AsyncEngine` on a thread of its own.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 0.01
 _CALLS_OF_SUCCESSOR = 2
-"""Calls of `step` in which a request is expected that follows one that ended: its caller may need some turns for it."""
+"""Calls of `step` for which to expect a successor to a request that ended: its caller may need a few turns."""
 
 
 class EngineCore:
@@ -58,7 +58,7 @@ class EngineCore:
         max_model_len: int,
         grammars: Grammars | None = None,
     ) -> None:
-        """`grammars`: those of `tokenizer`, if they are being read already."""
+        """`grammars`: those for `tokenizer`, if they are being read already."""
         self.body = body
         self.tokenizer = tokenizer
         self.scheduler = scheduler
@@ -75,11 +75,11 @@ class EngineCore:
         self._delivery = Delivery(scheduler, clock, self.stats)
         self.launcher = StepLauncher(body, scheduler, self._delivery.generations, clock, self.stats)
         self.interruption = Interruption()
-        """Sign that ends a run of steps after the step that is being computed."""
+        """Signal that ends a run of steps after the step that is being computed."""
         self._calls_since_end = _CALLS_OF_SUCCESSOR
-        """Calls of `step` since one in which a request ended."""
+        """Calls of `step` since the last one in which a request ended."""
         self._launched: LaunchedStep | None = None
-        """Step that was launched ahead. Its plan is open."""
+        """Step that was launched ahead. Its plan is not committed yet."""
         self._left_at: float | None = None
         """When the last step was done, if there was work left."""
         self._known_at = self._done_at = -math.inf
@@ -87,7 +87,7 @@ class EngineCore:
 
     @property
     def meter(self) -> WorkMeter | None:
-        """What measures steps and counts what answers needed, if somebody wants to know."""
+        """The meter of steps and of the work that answers needed, if there is one."""
         return self._delivery.meter
 
     @meter.setter
@@ -113,7 +113,7 @@ class EngineCore:
         ]
         computed = sum(min(each.num_prompt, each.num_computed) - each.num_cached for each in sequences)
         left = sum(max(0, each.num_prompt - each.num_computed) for each in sequences)
-        # What is only scored counts as an answer of one token, which is about what it takes.
+        # A request that is only scored counts as an answer of one token, which costs about as much.
         answers = [(len(each.tokens) - each.num_prompt, max(1, each.max_total - each.num_prompt)) for each in sequences]
         return UnfinishedWork(answers, max(0, computed), left)
 
@@ -129,9 +129,9 @@ class EngineCore:
         """Queue a request. With `stream`, every step returns an event with its new text.
 
         `submitted_at` is the time of its submission by the engine's clock, earlier than now if a step was in between.
-        `scores` is where the scores of its prompt go, in place of what the request says of them. `form` is that of its
-        answers, if it was compiled before; else it is compiled now.
-        Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
+        `scores` receives the scores of its prompt, and overrides what the request says of them. `form` is the form of
+        its answers, if it is compiled already; otherwise it is compiled now.
+        Raises `InvalidRequest`, and leaves no state behind, for a request that can never be computed.
         """
         if request.request_id in self._delivery.requests:
             raise InvalidRequest(
@@ -166,7 +166,7 @@ class EngineCore:
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
                 sequence.drafter = Drafter() if matcher is None else GrammarDrafter(matcher)
             state.generations.append(generation)
-        # Nothing raises from here on: `_encode` has asked the scheduler.
+        # Nothing raises from here on: `_encode` has checked the request with the scheduler.
         for generation in state.generations:
             self.scheduler.add(generation.sequence)
         self._delivery.expect(state)
@@ -195,8 +195,8 @@ class EngineCore:
     def step(self, most: int = 1) -> list[StreamEvent]:
         """Compute one step; return the events of streaming requests, and the last event of each request that ended.
 
-        Up to `most` steps are computed, where the next ones are known to be alike whatever tokens come and nobody sets
-        `interruption`.
+        Up to `most` steps are computed, as long as the next ones are known to be alike whatever tokens are chosen, and
+        `interruption` is not set.
         """
         expects_successor = self._calls_since_end < _CALLS_OF_SUCCESSOR and self.scheduler.has_free_place
         events = self._step(1 if expects_successor else most)
@@ -253,7 +253,7 @@ class EngineCore:
         plan = self.scheduler.schedule(now)
         for late in plan.expired:
             expired = self._delivery.generations.get(late.ordinal)
-            if expired is not None:  # else another completion of the same request has just ended it, too
+            if expired is not None:  # otherwise another completion of the same request has just ended it
                 if before is not None:
                     before.drop_unknown([generation.sequence for generation in expired.owner.generations])
                 seconds = expired.owner.request.deadline
@@ -265,13 +265,13 @@ class EngineCore:
         return plan
 
     def _take_launched(self) -> LaunchedStep | None:
-        """Return the step that was launched ahead, if there is one that is still of use."""
+        """Return the step that was launched ahead, if there is one that is still useful."""
         self._drop_launched()
         step, self._launched = self._launched, None
         return step
 
     def _drop_launched(self) -> None:
-        """Let go of the step that was launched ahead if all of its sequences have ended since."""
+        """Drop the step that was launched ahead if all of its sequences have ended since."""
         step = self._launched
         unfinished = self._delivery.generations
         if step is not None and not any(chunk.sequence.ordinal in unfinished for chunk in step.plan.chunks):
@@ -279,10 +279,10 @@ class EngineCore:
             self._launched = None
 
     def _launch_next(self, step: LaunchedStep, events: list[StreamEvent]) -> None:
-        """Launch the step after `step`, whose tokens only the device may know yet, unless that has to wait.
+        """Launch the step after `step`, whose tokens may be known only to the device yet, unless it has to wait.
 
-        It may compute in vain what follows an end that could not be foreseen. `step` is committed, since only one plan
-        may be open.
+        Its work is wasted for sequences whose end could not be foreseen. `step` is committed, since only one plan may
+        be open.
         """
         if step.pending is None or step.plan.alone or self.scheduler.isolates:
             return
@@ -299,11 +299,11 @@ class EngineCore:
             self.scheduler.rollback(plan)
             if not isinstance(failure, Exception):
                 raise
-            # Tried again in a step of its own, whose failure concerns nothing else.
+            # It is retried as a step of its own, whose failure affects nothing else.
             _log.warning("a step could not be launched ahead: %s: %s", type(failure).__name__, failure)
 
     def _deliver_step(self, step: LaunchedStep, outcomes: list[list[Sampled]], pause: float) -> list[StreamEvent]:
-        """Deliver the tokens of a step, which followed `pause` seconds after the one before."""
+        """Deliver the tokens of a step that began `pause` seconds after the end of the one before."""
         computing_since, began = max(step.computing_since, self._known_at), max(step.began, self._done_at)
         now = self._known_at = self.clock.now()
         if not step.committed:
@@ -321,7 +321,7 @@ class EngineCore:
     def _deliver_several(
         self, plan: StepPlan, steps: list[DecodedStep], began: float, pause: float
     ) -> list[StreamEvent]:
-        """Deliver the tokens of steps of which `plan`, made at `began`, is the first, and the others repeat it."""
+        """Deliver the tokens of steps, of which the first is `plan`, made at `began`, and the others repeat it."""
         events: list[StreamEvent] = []
         now = self._known_at = self.clock.now()
         before = now
@@ -343,9 +343,9 @@ class EngineCore:
         return events
 
     def _undo(self, step: LaunchedStep) -> None:
-        """Undo what was launched after `step`, and see to it that tokens that were not delivered are chosen again.
+        """Undo what was launched after `step`, and have tokens that were not delivered chosen again.
 
-        It may be called again, and after an interrupt anywhere.
+        May be called repeatedly, and after an interrupt at any point.
         """
         following, self._launched = self._launched, None
         if following is not None:
@@ -354,7 +354,7 @@ class EngineCore:
         if not step.committed:
             self.scheduler.rollback(step.plan)
             return
-        for chunk in step.plan.chunks:  # of which the others have more to compute
+        for chunk in step.plan.chunks:  # the other chunks have more to compute
             self.scheduler.repeat_last(chunk.sequence)
 
     def _encode(self, request: InferenceRequest) -> list[int]:
@@ -382,9 +382,9 @@ class EngineCore:
         return prompt
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
-        """Retry a step that raised, and was undone, in smaller steps or one by one; fail only the request at fault.
+        """Retry a step that raised and was undone, in smaller steps or one by one; fail only the request at fault.
 
-        All fail if the body can compute nothing any more, which it says by `EngineClosed`.
+        All requests fail if the body can compute nothing any more, in which case it raises `EngineClosed`.
         """
         if isinstance(error, EngineClosed):
             return self._delivery.end_all(str(error))
@@ -438,5 +438,5 @@ class EngineCore:
 
 
 def _computed(length: int, request: InferenceRequest) -> int:
-    """Return how many tokens of a prompt of this length are computed: after the last one, nothing may be wanted."""
+    """Return how many tokens of a prompt of this length are computed: what follows the last one may not be wanted."""
     return max(1, length - (request.max_tokens == 0))

@@ -1,4 +1,4 @@
-"""A probe of what steps cost: a few seconds of steps of planned shapes, for a model of which nothing is known yet."""
+"""A probe of step costs: a few seconds of steps of planned shapes, for a model whose costs are not known yet."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from batchwright.engine.step.multi_step import MOST_STEPS
 from batchwright.request import InferenceRequest
 
 _STEPS = 5
-"""Steps that compute a token for each sequence, in each part."""
+"""Steps in each part that compute a token for each sequence."""
 _ROWS = (1, 4, 2, 16, 8, 32, 64)
 _SHORT, _LONG = 16, 1536
 """Tokens of prompts."""
 
 
 def probe(engine: Engine, seconds: float = 12.0) -> None:
-    """Compute steps of few and many rows, short and long prompts, and both; begin no further part after `seconds`.
+    """Compute steps of few and many rows, of short and long prompts, and of both; begin no new part after `seconds`.
 
-    The engine holds no other request. What the steps took is in its scheduler's record.
+    The engine must hold no other request. The times of the steps are left in its scheduler's record.
     """
     core, draw = engine.core, random.Random(0)
     began = core.clock.now()
@@ -38,7 +38,7 @@ def probe(engine: Engine, seconds: float = 12.0) -> None:
 
     submit(1, _SHORT)
     finish()
-    core.scheduler.record.clear()  # the first steps set up what later ones find
+    core.scheduler.record.clear()  # the first steps include one-time setup
     for count, prompt in (*((rows, _SHORT) for rows in _ROWS[:4]), (1, _LONG)):
         submit(min(count, core.scheduler.max_num_seqs), prompt)
         finish()

@@ -1,6 +1,6 @@
-"""What callers get of the steps: tokens, events, and the answer that ends a request.
+"""What callers get from the steps: tokens, events, and the answer that ends a request.
 
-It holds the requests that have not ended. What fails one of them, be it foreign code or the model, fails no other.
+It holds the unfinished requests. An error in one of them, whether from foreign code or the model, fails no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_FINITE = "the model produced NaN or infinite logits for this request"
 
 
 class Delivery:
-    """Unfinished requests of an engine, and the way of tokens to their callers."""
+    """Unfinished requests of an engine, and the delivery of tokens to their callers."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock, stats: EngineStats) -> None:
         self._scheduler, self._clock, self._stats = scheduler, clock, stats
@@ -32,22 +32,22 @@ class Delivery:
         self.generations: dict[int, Generation] = {}
         """Unfinished generations by the ordinals of their sequences."""
         self.meter: WorkMeter | None = None
-        """What counts what answers needed, if somebody wants to know."""
+        """The meter of the work that answers needed, if there is one."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
         """Callbacks to call after the step, since a callback may itself submit or cancel."""
 
     def expect(self, state: RequestState) -> None:
-        """Take a request whose sequences the scheduler has."""
+        """Add a request whose sequences the scheduler has already."""
         self.requests[state.request.request_id] = state
         for generation in state.generations:
             self.generations[generation.sequence.ordinal] = generation
 
     def settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
-        """End or fail requests by what a step has shown of their prompts, and return events."""
+        """End or fail requests according to what a step has shown of their prompts, and return events."""
         return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
 
     def deliver(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
-        """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
+        """Deliver the token after the chunk and, as long as its drafts are right, the tokens after them."""
         events: list[StreamEvent] = []
         accepted = 0
         generation = self.generations.get(chunk.sequence.ordinal)
@@ -73,7 +73,7 @@ class Delivery:
         return events + self._deliver_forced(chunk.sequence, now)
 
     def fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
-        """End a request now with an error and what there is of its answer, and free its slots and blocks."""
+        """End a request now with an error and its answer so far, and free its slots and blocks."""
         state.error = error
         for generation in state.generations:
             if generation.finish_reason is None:
@@ -84,7 +84,7 @@ class Delivery:
         now = self._clock.now()
         try:
             response = state.response(now)
-        except Exception:  # the tokenizer cannot decode what there was
+        except Exception:  # the tokenizer cannot decode the answer so far
             response = state.response(now, text=False)
         self._answer(state.request, response)
         first = state.generations[0]
@@ -104,7 +104,7 @@ class Delivery:
                 _log.exception("the callback of request %s raised", response.request_id)
 
     def _settle(self, chunk: Chunk, now: float) -> list[StreamEvent]:
-        """Fail a request whose prompt has scores that are not finite; end one of which nothing else was wanted."""
+        """Fail a request whose prompt has scores that are not finite; end one for which nothing else was wanted."""
         generation = self.generations.get(chunk.sequence.ordinal)
         if generation is None:  # another completion of the same request has just failed it
             return []
@@ -169,7 +169,7 @@ class Delivery:
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
 
     def _deliver_forced(self, sequence: Sequence, now: float) -> list[StreamEvent]:
-        """Deliver the tokens that a grammar leaves no choice about: known now, they are computed in the next step."""
+        """Deliver the tokens that a grammar leaves no choice about: known now, and computed in the next step."""
         generation = self.generations.get(sequence.ordinal)
         if generation is None or generation.matcher is None:
             return []

@@ -1,8 +1,9 @@
 """Kernels that are launched before the one ahead of them has ended (programmatic dependent launch), where a device can.
 
-Every program of such a kernel waits for the kernel ahead before it ends, also one with nothing to do: so what a kernel
-has waited for includes all kernels before. What it does earlier depends on no kernel that may still run, and writes
-nothing. The next kernel is launched when all programs of one have let it, so none of them is still to come.
+Every program of such a kernel, even one with nothing to do, waits for the kernel ahead before it ends: a kernel that
+has waited has thus waited for all kernels before it. What it does before waiting depends on no kernel that may still
+run, and writes nothing. The next kernel is launched when all programs of one have permitted it, so none of them has yet
+to start.
 """
 
 from __future__ import annotations
@@ -21,5 +22,5 @@ def launches_early(device: torch.device) -> bool:
 
 
 def early_launch(early: bool) -> dict[str, bool]:
-    """Return the arguments of a Triton kernel that is launched early, or is not."""
+    """Return the launch arguments of a Triton kernel, depending on whether it is launched early."""
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}

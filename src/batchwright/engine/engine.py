@@ -37,11 +37,11 @@ class Engine:
     """Continuous batching over one model.
 
     `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `config` says how to compute;
-    `options` are fields of `EngineConfig` that go before it, as in `Engine("smollm2", max_num_seqs=64)`. `forms` says
-    that answers of a given form will be asked for: what these need is then read while the weights are packed.
+    `options` are fields of `EngineConfig` that override it, as in `Engine("smollm2", max_num_seqs=64)`. `forms`
+    announces requests for answers of a given form: what these need is then read while the weights are packed.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
-    Not safe for use from several threads: that is what `AsyncEngine` is for.
+    Not thread-safe: use `AsyncEngine` from several threads.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Engine:
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:
             self.facts = _facts(loaded, config.attention)
-            """What of it depends on its model and this machine alone."""
+            """What depends only on the model and this machine."""
             self._core: EngineCore | None = _core(
                 loaded, config, clock or MonotonicClock(), folder, self.facts, forms=forms
             )
@@ -71,13 +71,13 @@ class Engine:
         self._stats = self._core.stats
         self._config, self._record = config, self._core.scheduler.record
         self._rates: MachineRates | None = None
-        """Rates of this machine with its body, once they are known."""
+        """Rates of this machine with this body, once they are known."""
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
         self._inboxes: dict[str, deque[StreamEvent]] = {}
-        """Where the events of requests go for which a `generate` or `stream` waits, whoever steps or cancels them."""
+        """Queues for the events of requests that a `generate` or `stream` waits for, whoever steps or cancels them."""
         self._cancelled: list[StreamEvent] | None = None
-        """Ends of requests that callbacks cancel during a step, whose own events come first; None between steps."""
+        """Last events of requests cancelled by callbacks during a step, to follow the step's; None between steps."""
 
     @property
     def core(self) -> EngineCore:
@@ -88,17 +88,17 @@ class Engine:
 
     @property
     def config(self) -> EngineConfig:
-        """How it computes, options included."""
+        """How the engine computes, options included."""
         return self._config
 
     @property
     def stats(self) -> EngineStats:
-        """Figures since the engine was made; available after `close`, too."""
+        """Statistics since the engine was created; also available after `close`."""
         return self._stats
 
     @property
     def max_model_len(self) -> int:
-        """Greatest number of tokens of prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
         return self.core.max_model_len
 
     @property
@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def wants(self) -> int:
-        """Number of further requests to submit so that the batch never lacks any."""
+        """Number of further requests to submit to keep the batch full."""
         return max(0, 2 * self.core.scheduler.max_num_seqs - self.core.unfinished_sequences)
 
     def submit(self, request: InferenceRequest) -> None:
@@ -118,8 +118,8 @@ class Engine:
     def step(self, most: int = 1) -> list[InferenceResponse]:
         """Compute one step; return the responses to requests from `submit` that have ended since the last call.
 
-        Those that failed have `error` set. Up to `most` steps are computed where the next ones are known to be alike,
-        which saves time between them.
+        Responses of failed requests have `error` set. Up to `most` steps are computed if the following ones are known
+        to be alike, which saves time between steps.
         """
         self._advance(most)
         responses, self._unclaimed = self._unclaimed, []
@@ -136,7 +136,7 @@ class Engine:
         return None if event is None else event.response
 
     def _advance(self, most: int) -> None:
-        """Compute up to `most` steps, and put their events where they are waited for."""
+        """Compute up to `most` steps, and pass their events to whoever waits for them."""
         events: list[StreamEvent] = []
         around, self._cancelled = self._cancelled, []
         try:
@@ -146,7 +146,7 @@ class Engine:
             self._sort([*events, *cancelled])
 
     def _sort(self, events: Iterable[StreamEvent]) -> None:
-        """Put events where they are waited for."""
+        """Pass events to whoever waits for them."""
         for event in events:
             if (inbox := self._inboxes.get(event.request_id)) is not None:
                 inbox.append(event)
@@ -164,10 +164,10 @@ class Engine:
     ) -> list[InferenceResponse]:
         """Compute `prompts` and return their responses in the same order. `progress` shows a bar on standard error.
 
-        `prompts` is one prompt or several, each text, token ids or chat messages; or requests, which bring their own
-        parameters. `sampling_params` is one for all or one for each. If a request fails or is refused, the `error` of
-        its response is set and the others are not affected. Raises ValueError for arguments of other types, or if the
-        numbers do not match.
+        `prompts` is one prompt or several, each of them text, token ids or chat messages; or requests, which have their
+        own parameters. `sampling_params` is one for all prompts or one for each. If a request fails or is refused, the
+        `error` of its response is set and the others are not affected. Raises ValueError for arguments of other types,
+        or if the numbers do not match.
         """
         requests = as_requests(prompts, sampling_params)
         events = self._events(requests, stream=False)
@@ -184,9 +184,9 @@ class Engine:
         prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamEvent]:
-        """Compute `prompts` and yield text as it comes; the last event of each prompt carries its response.
+        """Compute `prompts` and yield text as it is generated; the last event of each prompt carries its response.
 
-        Arguments as in `generate`. Leaving the iterator early cancels what is not finished.
+        The arguments are those of `generate`. Leaving the iterator early cancels what is unfinished.
         """
         return self._events(as_requests(prompts, sampling_params), stream=True)
 
@@ -199,8 +199,8 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         """Submit `requests` and step until all have ended, or cancel the rest when the iterator is left early.
 
-        `scores` are where those of their prompts go, by their ids, if they do not go into the responses alone.
-        Responses to other requests, from `submit`, are kept for `step`.
+        `scores` maps the ids of requests to where the scores of their prompts go, if not into the responses alone.
+        Responses to requests from `submit` are kept for `step`.
         """
         core, waiting, inbox = self.core, set[str](), deque[StreamEvent]()
         try:
@@ -237,9 +237,10 @@ class Engine:
     ) -> list[Score]:
         """Return the log-likelihood of each of `continuations` after its context, in the same order.
 
-        Both are texts, or both token ids; one text or one list of ids as `contexts` is the context of all. What prompts
-        have in common is computed once, whatever their order. If one cannot be computed, the `error` of its score is
-        set and the others are not affected. Raises ValueError if the numbers do not match.
+        Contexts and continuations are either both texts or both token ids; one text or one list of ids as `contexts` is
+        the context of all. Common beginnings of prompts are computed once, whatever their order. If one cannot be
+        computed, the `error` of its score is set and the others are not affected. Raises ValueError if the numbers do
+        not match.
         """
         scoring = Scoring(contexts, continuations, self.core.tokenizer)
         with _bar(scoring.wanted, progress) as advance:
@@ -250,20 +251,20 @@ class Engine:
         return scoring.scores()
 
     def keep_costs(self, *, is_run: bool = True) -> KeptCosts | None:
-        """Keep what its steps took, for forecasts of later work; return all that is kept of its model, if there is any.
+        """Save the measured costs of its steps, for later forecasts; return all that are saved for its model, if any.
 
-        It may be called after `close`. Each step is kept once. `is_run`: whether they were those of a run, which is
-        compared with what was predicted of them.
+        May be called after `close`. Each step is saved once. `is_run`: whether the steps were those of a run, which is
+        compared with its prediction.
         """
         kept = keep_costs(self.model_name, self._config, self.facts, self._record, is_run=is_run)
         self._record.clear()
         return kept
 
     def least_seconds(self, answered: Answered) -> float | None:
-        """Return the least time in which this machine computes what was answered. Any thread may call it.
+        """Return the least time in which this machine computes what was answered. Thread-safe.
 
-        None if nothing was generated, no run has measured the rates of this machine with this model so far, or the
-        engine is closed. Rates that have not settled were measured beside other work: it could be faster by itself.
+        None if nothing was generated, no run has measured the rates of this machine with this model yet, or the engine
+        is closed. Rates that have not settled were measured beside other work: the machine could be faster by itself.
         """
         if (core := self._core) is None or not answered.generated_tokens or (model := core.body.costs) is None:
             return None
@@ -272,7 +273,7 @@ class Engine:
         return None if self._rates is None else least_seconds(model, self._rates, answered)
 
     def close(self) -> None:
-        """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""
+        """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called repeatedly."""
         if self._core is not None:
             self._core.close()
             self._core.body.close()
@@ -290,7 +291,7 @@ def _core(
 ) -> EngineCore:
     """Return the loop over `body`, whose KV cache is allocated here."""
     sizes = facts.sizes(config)
-    # Reading the tokenizer takes half as long as packing the weights, beside which it is done.
+    # Reading the tokenizer takes half as long as packing the weights, and is done at the same time.
     beside = ThreadPoolExecutor(1, thread_name_prefix="batchwright-tokenizer")
     try:
         reading = beside.submit(_grammars, folder, body.vocab_size, sizes.max_model_len)
@@ -331,7 +332,7 @@ def _facts(body: ModelBody, attention: str) -> EngineFacts:
 
 @contextmanager
 def _bar(total: int, shown: bool) -> Iterator[Callable[[], object]]:
-    """A function to call for each of `total` answers, which moves a bar if it is `shown`."""
+    """Yield a function to call for each of `total` answers; it advances a bar if one is `shown`."""
     if not shown:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""The figures of an engine that every run reports."""
+"""The statistics of an engine that every run reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchwright.request import Traffic
 
 @dataclass(slots=True)
 class TrafficStats:
-    """Figures of one class of traffic. Latencies are milliseconds, of requests that got the tokens they measure."""
+    """Statistics of one class of traffic. Latencies are milliseconds, of requests that got the tokens they measure."""
 
     waiting: int = 0
     """Sequences that wait for a slot now."""
@@ -36,7 +36,7 @@ class TrafficStats:
 
     @classmethod
     def merged(cls, now: Sequence[TrafficStats], gone: Sequence[TrafficStats]) -> TrafficStats:
-        """Return the figures of several engines as of one; `gone`: of some that hold nothing any more."""
+        """Return the statistics of several engines as of one; `gone`: those of engines that hold nothing any more."""
         every = [*now, *gone]
         summed = _summed(cls, every, ())
         summed |= {name: sum(getattr(each, name) for each in now) for name in ("waiting", "running")}
@@ -53,7 +53,7 @@ class TrafficStats:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Figures since the engine started. Times are seconds, latencies milliseconds."""
+    """Statistics since the engine started. Times are seconds, latencies milliseconds."""
 
     implementation: str = ""
     """Names of the body, attention, dtype and device."""
@@ -66,7 +66,7 @@ class EngineStats:
     decode_tokens: int = 0
     """Rows that computed a next token, forced ones included."""
     drafted_tokens: int = 0
-    """Guesses at next tokens that were computed along with decodes."""
+    """Guesses at next tokens, computed along with decodes."""
     accepted_tokens: int = 0
     """Drafted tokens that were right: each saved its sequence a step."""
     forced_tokens: int = 0
@@ -74,12 +74,12 @@ class EngineStats:
     masks: int = 0
     """Masks of allowed tokens that were computed for answers of a given form."""
     mask_seconds: float = 0.0
-    """Time that this took, which is part of the steps."""
+    """Time spent on masks, which is part of the steps."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended."""
     generated_tokens: int = 0
     cached_tokens: int = 0
-    """Those of them that were taken from the prefix cache when the request was first admitted."""
+    """Prompt tokens that were taken from the prefix cache when the request was first admitted."""
     prefill_seconds: float = 0.0
     """Model time of prefill tokens, by their share of each step."""
     decode_seconds: float = 0.0
@@ -103,7 +103,7 @@ class EngineStats:
     last_step_predicted: float | None = None
     """Seconds that were predicted for the last step; None before any prediction."""
     peak_memory_bytes: int = 0
-    """Most resident memory of the replica's process; 0 for an engine in this one."""
+    """Peak resident memory of the replica's process; 0 for an engine in this process."""
     step_margin: float = 1.0
     """Ratio of measured to predicted seconds that 95% of the recent steps stayed within; at least 1."""
     traffic: dict[Traffic, TrafficStats] = field(
@@ -112,9 +112,10 @@ class EngineStats:
 
     @classmethod
     def merged(cls, now: Sequence[EngineStats], gone: Sequence[EngineStats] = ()) -> EngineStats:
-        """Return the figures of several engines as of one; `gone`: of some that have ended, whose counts still count.
+        """Return the statistics of several engines as of one; `gone`: those of ended engines, whose counts are
+        included.
 
-        Raises ValueError without any.
+        Raises ValueError if `now` is empty.
         """
         every = [*now, *gone]
         if not every:
@@ -187,7 +188,7 @@ class UnfinishedWork:
     """Work on requests that have not ended."""
 
     answers: Sequence[tuple[int, int]]
-    """Tokens of each unfinished answer so far, and its limit."""
+    """For each unfinished answer, its tokens so far and its limit."""
     prompt_tokens: int
     """Prompt tokens computed."""
     prompt_tokens_left: int

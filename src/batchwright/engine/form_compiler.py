@@ -1,4 +1,4 @@
-"""`FormCompiler`: the forms of answers compiled ahead, on a thread beside the engine's steps."""
+"""`FormCompiler`: compiles the forms of answers ahead, on a thread beside the engine's steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.request import InferenceRequest
 
 
 class FormCompiler:
-    """Compiler of the forms that requests ask for, one after the other on a thread of its own.
+    """Compiler of the forms that requests ask for, one at a time on its own thread.
 
     A request waits for its own form before it is handed to the engine, which meanwhile computes others.
     """
@@ -22,9 +22,9 @@ class FormCompiler:
         self._closed = False
 
     async def form_of(self, request: InferenceRequest) -> Form | None:
-        """Return the compiled form of a request's answers, None for any; at once if it is compiled already.
+        """Return the compiled form of a request's answers, None if it asks for none; at once if it is compiled already.
 
-        Raises `EngineClosed` after `close`, also where the form had not had its turn by then.
+        Raises `EngineClosed` after `close`, also for a form that had not had its turn by then.
         """
         constraint = request.constraint
         if constraint is None:
@@ -41,12 +41,12 @@ class FormCompiler:
         return form
 
     def close(self) -> None:
-        """Compile nothing more. Does not wait for what is being compiled. May be called again."""
+        """Compile nothing more. Does not wait for a form that is being compiled. May be called repeatedly."""
         self._closed = True
         self._thread.shutdown(wait=False)
 
     def _compile(self, form: Form) -> None:
-        # What is still queued is not worth its time any more, which the end of the program would wait for.
+        # Queued forms are not needed any more, and the program would wait for them before it exits.
         if self._closed:
             raise _closed()
         form.compile()

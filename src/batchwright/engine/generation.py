@@ -34,20 +34,20 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.first_token_at: float | None = None
         self.chain = 0
-        """Steps that chose tokens for it."""
+        """Steps that chose tokens for this completion."""
         self.turns = 0
-        """Those of them that computed nothing but what was chosen last."""
+        """Steps among them that computed only the tokens that were chosen last."""
         self.forced_tokens = 0
         """Tokens that a grammar left no choice about."""
         self.known = sequence.num_prompt
-        """Tokens that were known when the last one was chosen, which all had to be computed."""
+        """Tokens that were known when the last one was chosen, all of which had to be computed."""
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_token_ids)
         self.matcher = matcher
         self.sampling = SamplingState(params, index, sequence.tokens, self.ends, matcher)
         self._has_end_token = False
         self._tokenizer = tokenizer
         self._stops = StopStrings(params.stop)
-        # Text is needed while tokens come only for streaming and for stop strings.
+        # Before the end, text is needed only for streaming and for stop strings.
         self._detokenizer = IncrementalDetokenizer(tokenizer.decode) if incremental or params.stop else None
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -58,7 +58,7 @@ class Generation:
 
     @property
     def needs_host(self) -> bool:
-        """Whether its next token cannot be chosen, or cannot be kept back, until the host has seen the last one."""
+        """Whether its next token cannot be chosen, or held back, until the host has seen the last one."""
         return (
             self.matcher is not None
             or self._detokenizer is not None
@@ -72,7 +72,7 @@ class Generation:
         return None if self._logprobs is None else tuple(self._logprobs[-1:])
 
     def accept(self, outcome: Sampled) -> str:
-        """Take the next token (not None), set `finish_reason` if it is the last, and return new certain text."""
+        """Take the next token (not None), set `finish_reason` if it is the last, and return the new certain text."""
         token = outcome.token
         if token is None:
             raise ValueError("a row without finite logits has no token to accept")
@@ -94,7 +94,7 @@ class Generation:
             if stopped:
                 self.finish_reason = "stop"
         if self.finish_reason is None and self.matcher is not None and self.matcher.is_complete:
-            self.finish_reason = "stop"  # a token that only says so would take one more step
+            self.finish_reason = "stop"  # a token that only says so would take another step
         if self.finish_reason is None and generated >= params.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
@@ -115,9 +115,9 @@ class Generation:
         )
 
     def forced(self) -> list[int]:
-        """Return the tokens that can only come next by the grammar, and need not be chosen.
+        """Return the next tokens that the grammar leaves no choice about, so that they need not be chosen.
 
-        There are none if log-probabilities are wanted: then each is chosen among all.
+        There are none if log-probabilities are wanted: each token is then chosen among all.
         """
         if self.matcher is None or self.finish_reason is not None or self._logprobs is not None:
             return []

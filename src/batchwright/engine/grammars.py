@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
 
 Masks = npt.NDArray[np.int32]
-"""Tokens that may come next, one bit for each: [rows, words]."""
+"""Tokens that may come next, one bit per token: [rows, words]."""
 
 _KEPT = 128
-"""Forms that are kept, those used last."""
+"""Number of forms that are kept: the most recently used."""
 _MOST_FORCED = 16
-"""Most tokens that are appended at once without being chosen: a block of the KV cache."""
+"""Most tokens appended at once without being chosen: a block of the KV cache."""
 _JSON: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ",",
@@ -46,9 +46,9 @@ _JSON: JsonCompileOptions = {
     "coerce_one_of": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-"""Compact JSON: white space that a model may choose is white space that it may never end. Nothing is approximated.
+"""Options for compact JSON: a model that may write white space may never stop. Nothing is approximated.
 
-Characters have one spelling: as \\u0061 the name of a property would escape what its schema says of it.
+Characters have one spelling: the name of a property written as \\u0061 would evade what its schema says of it.
 """
 _NESTED = {
     "schemas": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
@@ -57,37 +57,37 @@ _NESTED = {
 }
 """Keywords with schemas below them: by name, directly, and in a list."""
 _MOST_OPTIONAL = 400
-"""Most properties of an object that may be left out: of 500, there are more ways on than llguidance follows."""
+"""Most optional properties of an object: with 500, there are more possible continuations than llguidance follows."""
 _STEPS_BEGUN = 4
-"""Runs of forced tokens at the beginning of an answer that are gone through to see whether it can begin."""
+"""Runs of forced tokens at the beginning of an answer that are tried to see whether it can begin."""
 _REASON_SHOWN = 500
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _DECODER = json.JSONDecoder()
 _MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 _MOST_REMAINDERS = 50_000
-"""Greatest common multiple of the values of `multipleOf`: it takes a second to compile."""
+"""Largest accepted common multiple of the values of `multipleOf`: it takes a second to compile."""
 _DIGITS = 30
-"""Digits of a value that are looked at: as many are too many in any case."""
+"""Most digits of a value that are examined: a value with this many is too large in any case."""
 _MOST_LOOKED_AT = 64
 """Parts of a schema that are compiled by themselves to find the one that is refused."""
 _CHARACTERS_LOOKED_AT = 200_000
 """Characters of all of these, which take seconds to compile."""
 _KEYWORDS = "Unimplemented keys:"
-"""What llguidance says before keywords of a schema that it cannot keep."""
+"""What llguidance says before keywords of a schema that it does not support."""
 _ONE_OF = "oneOf constraints are not supported"
-"""What it says of a `oneOf` that it cannot keep, before advice for programs."""
+"""What it says of an unsupported `oneOf`, before advice for programs."""
 _NOT_EXCLUSIVE = (
     "oneOf: its schemas cannot be distinguished, so that a value could satisfy several: use anyOf, or give each of "
     "them a type, a const or enum, or a required property with a const of its own"
 )
 _NOTHING_FOLLOWS = "NoExtension"
-"""What it says where a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
+"""What it says if a grammar forbids every token: the rest cannot be written, such as a control character in JSON."""
 _TOO_LARGE = "schema too large"
-"""What it says where the work was too much, which it would be again and again for parts."""
+"""What it says if the work was too much, as it would be for each part again."""
 
 _OF_PATTERN = re.compile(r"regex parse error:.*\nerror: ([^\n]+)", re.DOTALL)
 _PICTURE = re.compile(r"\n *\d+ \| [^\n]*\n *\^ *$", re.MULTILINE)
-"""The line of a grammar that a reason is about, and below it a mark."""
+"""The line of a grammar that a reason is about, with a mark below it."""
 
 
 class Grammars:
@@ -99,11 +99,11 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._vocabulary: _Vocabulary | str | None = None
-        """The tokens of the model, or why they cannot be had; None: not read yet."""
+        """The tokens of the model, or why they are not available; None: not read yet."""
         self._forms: OrderedDict[Constraint, Form] = OrderedDict()
 
     def form(self, constraint: Constraint) -> Form:
-        """Return the form of answers that keep a constraint, which is compiled already if others use it."""
+        """Return the form of answers under a constraint, which is compiled already if others use it."""
         with self._lock:
             found = self._forms.setdefault(constraint, Form(constraint, self.read))
             self._forms.move_to_end(constraint)
@@ -116,8 +116,8 @@ class Grammars:
         return self.form(constraint).matcher()
 
     def read(self) -> _Vocabulary | str:
-        """Return the tokens of the model as grammars need them, or why they cannot be had; read only once."""
-        # It takes a second, for which whoever asks for another form does not wait.
+        """Return the tokens of the model as grammars need them, or why they are not available; read only once."""
+        # It takes a second, for which callers that ask for other forms do not wait.
         with self._reading:
             if self._vocabulary is None:
                 self._vocabulary = _Vocabulary.of(self.tokenizer, self._width)
@@ -140,7 +140,7 @@ class Form:
         return self._start is not None or self._refusal is not None
 
     def compile(self) -> None:
-        """Compile it, which takes a second at worst, unless that was done already."""
+        """Compile it unless that was done already; this takes a second at worst."""
         with self._lock:
             if self.is_compiled:
                 return
@@ -162,7 +162,7 @@ class Form:
 
 
 class Matcher:
-    """Place of one text in its grammar. Drafts, masks and forced tokens are for the place after the last `advance`."""
+    """Position of one text in its grammar. Drafts, masks and forced tokens are for the one after the last `advance`."""
 
     def __init__(self, inner: LLMatcher, ends: frozenset[int]) -> None:
         self.inner = inner
@@ -170,7 +170,7 @@ class Matcher:
         """Tokens that end a text."""
 
     def copy(self) -> Matcher:
-        """Return another matcher at the same place."""
+        """Return another matcher at the same position."""
         return Matcher(self.inner.deep_copy(), self.ends)
 
     @property
@@ -180,7 +180,7 @@ class Matcher:
 
     @property
     def failure(self) -> GenerationError | None:
-        """Why it cannot go on, None if it can: a grammar took more work than a step may, or has no way."""
+        """Why it cannot go on, None if it can: a grammar took more work than a step may, or has no continuation."""
         if not self.inner.is_error():
             return None
         reason = _first_line(self.inner.get_error())
@@ -194,7 +194,7 @@ class Matcher:
             raise self.failure or GenerationError(f"token {token} is not allowed by the answer's grammar")
 
     def forced(self) -> list[int]:
-        """Return the tokens that can only come next, at most as many as a block of the KV cache holds."""
+        """Return the next tokens that are the only choice, at most as many as a block of the KV cache holds."""
         return self.inner.compute_ff_tokens()[:_MOST_FORCED]
 
     def allowed(self, tokens: Sequence[int]) -> int:
@@ -203,7 +203,7 @@ class Matcher:
 
 
 class GrammarDrafter(Drafter):
-    """Draft maker for a sequence with a grammar: it guesses nothing that the grammar does not allow."""
+    """Draft maker for a sequence with a grammar: it guesses only what the grammar allows."""
 
     def __init__(self, matcher: Matcher) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class MaskMaker:
         self._executor: Any = None
 
     def masks(self, rows: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
-        """Return a mask for the token after each matcher's text and after each of its drafts, which it allows."""
+        """Return a mask for the token after each matcher's text and after each of its drafts, which it must allow."""
         from llguidance import LLExecutor
         from llguidance.numpy import (
             fill_next_token_bitmask_par,
@@ -245,14 +245,14 @@ class MaskMaker:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """The tokens of a model, as llguidance takes them."""
+    """The tokens of a model, in the form that llguidance takes."""
 
     tokenizer: LLTokenizer
     ends: frozenset[int]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, width: int) -> _Vocabulary | str:
-        """Return the tokens of `tokenizer`, or why they cannot be had: it is not of the usual kind."""
+        """Return the tokens of `tokenizer`, or why they are not available: it is not of the usual kind."""
         try:
             from llguidance import LLTokenizer
         except ModuleNotFoundError as error:
@@ -262,7 +262,7 @@ class _Vocabulary:
             return "answers of a given form need a tokenizer with a tokenizer.json, which the model has not"
         try:
             found = LLTokenizer(written, n_vocab=width, eos_token=sorted(tokenizer.eos_token_ids) or None)
-        except Exception as error:  # a tokenizer of a kind that it does not know
+        except Exception as error:  # llguidance does not know this kind of tokenizer
             return f"answers of a given form are not possible with the model's tokenizer: {error}"
         return cls(found, tokenizer.eos_token_ids | frozenset(found.eos_tokens))
 
@@ -284,7 +284,7 @@ def _compile(constraint: Constraint, vocabulary: _Vocabulary) -> tuple[LLMatcher
 
 @lru_cache(maxsize=1024)
 def refusal_of(constraint: Constraint) -> str | None:
-    """Return why no model can keep to a constraint, None if one may. It needs neither a model nor torch."""
+    """Return why no model can keep to a constraint, None if one may. Needs neither a model nor torch."""
     from llguidance import LLMatcher, LLTokenizer
 
     source, refusal = _readable(constraint)
@@ -307,7 +307,7 @@ def _readable(constraint: Constraint) -> tuple[str | None, str | None]:
 
 
 def _dead_end(matcher: LLMatcher) -> str | None:
-    """Return why no text can begin as a grammar asks, None if one can."""
+    """Return why no text can begin as a grammar requires, None if one can."""
     begun = matcher.deep_copy()
     for _ in range(_STEPS_BEGUN):
         forced = begun.compute_ff_tokens()
@@ -351,7 +351,7 @@ def _source(constraint: Constraint) -> str:
 
 
 def _own_source(constraint: Constraint) -> str:
-    """Return the same without what is around it."""
+    """Return the source of the constraint alone, without what is around it."""
     from llguidance import LLMatcher
 
     match constraint.kind:
@@ -371,16 +371,16 @@ def _own_source(constraint: Constraint) -> str:
 
 
 def _with_kept_schemas(grammar: str) -> str:
-    """Return a Lark grammar whose schemas, behind `%json`, are kept to as those of requests are.
+    """Return a Lark grammar whose schemas, after `%json`, are compiled with the same options as those of requests.
 
-    Those of calls of tools are so already, and say it.
+    Schemas of tool calls have these options already.
     """
     found, end = [], 0
     for match in _EMBEDDED.finditer(grammar):
         try:
             schema, behind = _DECODER.raw_decode(grammar, match.end())
         except ValueError:
-            continue  # which llguidance finds, too, if it is no text of the grammar
+            continue  # llguidance reports it, too, unless it is a literal of the grammar
         if isinstance(schema, dict) and not _is_bounded(schema.get("x-guidance")):
             found += [grammar[end : match.end()], json.dumps({**kept(schema), "x-guidance": _JSON})]
             end = behind
@@ -388,7 +388,7 @@ def _with_kept_schemas(grammar: str) -> str:
 
 
 def _is_bounded(guidance: object) -> bool:
-    """Whether what says how a schema is compiled differs from ours in separators at most."""
+    """Whether the options for compiling a schema differ from ours at most in separators."""
     separators = {"item_separator", "key_separator"}
     return isinstance(guidance, dict) and all(
         guidance.get(name) == value for name, value in _JSON.items() if name not in separators
@@ -396,7 +396,7 @@ def _is_bounded(guidance: object) -> bool:
 
 
 def _limits() -> Any:
-    """Return what a grammar may take: memory of tens of megabytes, and some 10 ms for a mask."""
+    """Return the limits of a grammar: tens of megabytes of memory, and some 10 ms for a mask."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
@@ -405,7 +405,8 @@ def _limits() -> Any:
 def _too_much(constraint: Constraint) -> str | None:
     """Return why a constraint would take minutes to compile, None if it does not.
 
-    A number is a multiple of another by its remainder, for which a state is kept, and so for their common multiples.
+    Whether a number is a multiple of another is decided by its remainder: there is a state for each remainder, also of
+    common multiples.
     """
     if constraint.kind not in ("schema", "grammar"):
         return None
@@ -415,7 +416,7 @@ def _too_much(constraint: Constraint) -> str | None:
         try:
             digits = Decimal(found[1]).normalize().as_tuple().digits[:_DIGITS]
         except InvalidOperation:
-            continue  # it is refused as no number
+            continue  # it is refused since it is not a number
         common = math.lcm(common, int("".join(map(str, digits))) or 1)
         if common > _MOST_REMAINDERS:
             return f"multipleOf: values with a common multiple above {_MOST_REMAINDERS:,} (without zeros at its end)"
@@ -423,9 +424,9 @@ def _too_much(constraint: Constraint) -> str | None:
 
 
 def _too_optional(schema: Mapping[str, Any]) -> str | None:
-    """Return which object of a schema has too many properties that may be left out, None if none has.
+    """Return which object of a schema has too many optional properties, None if none has.
 
-    Any of them may come next, and llguidance follows 2,000 ways, some of them for each property.
+    Any of them may come next, and llguidance follows 2,000 alternatives, of which each property needs several.
     """
     for where, part in _all_parts("#", schema):
         properties, required = part.get("properties"), part.get("required")
@@ -441,7 +442,7 @@ def _too_optional(schema: Mapping[str, Any]) -> str | None:
 
 
 def _place(schema: Mapping[str, Any], reason: str) -> str:
-    """Return where in `schema` the innermost part is that is refused for this reason, as a JSON pointer."""
+    """Return the JSON pointer to the innermost part of `schema` that is refused for this reason."""
     if reason.startswith(_KEYWORDS):
         keywords = frozenset(json.loads(reason.removeprefix(_KEYWORDS)))
         return next((where for where, part in _all_parts("#", schema) if keywords <= _saying(part)), "#")
@@ -449,7 +450,7 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
         return "#"
     shared = {name: schema[name] for name in ("$defs", "definitions", "$schema") if name in schema}
     where, part = "#", schema
-    # Each part may refer to all of them.
+    # Each part may refer to all others.
     left = min(_MOST_LOOKED_AT, _CHARACTERS_LOOKED_AT // len(json.dumps(schema)))
     while True:
         for step, inner in _parts(part):
@@ -464,19 +465,19 @@ def _place(schema: Mapping[str, Any], reason: str) -> str:
 
 
 def _saying(part: Mapping[str, Any]) -> set[str]:
-    """Return the keywords of a part of a schema that allow less than all."""
+    """Return the keywords of a part of a schema that restrict what is allowed."""
     return {keyword for keyword in part if not says_nothing(keyword, part)}
 
 
 def _all_parts(where: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield `schema`, which is at `where`, and all schemas below it, with their places."""
+    """Yield `schema`, which is at `where`, and all schemas below it, with their locations."""
     yield where, schema
     for step, inner in _parts(schema):
         yield from _all_parts(f"{where}/{step}", inner)
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the schemas directly below `schema`, with their places in it."""
+    """Yield the schemas directly below `schema`, with their locations in it."""
     for kind, names in _NESTED.items():
         for name in names:
             below = schema.get(name)
@@ -509,7 +510,7 @@ def _first_line(text: str) -> str:
 
 
 def _shown(reason: str) -> str:
-    """Return a reason of llguidance in one line, without its picture of the place."""
+    """Return a reason of llguidance on one line, without its excerpt of the grammar."""
     reason = _PICTURE.sub("", reason)
     text = " ".join(reason.replace("<non-verbose/>", "").split())
     return text if len(text) <= _REASON_SHOWN else f"{text[:_REASON_SHOWN]}…"

@@ -1,7 +1,7 @@
-"""Detection of texts with more tokens than a model takes, without tokenizing the whole text: megabytes take seconds.
+"""Detection of texts with more tokens than a model takes, without tokenizing all of it: megabytes take seconds.
 
 There are two ways, and neither refuses a text that would fit. If each token stands for a bounded number of characters,
-the length of the text bounds its number of tokens from below. Else the text is tokenized in pieces, cut where the
+the length of the text bounds its number of tokens from below. Otherwise the text is tokenized in pieces, cut where the
 tokenizer cuts it in any case, until they have too many tokens.
 """
 
@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 _PIECE_PER_TOKEN = 8
 _LEAST_PIECE = 4096
-"""Least characters of a piece."""
+"""Fewest characters of a piece."""
 _SLACK = 2
-"""Tokens by which a cut may be wrong. No cut is known to be; the slack costs nothing, as a piece has many more."""
+"""Tokens by which a cut may be wrong. None is known to be wrong; the slack costs nothing, as a piece has many more."""
 
 _COMPOSED = 4
 """Most characters that Unicode's canonical composition joins into one."""
@@ -27,7 +27,7 @@ _NOT_SHORTER = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lower
 _LOCAL = frozenset({
     "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Nmt",
 })  # fmt: skip
-"""Normalizers that never change a space between two letters, nor depend on text across it."""
+"""Normalizers that never change a space between two letters, or depend on text across it."""
 _KEEPS_ALL = frozenset({"ByteLevel", "Split", "Digits", "Metaspace"})
 _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
 _BETWEEN_WORDS = r"(?<=[A-Za-z]) (?=[A-Za-z])"
@@ -43,11 +43,11 @@ class LongTexts:
         self._most_characters = _most_characters(tokenizer, spec)
         letters = _letters() if _is_byte_level(spec) else {}
         self._dropped = [chr(b) for b, letter in letters.items() if b < 0x80 and letter not in spec["model"]["vocab"]]
-        """ASCII characters that a byte-level tokenizer has no token for, and drops."""
+        """ASCII characters that a byte-level tokenizer drops, since it has no token for them."""
         self._cut = _cut(tokenizer, spec)
 
     def least_tokens(self, text: str, most: int) -> int | None:
-        """Return a lower bound of the tokens of `text` without special ones, if it is above `most`; else None."""
+        """Return a lower bound of the tokens of `text`, special ones excluded, if it is above `most`; else None."""
         if self._most_characters is not None and len(text) > most * self._most_characters:
             kept = len(text) - sum(map(text.count, self._dropped))
             least = -(-kept // self._most_characters)
@@ -58,7 +58,7 @@ class LongTexts:
         tokens = 0
         for cuts, piece in enumerate(_pieces(text, size, self._cut), 1):
             if len(piece) > len(text) / 2:
-                return None  # with hardly a place to cut, the whole text would be tokenized twice
+                return None  # with hardly any place to cut, the whole text would be tokenized twice
             tokens += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             if tokens - _SLACK * cuts > most:
                 return tokens - _SLACK * cuts
@@ -128,7 +128,7 @@ def _letters() -> dict[int, str]:
 
 
 def _cut(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern of places where cutting any text keeps its tokens; None if no place is certain to."""
+    """Return a pattern of places where a cut changes no tokens of any text; None if none is certain."""
     added = [token["content"] for token in spec["added_tokens"]]
     if any(token["rstrip"] for token in spec["added_tokens"]) or any(re.search(r"\s", each) for each in added):
         return None
@@ -160,7 +160,7 @@ def _collapses_spaces(part: Mapping[str, Any]) -> bool:
 
 
 def _splits_words(tokenizer: Tokenizer) -> bool:
-    """Return whether a few trials never put a word and the space before the next one into one piece."""
+    """Return whether no word was put into one piece with the space before the next word in a few trials."""
     split = tokenizer.pre_tokenizer.pre_tokenize_str
     trials = (("ab", "cd"), ("A", "b"), ("xYz", "Q"))
     return all(len(left) in [end for _, (_, end) in split(f"{left} {right}")] for left, right in trials)

@@ -1,12 +1,12 @@
-"""Measurement of the best rates of this machine with the kernels of a model, and a file that keeps them.
+"""Measurement of the best rates of this machine with the kernels of a model, and the file that stores them.
 
 The rates are those of the model's own layers in steps that suit them: products of many rows, attention of many rows to
 the same keys and of single rows to keys that stay in the cache, and a step of one row, which reads all weights. The
-bandwidth of memory is that of a plain sum. The best of all repetitions counts. Where few come near it, others use the
-processors, and the rates are measured again before long. All have a limit of time together, since on a busy machine a
-step may take many times as long: those of few repetitions count as such rates do. Until the next measurement what is
-kept only gets better: `WorkMeter` finds what a run reaches beyond it. A measurement that has settled takes the place of
-what was kept: a processor with others beside it (a virtual machine) is faster on one day than on another.
+bandwidth of memory is that of a plain sum. The best of all repetitions counts. If few come near it, other programs use
+the processors: the rate has not settled, and is measured again before long. All rates together have a time limit, since
+on a busy machine a step may take many times as long: a rate with few repetitions counts as not settled. Until the next
+measurement the stored rates only get better: `WorkMeter` finds what a run reaches beyond them. A measurement that has
+settled replaces what was stored: a shared processor (a virtual machine) is faster on one day than on another.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from batchwright.version import __version__
 _log = logging.getLogger(__name__)
 
 _SECONDS = 0.4
-"""Seconds for which each rate is measured, and at least three steps."""
+"""Seconds for which each rate is measured, for at least three steps."""
 _LEAST_STEPS = 3
 _MOST_SECONDS = 1.0
 """Seconds after which a rate that has not settled is taken as it is."""
 _LIMIT = 10.0
-"""Seconds for all rates together, and the step that is computed then."""
+"""Seconds for all rates together; a step that is being computed then is finished."""
 _RATES = 5
 _SETTLED_FOR = 86_400.0
 """Seconds for which rates are used before they are measured again."""
 _UNSETTLED_FOR = 600.0
-"""Seconds for which rates are used that have not settled."""
+"""Seconds for which rates that have not settled are used."""
 _NEAR = 1.03
-"""Repetitions that take so many times as long as the best one agree with it."""
+"""Repetitions that take up to this many times as long as the best one agree with it."""
 _MOST_OPERATIONS = 1.2e11
-"""About the most operations of a step, which a slow machine with a large model computes in a second."""
+"""Approximate maximum of operations of a step, which a slow machine with a large model computes in a second."""
 _ROWS = (512, 256, 128, 64)
 _KEYS = 112
 """Keys of each row alone, in whole blocks: too few to be read for several rows together."""
@@ -69,10 +69,10 @@ def machine_rates(
 ) -> MachineRates:
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
-    They are measured once a day, in about two seconds, and kept in the cache folder; `again` measures them at once.
-    Where they would take longer than ten seconds, those that are kept count, if any. `progress` is called with a line
-    of text when they are measured. Raises `NoBound` if the times of the body cannot be separated, its KV cache is too
-    small for a measurement, or the machine was too busy for it and nothing is kept.
+    They are measured once a day, in about two seconds, and stored in the cache folder; `again` measures them now. If
+    that takes longer than ten seconds, the stored rates are used, if any. `progress` is called with a line of text when
+    they are measured. Raises `NoBound` if the times of the body cannot be separated, its KV cache is too small for a
+    measurement, or the machine was too busy for it and nothing is stored.
     """
     model, seconds = body.costs, body.watch()
     if model is None or seconds is None:
@@ -95,15 +95,15 @@ def machine_rates(
 
 
 def kept_rates(body: ModelBody) -> MachineRates | None:
-    """Return the rates of this machine with `body` that were measured before, if any."""
+    """Return the stored rates of this machine with `body`, if any."""
     return None if body.costs is None else _read(_path(body.costs, body))
 
 
 def keep_rates(rates: MachineRates, body: ModelBody, *, measured: bool = False) -> MachineRates:
-    """Store `rates`, merged with those that are kept, and return the result.
+    """Store `rates`, merged with those already stored, and return the result.
 
-    `measured`: whether they are those of a measurement, which take the place of what is kept if they have settled, and
-    let it count as not settled if they have not. Rates of a run do not put off the next measurement.
+    `measured`: whether they come from a measurement: if they have settled, they replace what is stored; if not, the
+    stored rates count as not settled. Rates of a run do not postpone the next measurement.
     """
     model = body.costs
     if model is None:
@@ -141,7 +141,7 @@ def _read(path: Path) -> MachineRates | None:
 
 
 def _path(model: ModelCosts, body: ModelBody) -> Path:
-    """The file for this version, processor, number of threads, and model: rates depend on the shapes of products."""
+    """Return the file for this version, processor, thread count and model: rates depend on the shapes of products."""
     digest = hashlib.sha256()
     for text in (__version__, processor(), str(torch.get_num_threads()), body.description, repr(model)):
         digest.update(text.encode() + b"\0")
@@ -149,11 +149,11 @@ def _path(model: ModelCosts, body: ModelBody) -> Path:
 
 
 class _TooSlow(Exception):
-    """The limit of time was over before each rate was measured."""
+    """The time limit was over before each rate was measured."""
 
 
 class _Probe:
-    """Steps of one body that nobody waits for."""
+    """Steps of one body for measurements only."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _Probe:
         self._clock = clock
         self._began = clock.now()
         self._measured = 0
-        """Rates that were measured so far."""
+        """Number of rates measured so far."""
         self._settled = True
 
     def rates(self) -> MachineRates:
@@ -223,10 +223,10 @@ class _Probe:
             raise _TooSlow
 
     def _fewest(self, timed: Callable[[], float]) -> float:
-        """Return the least of the seconds that `timed` returns, and note whether others came near it.
+        """Return the least of the seconds that `timed` returns, and record whether others came near it.
 
-        A rate ends by when its share of the limit is over, and those before it, so that one leaves time for the others.
-        Raises `_TooSlow` if all time is over before the first repetition.
+        The measurement of a rate ends when its share of the limit and the shares of the rates before it are over, so
+        that it leaves time for the others. Raises `_TooSlow` if the whole limit is over before the first repetition.
         """
         self._require_time()
         self._measured += 1
@@ -241,7 +241,7 @@ class _Probe:
         return min(took)
 
     def _bandwidth(self) -> float:
-        """Return the bytes per second of a sum over memory that no cache holds."""
+        """Return the bytes per second of a sum over memory that is in no cache."""
         values = torch.ones(_READ_BYTES // 4)
 
         def timed() -> float:
@@ -256,7 +256,7 @@ class _Probe:
         self._step([rows], [start], np.arange(blocks, dtype=np.int32)[None], [])
 
     def _alone(self, rows: int) -> None:
-        """Compute rows each of which reads keys that others read too, but in another order, and writes its own."""
+        """Compute rows that each read the same keys as others, but in another order, and write their own."""
         shared = self._keys // self._block_size
         pool = shared * 8
         tables = (np.arange(rows)[:, None] + np.arange(shared)[None]) % pool

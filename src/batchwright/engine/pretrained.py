@@ -41,7 +41,7 @@ def _no_progress_bars() -> Iterator[None]:
     if not bars.is_progress_bar_enabled():
         yield
         return
-    bars.disable_progress_bar()  # the hub's too; enabling enables them too
+    bars.disable_progress_bar()  # also the hub's; enabling also enables those
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""The choice of tokens by logits, for a whole batch at once, yet each row as if it were alone.
+"""The choice of tokens by logits, for a whole batch at once, with each row treated as if it were alone.
 
-A row's choice depends on its own logits and random numbers only, so a seeded request gets the same tokens in any batch.
+A row's choice depends only on its own logits and random numbers, so a seeded request gets the same tokens in any batch.
 Drawing by temperature, top-k, min-p and top-p goes through the compiled kernels or through torch. Both take one uniform
 number for each row, and sum weights in groups of 128 from the first token on.
 """
@@ -27,7 +27,7 @@ from batchwright.engine.tried_kernels import kernels_or
 from batchwright.request import SamplingParams
 
 _HEAD = 1024
-"""Tokens sorted for top-k and top-p; rows with a wider nucleus are sorted whole."""
+"""Tokens sorted for top-k and top-p; rows with a wider nucleus are sorted completely."""
 _GROUP = 128
 """Tokens whose weights are summed before the draw is located among them."""
 
@@ -49,7 +49,7 @@ Maxima = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @cache
 def _maxima_on(device: torch.device, dtype: torch.dtype) -> Maxima:
-    """Return Triton's kernels if they are available and pass their trial; else torch's, and log why."""
+    """Return the Triton kernels if they are available and pass their trial; else torch's, and log why."""
 
     def compiled() -> Maxima:
         from batchwright.engine.triton_maxima import row_maxima
@@ -73,7 +73,7 @@ def maxima_are_torchs(maxima: Maxima, device: torch.device, dtype: torch.dtype) 
     x[5, 3], x[5, 8000] = torch.inf, torch.nan
     x[6, 9000] = 60.0
     best, where = maxima(x)
-    # torch promises no order among equal values.
+    # torch guarantees no order among equal values.
     first = torch.tensor([int(x[0].argmax()), 5000, 0, 4096, 10, 8000, 9000], device=device)
     return torch.equal(where, first) and torch.equal(best.nan_to_num(-1.0), x.amax(-1).nan_to_num(-1.0))
 
@@ -94,10 +94,10 @@ def mask_rows(logits: Tensor, rows: list[int], masks: Masks) -> None:
 def choose(
     logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[float], list[int]]:
-    """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
+    """Return the greatest value of each row of `logits` [any, vocab], NaN if it holds one, and the token of each row.
 
-    The token of each of `rows` is drawn by its params and its uniform number in [0, 1), if its greatest logit is
-    finite; every other row gets its likeliest token.
+    The token of each of `rows` whose greatest logit is finite is drawn by its params and its uniform number in [0, 1);
+    every other row gets its likeliest token.
     """
     kernels = _kernels(logits)
     if kernels is not None and rows:
@@ -133,7 +133,7 @@ UNDECIDED = -2
 
 
 def draw_without_waiting(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
-    """Draw as `draw_with_torch` does, without waiting for the device -> [rows] int64, `UNDECIDED` among them."""
+    """Draw as `draw_with_torch` does, without waiting for the device -> [rows] int64, possibly `UNDECIDED`."""
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     for rows, is_ordered in _by_method(params):
         some, where = [params[row] for row in rows], on_device(np.array(rows, np.int64), logits.device)
@@ -147,7 +147,7 @@ def draw_without_waiting(logits: Tensor, params: Sequence[SamplingParams], unifo
 
 
 def _by_method(params: Sequence[SamplingParams]) -> list[tuple[list[int], bool]]:
-    """Return the rows of `params` that need their tokens in order, and those that do not, as far as there are any."""
+    """Return the rows of `params` that need their tokens in order, and those that do not; no group is empty."""
     ordered = [row for row, each in enumerate(params) if needs_order(each)]
     direct = [row for row, each in enumerate(params) if not needs_order(each)]
     return [(rows, is_ordered) for rows, is_ordered in ((ordered, True), (direct, False)) if rows]
@@ -163,7 +163,7 @@ def _kernels(logits: Tensor) -> NativeKernels | None:
 
 
 def _scaled(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Return logits [rows, vocab] over temperature, shifted to a maximum of 0, so that they never get infinite."""
+    """Return logits [rows, vocab] over temperature, shifted to a maximum of 0, so that they never become infinite."""
     temperatures = _column(params, "temperature", logits).clamp(min=torch.finfo(logits.dtype).tiny)
     return (logits - logits.amax(-1, keepdim=True)) / temperatures
 
@@ -210,14 +210,14 @@ def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor)
 
 def _totals(scaled: Tensor) -> Tensor:
     """Return the sum of the weights of each row -> [rows, 1] float64."""
-    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
+    # Summed by groups: a sum over a whole row is rounded differently if it is the only row.
     return _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
 
 
 def _draw_among(
     scaled: Tensor, total: Tensor, params: list[SamplingParams], uniforms: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens drawn from the `width` likeliest [rows] int64, and for which rows that was not enough [rows]."""
+    """Return tokens drawn from the `width` likeliest [rows] int64, and for which rows `width` was too small [rows]."""
     values, ids = scaled.topk(width, dim=-1)
     probabilities = torch.exp(values).double() / total
     limits = on_device(np.array([p.top_k or scaled.shape[-1] for p in params], np.int64), scaled.device)[:, None]
@@ -225,8 +225,8 @@ def _draw_among(
     least = _column(params, "min_p", probabilities) * probabilities[:, :1]
     probabilities = probabilities.masked_fill((rank >= limits) | (probabilities < least), 0.0)
     cumulative = probabilities.cumsum(-1)
-    # Top-p takes its share of the probability of all tokens that top-k and min-p leave: that is 1 if neither applies,
-    # and otherwise known only if none of those tokens is beyond `width`.
+    # Top-p takes its share of the total probability of the tokens that top-k and min-p leave: the total is 1 if neither
+    # applies, and otherwise known only if none of those tokens is beyond `width`.
     more = (limits > width) & (probabilities[:, -1:] > 0) & (width < scaled.shape[-1])
     limited = (limits < scaled.shape[-1]) | (least > 0)
     nucleus = _column(params, "top_p", probabilities) * torch.where(more, 1.0, cumulative[:, -1:])
@@ -240,7 +240,7 @@ def _draw_among(
 def _locate(ends: Tensor, targets: Tensor) -> Tensor:
     """Return the first index of positive weight where each row of ascending `ends` exceeds its target -> [rows, 1]."""
     found = torch.searchsorted(ends, targets, right=True)
-    # Rounding can put a target at the very end: the last index that adds weight is the first one to reach the end.
+    # Rounding can put a target at the very end: the last index that adds weight is the first that reaches the end.
     last = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(found, last)
 
@@ -252,11 +252,11 @@ def _column(params: list[SamplingParams], name: str, like: Tensor) -> Tensor:
 _TYPES = {"q": np.int64, "f": np.float32}
 
 _UNUSED = random.Random(0)
-"""Generator of greedy sequences: seeding one of their own would take as long as reading a short request."""
+"""Generator shared by greedy sequences: seeding one for each would take as long as reading a short request."""
 
 
 class SamplingState:
-    """State that the choice of one sequence's tokens depends on besides its logits."""
+    """State on which the choice of one sequence's tokens depends, besides its logits."""
 
     def __init__(
         self,
@@ -268,16 +268,16 @@ class SamplingState:
     ) -> None:
         self.params = params
         self.matcher = matcher
-        """Place of the sequence in its grammar, None if its text has no form to keep."""
+        """Position of the sequence in its grammar, None if its text has no required form."""
         if params.seed is not None:
             self._random = random.Random(f"{params.seed}/{index}")
         else:
             self._random = _UNUSED if params.greedy else random.Random()
         self._coming: deque[float] = deque()
-        """Random numbers of the next tokens, which a step uses again if it is computed again after a failure."""
+        """Random numbers for the next tokens; a step that is computed again after a failure uses the same ones."""
         self.generated = 0
         self._places: dict[int, int] = {}
-        """Places of generated tokens in `_generated` and `_counts`: arrays that grow, so that no step builds them."""
+        """Indexes of tokens in `_generated` and `_counts`: arrays that grow, so that no step builds them."""
         self._generated = array("q")
         self._counts = array("f")
         self._ends = array("q", sorted(ends))
@@ -309,7 +309,7 @@ class SamplingState:
 
     @property
     def follows_from_logits(self) -> bool:
-        """Whether every token depends on its logits and its grammar only, regardless of earlier tokens otherwise."""
+        """Whether every token depends only on its logits and its grammar, and otherwise not on earlier tokens."""
         return self.params.greedy and self.untouched and self.params.min_tokens == 0
 
     def uniforms(self, count: int) -> list[float]:
@@ -322,7 +322,7 @@ class SamplingState:
         """Record that `token` was chosen."""
         self.generated += 1
         if not self.params.greedy:
-            self.uniforms(1)  # one number for each token, whether it was drawn or certain
+            self.uniforms(1)  # one number per token, whether it was drawn or certain
             self._coming.popleft()
         if self._penalises:
             place = self._places.setdefault(token, len(self._places))
@@ -351,9 +351,9 @@ class SamplingState:
             logits[_tensor(self._ends, logits.device)] = -torch.inf
 
     def hold_ends(self, mask: Masks) -> None:
-        """Take the ends out of the sequence's `mask` [words], in place, if they are not wanted yet.
+        """Remove the end tokens from the sequence's `mask` [words], in place, if they are not wanted yet.
 
-        They stay if nothing else may come: a form that is complete ends.
+        They stay if nothing else is allowed: a form that is complete ends.
         """
         unwanted = self._unwanted_ends if self.generated >= self.params.min_tokens else self._unwanted_so_far
         if not unwanted:
@@ -367,7 +367,7 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Natural logs of the model's own probabilities for one chosen token."""
+    """Natural logarithms of the model's own probabilities for one chosen token."""
 
     chosen: float
     top_ids: list[int]
@@ -390,9 +390,9 @@ def sample(
 ) -> list[Sampled]:
     """Choose the next token of each of `states` by its row of `logits` [rows, vocab]. Does not call `record`.
 
-    `likeliest` holds the tokens of states that are already known, by their places, None if the logits were not finite;
-    `logits` then has rows for the other states only. `masks` has a row for each state with a grammar, in their order;
-    logits may be overwritten where they forbid a token.
+    `likeliest` maps the indexes of states whose tokens are already known to these tokens, None if the logits were not
+    finite; `logits` then has rows only for the other states. `masks` has a row for each state with a grammar, in their
+    order; logits may be overwritten where they forbid a token.
     """
     places = [place for place in range(len(states)) if not likeliest or place not in likeliest]
     others = states if not likeliest else [states[place] for place in places]
@@ -404,13 +404,13 @@ def sample(
 
 
 def hold_ends(states: Sequence[SamplingState], masks: Masks) -> None:
-    """Take ends that are not wanted yet out of `masks`, in place: one for each state with a grammar, in their order."""
+    """Remove end tokens that are not wanted yet from `masks`, in place: one for each state with a grammar, in order."""
     for state, mask in zip((each for each in states if each.matcher is not None), masks, strict=True):
         state.hold_ends(mask)
 
 
 def _rows_of_masks(states: Sequence[SamplingState], places: Sequence[int], masks: Masks | None) -> dict[int, Masks]:
-    """Return the masks [words] of the states at `places`, by their rows: the first of these places is row 0."""
+    """Return the masks [words] of the states at the indexes `places`, by their rows: the first of these is row 0."""
     if masks is None:
         return {}
     constrained = (place for place, state in enumerate(states) if state.matcher is not None)
@@ -421,7 +421,7 @@ def _rows_of_masks(states: Sequence[SamplingState], places: Sequence[int], masks
 def _sample_rows(logits: Tensor, states: Sequence[SamplingState], masks: Mapping[int, Masks]) -> list[Sampled]:
     if not states:
         return []
-    # Of the others, whose logits are adjusted first, a copy is masked.
+    # The others' logits are adjusted first: for them a copy is masked.
     masked = [row for row in masks if states[row].untouched]
     if masked:
         mask_rows(logits, masked, np.stack([masks[row] for row in masked]))
@@ -451,7 +451,7 @@ def _sample_adjusted(own: Tensor, states: list[SamplingState], masks: Mapping[in
 
 
 def _choose(logits: Tensor, states: Sequence[SamplingState], rows: Iterable[int]) -> tuple[list[float], list[int]]:
-    """Return what `choose` does, with a draw for those of `rows` that are not greedy."""
+    """Return what `choose` returns, with a draw for each of `rows` that is not greedy."""
     drawn = [row for row in rows if not states[row].params.greedy]
     return choose(logits, drawn, [states[row].params for row in drawn], [states[row].uniforms(1)[0] for row in drawn])
 

@@ -1,7 +1,7 @@
 """Log-probabilities of prompt tokens: reduction of the logits of many rows, a few rows at a time.
 
-The logits of a whole prompt would take gigabytes. So a step has a bounded number of rows that are scored
-(`most_scored`), and what is kept of each is the log-probability and the rank of the token that follows, and the
+The logits of a whole prompt would take gigabytes. So the number of rows that are scored in a step is bounded
+(`most_scored`), and only the log-probability and the rank of the token that follows each row are kept, and the
 likeliest tokens.
 """
 
@@ -38,7 +38,7 @@ class RowScore:
     logprob: float
     """Log-probability of the token that follows; NaN if the logits were not finite."""
     rank: int
-    """Place of that token by its logit, 1 for the one that greedy decoding takes."""
+    """Rank of that token by its logit, 1 for the one that greedy decoding takes."""
     top_ids: list[int]
     top: list[float]
 
@@ -52,7 +52,7 @@ class WantedRow:
 
 
 def score_rows(logits: Tensor, rows: Sequence[int], wanted: Sequence[WantedRow]) -> list[RowScore]:
-    """Return the scores of these `rows` of `logits` [any, vocab], each by its own of `wanted`; a row may come twice."""
+    """Return the scores of these `rows` of `logits` [any, vocab], each for its item of `wanted`; rows may repeat."""
     at_once = max(1, _REDUCED_AT_ONCE // logits.shape[-1])
     return [
         score
@@ -62,7 +62,7 @@ def score_rows(logits: Tensor, rows: Sequence[int], wanted: Sequence[WantedRow])
 
 
 def _taken(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return these rows, which are not copied if they follow each other."""
+    """Return these rows, without a copy if they are consecutive."""
     first, end = rows[0], rows[0] + len(rows)
     return logits[first:end] if list(rows) == [*range(first, end)] else logits[rows]
 
@@ -71,11 +71,11 @@ def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
     tokens = torch.tensor([each.token for each in wanted], device=logits.device)[:, None]
     ranks = _ranks(logits, tokens)
     logprobs = logits.log_softmax(-1)
-    # Beside an infinite logit, those of other tokens would pass for impossible ones.
+    # Beside an infinite logit, all other tokens would appear impossible.
     finite = logits.amax(-1).isfinite()
     chosen = logprobs.gather(-1, tokens)[:, 0].where(finite, torch.nan).tolist()
     top: dict[int, tuple[list[int], list[float]]] = {}
-    # Which of equal ones are among the likeliest depends on how many are asked for.
+    # Which tokens of equal logits are among the likeliest depends on how many are asked for.
     for count in {each.count for each in wanted} - {0}:
         rows = [row for row, each in enumerate(wanted) if each.count == count]
         values, ids = _taken(logprobs, rows).topk(min(count, logprobs.shape[-1]), dim=-1)
@@ -85,7 +85,7 @@ def _reduced(logits: Tensor, wanted: Sequence[WantedRow]) -> Iterator[RowScore]:
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
-    """Return the ranks of `tokens` [rows, 1] in `logits` [rows, vocab] float32: of equal ones the first is likelier."""
+    """Return the ranks of `tokens` [rows, 1] in `logits` [rows, vocab] float32; equal logits rank by position."""
     if logits.device.type == "cpu":
         # Each comparison is made once, and its outcomes are counted by whole vectors.
         return [
@@ -100,7 +100,7 @@ def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
 
 
 def without_scored(output: StepOutput, scored: Sequence[bool]) -> tuple[list[int], StepOutput]:
-    """Return the places in `output.logits` of the logit rows that are `scored`, and the output of the others."""
+    """Return the indexes in `output.logits` of the logit rows that are `scored`, and the output of the other rows."""
     rows: list[int] = []
     others: list[int] = []
     likeliest: dict[int, int | None] = {}
@@ -123,7 +123,7 @@ class PromptScores:
     ) -> None:
         """`start` is the position of the first token to score; the first one of a prompt has nothing before it.
 
-        `endings` are tokens to score in place of the last one, too.
+        `endings` are further tokens to score in place of the last one.
         """
         self.prompt = prompt
         self.count = count
@@ -137,12 +137,12 @@ class PromptScores:
         self._tokenizer = tokenizer
 
     def wanted(self, row: int) -> list[WantedRow]:
-        """Return what is wanted of this position: the prompt's own token, and after it the other endings."""
+        """Return what is wanted at this position: the prompt's own token, and after it the other endings."""
         others = self._endings if row == len(self.prompt) - 2 else ()
         return [WantedRow(token, self.count) for token in (self.prompt[row + 1], *others)]
 
     def record(self, row: int, scores: list[RowScore]) -> None:
-        """Take the scores of a position, for each that is wanted of it; again if a step is computed again."""
+        """Store the scores of a position, one for each item wanted at it; called again if a step is computed again."""
         self._scores[row] = scores
         self.is_finite = self.is_finite and not any(math.isnan(score.logprob) for score in scores)
 
@@ -154,7 +154,7 @@ class PromptScores:
         return tuple(found)
 
     def ended(self, ending: int) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of the scored tokens, with an ending by its number; 0 is the prompt's own.
+        """Return the log-probabilities of the scored tokens with the ending of this number; 0 is the prompt's own.
 
         All of them must have been computed.
         """

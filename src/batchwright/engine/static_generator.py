@@ -39,7 +39,7 @@ Answer = InferenceResponse | BatchwrightError
 
 
 class StaticGenerator:
-    """Text from any causal language model of transformers, a whole batch at a time.
+    """Text generation by any causal language model of transformers, a whole batch at a time.
 
         Batcher(StaticGenerator(), policy=...)
 
@@ -47,7 +47,7 @@ class StaticGenerator:
     bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. `max_model_len` bounds prompt and output together (default:
     what the model was made for).
 
-    May be used from several threads, one batch at a time. Raises `ModelNotFound`, `UnsupportedModel` or
+    May be called from several threads, but only for one batch at a time. Raises `ModelNotFound`, `UnsupportedModel` or
     `DownloadError` for the model, ValueError for a setting.
     """
 
@@ -71,7 +71,7 @@ class StaticGenerator:
                 f"{folder} is no causal language model: it has no weights for {missing[0]} and "
                 f"{len(missing) - 1} others"
             )
-        # A model's own sampling defaults would apply wherever a request sets nothing.
+        # Otherwise a model's own sampling defaults would apply wherever a request sets nothing.
         make: Any = GenerationConfig
         self._model.generation_config = make(pad_token_id=0)
         config = self._model.config.get_text_config()
@@ -91,9 +91,9 @@ class StaticGenerator:
     ) -> list[Answer]:
         """Return an answer for each prompt (text, token ids or chat messages) with the parameters of its request.
 
-        `requests` has an entry for each prompt, None for the default parameters, and may be left out. A prompt that
-        cannot be computed, or with logits that are not finite, gets an error in its place. Raises ValueError if there
-        are not as many requests as prompts.
+        `requests` has an entry for each prompt, None for the default parameters, and may be omitted. A prompt that
+        cannot be computed, or whose logits are not finite, gets an error in place of its answer. Raises ValueError if
+        there are not as many requests as prompts.
         """
         if requests is not None and len(requests) != len(prompts):
             raise ValueError(f"requests: {len(requests)} for {len(prompts)} prompts; give one for each")
@@ -152,7 +152,7 @@ class StaticGenerator:
         self._model.generate(
             input_ids=ids,
             attention_mask=mask,
-            do_sample=False,  # the chooser's token has the greatest of the scores that it returns
+            do_sample=False,  # the token that the chooser takes gets the greatest score
             max_new_tokens=max(row.owner.request.max_tokens for row in rows),
             logits_processor=[chooser.choose],
             stopping_criteria=[chooser.ended],
@@ -173,7 +173,7 @@ class _Chooser:
         masks = self._masks.masks([(matcher, ()) for matcher in matchers]) if matchers else None
         if masks is not None:
             hold_ends(states, masks)
-        # Masks are applied in place, and these scores are the library's own.
+        # Masks are applied in place, and these scores belong to the library.
         outcomes = sample(scores[live] if len(live) < len(self._rows) or matchers else scores, states, masks=masks)
         tokens = np.zeros(len(self._rows), np.int64)
         for at, outcome in zip(live, outcomes, strict=True):
@@ -192,7 +192,7 @@ class _Chooser:
         return chosen.scatter_(1, torch.from_numpy(tokens).to(scores.device)[:, None], 0.0)
 
     def ended(self, ids: Tensor, _: Any, **__: Any) -> Tensor:
-        """Return which rows take no more tokens -> [rows] bool."""
+        """Return which rows have ended -> [rows] bool."""
         return torch.tensor([_is_over(row) for row in self._rows], device=ids.device)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of text to token ids and back, through the model's own tokenizer and chat template."""
+"""Conversion of text to token ids and back, by the model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokenizer:
     """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text.
 
     `context` is the most tokens that the model takes. A text that cannot fit is refused before all of it is tokenized:
-    megabytes take seconds, which other requests would have to wait.
+    megabytes take seconds, for which other requests would have to wait.
     """
 
     def __init__(self, folder: Path, vocab_size: int, *, context: int | None = None) -> None:
@@ -53,26 +53,26 @@ class Tokenizer:
         added: Mapping[str, int] = {} if self.chat_template is None else self._inner.get_added_vocab()
         markers = frozenset() if self.chat_template is None else self.chat_template.markers
         self.markers = {text: added[text] for text in sorted(markers) if text in added}
-        """Ids of the tokens that mark calls and thoughts in answers, and so are part of their text."""
+        """Ids of the tokens that mark tool calls and thoughts in answers, and so are part of their text."""
         special = _special_ids(self._inner) if self.markers else frozenset()
         self._unsaid = special.difference(self.markers.values()) if special & {*self.markers.values()} else None
-        """Special tokens that are no part of texts. None: all."""
+        """Special tokens that are not part of texts. None: all special tokens."""
 
     @property
     def context(self) -> int | None:
-        """Most tokens that the model takes; None if nothing was said of it."""
+        """Most tokens that the model takes; None if not specified."""
         return self._context
 
     @property
     def inner(self) -> Any:
-        """The tokenizer of transformers, for what needs more of it; None if the model has none."""
+        """The transformers tokenizer, for callers that need more of it; None if the model has none."""
         return self._inner
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of `prompt`.
 
         Raises `InvalidRequest` if there are none, or ids that the model does not have, and `ContextLengthExceeded` for
-        a text that is certain to have more tokens than `context`; other lengths are the caller's to check.
+        a text that is certain to have more tokens than `context`; the caller must check other lengths.
         """
         if not isinstance(prompt, str):
             ids = self._encode_list(prompt)
@@ -90,7 +90,7 @@ class Tokenizer:
         return ids
 
     def encode_bare(self, text: str) -> list[int]:
-        """Return the token ids of `text` without those that the tokenizer adds to a text, such as a first token.
+        """Return the token ids of `text` without the tokens that the tokenizer adds to a text, such as a first token.
 
         Raises `InvalidRequest` without a tokenizer.
         """
@@ -99,7 +99,7 @@ class Tokenizer:
         return self._tokenized(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids` without special tokens, except those that mark calls and thoughts."""
+        """Return the text of `token_ids` without special tokens, except those that mark tool calls and thoughts."""
         if self._inner is None:
             return ""
         skip = self._unsaid is None
@@ -113,12 +113,12 @@ class Tokenizer:
         return text
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Return whether the prompt ends within a thought, which the answer goes on with."""
+        """Return whether the prompt ends within a thought, which the answer continues."""
         marks = None if self.chat_template is None else self.chat_template.thought_marks
         return marks is not None and opens_thought(self._end(prompt), marks)
 
     def closes_thought(self, prompt: Sequence[int]) -> bool:
-        """Return whether the prompt ends behind the thought of the answer, which has none then."""
+        """Return whether the prompt ends after the thought of the answer, which then has none of its own."""
         marks = None if self.chat_template is None else self.chat_template.thought_marks
         return marks is not None and closes_thought(self._end(prompt), marks)
 
@@ -126,7 +126,7 @@ class Tokenizer:
         return str(self._inner.decode(prompt[-_END_TOKENS:]))
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token, for a special token its name."""
+        """Return the text of one token; for a special token, its name."""
         if self._inner is None:
             return ""
         text = self._texts.get(token_id)
@@ -135,7 +135,7 @@ class Tokenizer:
         return text
 
     def as_json(self) -> str | None:
-        """Return the tokenizer as the text of a `tokenizer.json`; None if it is of another kind."""
+        """Return the tokenizer as the text of a `tokenizer.json`; None if it has no such form."""
         backend = getattr(self._inner, "backend_tokenizer", None)
         if backend is None:
             return None
@@ -195,9 +195,9 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 def _loaded(folder: Path) -> Any:
     """Return the tokenizer in a folder. Raises whatever transformers and tokenizers raise.
 
-    transformers chooses its class by the folder's tokenizer config and the type of the model. It needs the class of the
-    model's config, whose module takes more than a second to import, only if the folder names no class, and no torch
-    where the choice is certain.
+    transformers chooses the tokenizer's class by the folder's tokenizer config and the type of the model. It needs the
+    class of the model's config, whose module takes more than a second to import, only if the folder names no class;
+    where the choice is certain, it does not need torch.
     """
     try:
         named, model = (json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json"))
@@ -235,19 +235,19 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
 _GENERIC = frozenset({("TokenizersBackend", "llama"), ("PreTrainedTokenizerFast", "llama")})
 """Classes that tokenizer configs name, and types of models, for which transformers takes `TokenizersBackend`."""
 _END_TOKENS = 16
-"""Last tokens of a prompt in which a mark of a thought may be."""
+"""Number of last tokens of a prompt in which a mark of a thought is looked for."""
 _REASON_SHOWN = 200
-"""Characters of a library's reason that are shown."""
+"""Most characters of a library's error message that are shown."""
 _INCOMPLETE = "\ufffd"
 _LONGEST_CHARACTER = 4
-"""Bytes of a UTF-8 character, so also the most tokens that one is spread over."""
+"""Most bytes of a UTF-8 character, so also the most tokens that it is spread over."""
 
 
 class IncrementalDetokenizer:
     """Conversion of a growing list of tokens to the text that has become certain, without partial characters.
 
-    A tokenizer decodes the same token differently after others (blanks, joined bytes), so the new text is the
-    difference of two decodings that start at the same earlier token. Text that ends in an incomplete character is
+    A tokenizer decodes a token differently depending on the tokens before it (blanks, joined bytes), so the new text is
+    the difference of two decodings that start at the same earlier token. Text that ends in an incomplete character is
     held back until the character is complete; bytes that can no longer become one are returned as U+FFFD.
     """
 
@@ -255,14 +255,14 @@ class IncrementalDetokenizer:
         self._decode = decode
         self._tokens: list[int] = []
         self._context = 0
-        """First token to decode, so that the first undecided token is decoded in its context."""
+        """Index of the first token to decode, so that the first undecided token is decoded in its context."""
         self._decided = 0
         """Number of tokens whose text has been returned."""
         self._open = False
-        """Whether those tokens end in the beginning of a character, which has not been returned."""
+        """Whether those tokens end with the beginning of a character, which has not been returned."""
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Return the text that these tokens, which follow those given before, make certain."""
+        """Append these tokens, and return the text that has become certain."""
         self._tokens.extend(tokens)
         known = self._decode(self._tokens[self._context : self._decided])
         given = len(known) - self._open
@@ -278,7 +278,8 @@ class IncrementalDetokenizer:
     def _settle(self, text: str) -> tuple[int, str, bool]:
         """Return where to cut, the text up to there, and whether its last token begins a character that is not in it.
 
-        The cut is before the tokens that are no character yet or, if every token ends within a character, in the last.
+        The cut is before the tokens that do not form a character yet or, if every token ends within a character, in the
+        last one.
         """
         for held in range(1, _LONGEST_CHARACTER):
             end = len(self._tokens) - held
@@ -286,6 +287,6 @@ class IncrementalDetokenizer:
             if not shorter.endswith(_INCOMPLETE):
                 return end, shorter, False
         whole = text[: -len(_INCOMPLETE)]
-        if whole.endswith(_INCOMPLETE):  # bytes that are no character, nor the beginning of one
+        if whole.endswith(_INCOMPLETE):  # bytes that are neither a character nor the beginning of one
             return len(self._tokens), text, False
         return len(self._tokens), whole, True

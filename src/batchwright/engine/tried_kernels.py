@@ -21,7 +21,8 @@ def kernels_or(
 ) -> _T:
     """Return what `load` returns if it has no `disagreement` with torch on `device`; else `plain`.
 
-    The reason is logged as a warning that begins with `doing_without`. `load` and `disagreement` may raise anything.
+    In that case the reason is logged as a warning that begins with `doing_without`. `load` and `disagreement` may raise
+    anything.
     """
     try:
         kernels = load()

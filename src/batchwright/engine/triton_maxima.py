@@ -1,4 +1,4 @@
-"""The greatest value of each row as Triton kernels, many programs for each row. Importing this needs Triton."""
+"""Triton kernels for the greatest value of each row, with many programs per row. Importing this needs Triton."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def span_maxima(best, where, x, row_stride, dim, spans, SPAN: tl.constexpr):
 
 @triton.jit
 def row_maxima_of_spans(out, index, best, where, spans, PADDED: tl.constexpr):
-    """Find the same for a row, of what `span_maxima` found in its `spans`."""
+    """Find the same for a whole row, from the results of `span_maxima` for its `spans`."""
     row = tl.program_id(0)
     span = tl.arange(0, PADDED)
     at = row * spans + span
     value = tl.load(best + at, mask=span < spans, other=-float("inf"))
-    # What is past the end lies behind everything, also behind -inf.
+    # Positions past the end come after everything, even -inf.
     column = tl.load(where + at, mask=span < spans, other=2147483647)
     greatest, first = _maximum(value, column)
     tl.store(out + row, greatest.to(out.dtype.element_ty))
@@ -35,7 +35,7 @@ def row_maxima_of_spans(out, index, best, where, spans, PADDED: tl.constexpr):
 
 @triton.jit
 def _maximum(value, column):
-    """Return the greatest of `value`, NaN if it holds one, and the least `column` of those that are the greatest."""
+    """Return the greatest of `value`, NaN if it holds one, and the least `column` among the equal greatest ones."""
     is_nan = value != value
     any_nan = tl.max(is_nan.to(tl.int32), 0) > 0
     greatest = tl.max(tl.where(is_nan, -float("inf"), value), 0)

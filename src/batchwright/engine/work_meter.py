@@ -1,4 +1,4 @@
-"""`WorkMeter`: what the steps of an engine computed and how fast, and what its answers needed."""
+"""`WorkMeter`: the work that the steps of an engine computed, their speed, and the work that its answers needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from batchwright.planning.needed_work import NeededWork
 from batchwright.scheduling import Chunk, StepPlan, repeated
 
 _TOGETHER = 32
-"""Steps that are counted at once: what comes once a step finds nothing of what it needs in the caches, since all
+"""Steps that are counted at once: code that runs once per step finds nothing that it needs in the caches, since all
 weights have gone through them in between."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that is not counted yet, and its seconds."""
+    """A step that is not counted yet, and its time in seconds."""
 
     chunks: list[Chunk]
     tables: np.ndarray
@@ -38,8 +38,8 @@ class _Step:
 class WorkMeter:
     """Measures the steps of one core while it is the core's `meter`.
 
-    No rate is slower than the best that a step reached: whatever was wrong with `rates`, a bound of needed work at
-    these is less than the time that the steps took, since they did at least that work.
+    No rate is slower than the best that a step reached: even if the initial `rates` were wrong, a bound of needed work
+    at the resulting rates is less than the time that the steps took, since they did at least that work.
     """
 
     def __init__(self, model: ModelCosts, seconds: KernelSeconds, rates: MachineRates, block_size: int) -> None:
@@ -67,19 +67,19 @@ class WorkMeter:
 
     @property
     def spent(self) -> SpentTime:
-        """What the time of all steps was spent on; `total` is up to the caller."""
+        """What the time of all steps was spent on; the caller sets `total`."""
         self._count()
         return self._spent
 
     @property
     def lasting_rates(self) -> MachineRates:
-        """The best rates so far that hold for other work, too."""
+        """The best rates so far that also hold for other work."""
         self._count()
         return self._lasting_rates
 
     @property
     def rates(self) -> MachineRates:
-        """The best rates so far. All steps together may have read keys faster than memory: some are in the caches."""
+        """The best rates so far. All steps together may have read keys faster than from memory: some are in caches."""
         best = self.lasting_rates
         if not self._spent.attention:
             return best
@@ -89,7 +89,7 @@ class WorkMeter:
     def computed(
         self, plan: StepPlan, batch: StepBatch, output: StepOutput, forward: float, *, nothing_left: bool
     ) -> None:
-        """Measure a step of which the model took `forward` seconds; `nothing_left`: no sequence waited for a place."""
+        """Measure a step in which the model took `forward` seconds; `nothing_left`: no sequence waited for a slot."""
         products, attention = self._since()
         likeliest = len(output.likeliest)
         logits = batch.logit_rows.shape[0] - likeliest
@@ -110,7 +110,7 @@ class WorkMeter:
     def computed_several(
         self, plan: StepPlan, tables: np.ndarray, steps: Sequence[DecodedStep], *, nothing_left: bool
     ) -> None:
-        """Measure steps of which `plan` is the first and the others repeat it; `tables` are as those of a batch."""
+        """Measure steps, of which the first is `plan` and the others repeat it; `tables` are as in a batch."""
         self._since()
         rows = len(plan.chunks)
         for step in steps:
@@ -130,7 +130,7 @@ class WorkMeter:
             plan = repeated(plan)
 
     def between_steps(self) -> None:
-        """Count steps if there are enough, while no step is timed."""
+        """Count steps if there are enough of them, while no step is being timed."""
         if len(self._uncounted) >= _TOGETHER:
             self._count()
 
@@ -166,7 +166,7 @@ class WorkMeter:
             )
 
     def _since(self) -> tuple[float, float]:
-        """Return the seconds of products and attention since the last call."""
+        """Return the seconds spent on products and on attention since the last call."""
         now = self._seconds.products, self._seconds.attention
         before, self._counted = self._counted, now
         return now[0] - before[0], now[1] - before[1]
@@ -190,7 +190,7 @@ class WorkMeter:
         )
 
     def _unshared_keys(self, tables: np.ndarray, known: np.ndarray) -> int:
-        """Return how many of the first `known` [D] keys of decodes with block `tables` [D, most] no other one reads."""
+        """Return how many of the first `known` [D] keys of decodes with block `tables` [D, most] are not shared."""
         blocks = tables[np.arange(tables.shape[1]) < (known // self._block_size)[:, None]]
         alone = int((np.bincount(blocks)[blocks] == 1).sum()) if len(blocks) else 0
         return alone * self._block_size + int((known % self._block_size).sum())

@@ -1,1 +1,1 @@
-"""Computing of requests: OpenAI request bodies in, OpenAI response bodies out."""
+"""Computation of requests: OpenAI request bodies in, OpenAI response bodies out."""

@@ -1,4 +1,4 @@
-"""Parts that the implementations of `Inference` share: model names, time left, streams, counts, threads, devices."""
+"""Common parts of the implementations of `Inference`: model names, time left, streams, counts, threads, devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class InFlight(Counter[Traffic]):
-    """Numbers of calls or sequences under way, by class of traffic."""
+    """Numbers of calls or sequences in progress, by class of traffic."""
 
     @contextmanager
     def hold(self, traffic: Traffic, count: int = 1) -> Iterator[None]:
@@ -37,7 +37,7 @@ class InFlight(Counter[Traffic]):
 class TrafficThreads:
     """One thread for each class of traffic, so that an online request never queues behind the lines of a batch.
 
-    They are for tokenizing and the like, for which neither the event loop nor the model should wait.
+    They are for work such as tokenizing, for which neither the event loop nor the model should wait.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class TrafficThreads:
 
 
 def device_failure(engine: Engine | None) -> str | None:
-    """Return why the device computes nothing any more; None if it does. After some errors CUDA never does again."""
+    """Return why the device computes nothing any more; None if it works. After some errors CUDA never recovers."""
     device = None if engine is None else engine.core.body.device
     if device is None or device.type != "cuda":
         return None
@@ -76,7 +76,7 @@ def device_failure(engine: Engine | None) -> str | None:
 
 
 LEAVE_OUT_MODEL = ", or leave --model out to ask for the models that lines name"
-"""How to ask an endpoint for a model that was not chosen, though the endpoint may have it."""
+"""How to request a model that was not chosen, although the endpoint may have it."""
 
 
 def chosen_model(asked: str | None, names: Sequence[str], *, remedy: str = "") -> str:
@@ -94,9 +94,9 @@ def chosen_model(asked: str | None, names: Sequence[str], *, remedy: str = "") -
 
 
 def time_left(call: Call, deadline: float | None) -> float | None:
-    """Return the seconds left for a call, whose body has this `deadline` in seconds; None when neither sets a limit.
+    """Return the seconds left for a call, whose body has this `deadline` in seconds; None if neither sets a limit.
 
-    Raises `DeadlineExceeded` when no time is left.
+    Raises `DeadlineExceeded` if no time is left.
     """
     left = min((seconds for seconds in (call.timeout, deadline) if seconds is not None), default=None)
     if left is not None and left <= 0:
@@ -105,7 +105,7 @@ def time_left(call: Call, deadline: float | None) -> float | None:
 
 
 async def close(iterator: AsyncIterator[Any]) -> None:
-    """Close `iterator` at once, if it can be closed: one that is only dropped holds its place until it is collected."""
+    """Close `iterator` now, if it can be closed: one that is only dropped holds its resources until it is collected."""
     aclose = getattr(iterator, "aclose", None)
     if aclose is not None:
         await aclose()
@@ -121,7 +121,7 @@ async def closing(iterator: AsyncIterator[_T]) -> AsyncIterator[AsyncIterator[_T
 
 
 async def all_of(work: Sequence[Awaitable[_T]]) -> list[_T]:
-    """Return the results in order. When one raises, or the caller is cancelled, cancel the others."""
+    """Return the results in order. If one raises, or the caller is cancelled, cancel the others."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]
@@ -135,7 +135,7 @@ async def all_of(work: Sequence[Awaitable[_T]]) -> list[_T]:
 async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
     """Yield the items of all streams as they arrive, each with the position of its stream.
 
-    When a stream raises, or the iterator is closed, all streams are closed.
+    If a stream raises, or the iterator is closed, all streams are closed.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:

@@ -1,4 +1,4 @@
-"""`EncoderInference`: what the routes of all encoders have in common, a batcher that requests share fairly."""
+"""`EncoderInference`: the common base of the routes to encoders, a batcher that requests share fairly."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _WANTED = 256
 _BATCH_INPUTS = 2048
 """Most inputs of batch lines in the batcher at once; the rest of its queue is for online requests."""
 _REQUEST_INPUTS = 64
-"""Most inputs of one request in the batcher at once: one batch, for which another request of its owner may wait."""
+"""Most inputs of one request in the batcher at once: one batch, for which its owner's next request may have to wait."""
 _BATCH_SIZE = 64
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
-"""Tokens of a batch. New requests wait for the end of the running batch, and larger batches hardly gain anything."""
+"""Tokens of a batch. New requests wait for the running batch to end, and larger batches hardly gain anything."""
 PIECE = 32
-"""Inputs tokenized, or vectors encoded, in one piece; other requests get their turn between pieces."""
+"""Inputs tokenized, or vectors encoded, at a time; other requests get their turn in between."""
 _LINES = "lines of batches"
 _LINES_WEIGHT = 0.05
 """Weight of all batch lines together, relative to an online owner of weight 1."""
 REMEDY = '"truncate_prompt_tokens": -1 in the body cuts it'
-"""What a request can do about a text that is too long."""
+"""Remedy for a text that is too long."""
 _DOUBLINGS = 5
-"""Most steps of priority that count; each doubles or halves the weight of an input."""
+"""Most steps of priority that have an effect; each doubles or halves the weight of an input."""
 
 Vector = npt.NDArray[np.float32]
 
 
 class EncodingModel(Protocol):
-    """A model that computes a vector of each of a batch of sequences."""
+    """A model that computes a vector for each sequence of a batch."""
 
     model_name: str
     device_type: str
@@ -57,8 +57,8 @@ class EncodingModel(Protocol):
 class EncoderInference(Route):
     """Base class of the routes to one encoder. Inputs of all requests are computed in shared batches.
 
-    Owners share the model fairly by tokens; all batch lines together are one owner with a small weight. `names` as for
-    `EngineInference`.
+    Owners share the model fairly by tokens; all batch lines together are one owner with a small weight. `names` is as
+    in `EngineInference`.
     """
 
     def __init__(self, model: EncodingModel, names: Sequence[str] = ()) -> None:
@@ -86,7 +86,7 @@ class EncoderInference(Route):
         await self.batcher.close(drain=False)
 
     def _until(self, call: Call, deadline: float | None) -> float:
-        """Return the time of the event loop by which a call with this `deadline` in seconds has to be begun.
+        """Return the event loop's time by which a call with this `deadline` in seconds must have been started.
 
         Raises `DeadlineExceeded`.
         """
@@ -96,9 +96,10 @@ class EncoderInference(Route):
     async def _vectors(
         self, call: Call, sequences: Sequence[Ids | TypedTokens], priority: int, until: float
     ) -> list[Vector]:
-        """Compute the vectors of sequences, in order; those of equal sequences once, so that they are equal.
+        """Compute the vectors of sequences, in order; equal sequences are computed once, so that they get equal
+        vectors.
 
-        The last digits of a vector depend on what is computed beside it.
+        The last digits of a vector depend on what is computed in the same batch.
         """
         places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
         contents = list(map(_content, sequences))
@@ -123,7 +124,7 @@ class EncoderInference(Route):
 
 
 def _content(sequence: Ids | TypedTokens) -> tuple[bytes, bytes]:
-    """Return what is equal for equal sequences only."""
+    """Return a key that is equal only for equal sequences."""
     if isinstance(sequence, TypedTokens):
         return sequence.ids.tobytes(), sequence.types.tobytes()
     return sequence.tobytes(), b""

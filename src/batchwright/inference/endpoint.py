@@ -1,4 +1,4 @@
-"""`EndpointInference`: calls computed by an endpoint elsewhere, in whatever dialect it speaks."""
+"""`EndpointInference`: calls computed by a remote endpoint, in any supported dialect."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 _AHEAD = 0.25
 _LEAST_AHEAD = 32
-"""Calls to hold besides those under way, at least and in proportion, so that the next one is there in time."""
+"""Calls to hold besides those in progress, at least and in proportion, so that the next one is ready in time."""
 _LIST_OF = {
     CHAT_URL: "choices",
     COMPLETION_URL: "choices",
@@ -71,30 +71,30 @@ _LIST_OF = {
     SCORE_URL: "data",
     CLASSIFY_URL: "data",
 }
-"""Field of answers with what was asked for."""
+"""Field of answers that holds the results."""
 _PROBE_SECONDS = 10.0
 ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
+"""Fields of bodies that limit the tokens of an answer; the first one present applies."""
 _FOREVER = 1e6
 _PATIENCE = 5.0
-"""Seconds for which online calls wait out a pause: as long as pacers pause where the endpoint names no time."""
+"""Seconds for which online calls wait for a pause to end: as long as pacers pause if the endpoint names no time."""
 _CLOSING = "the endpoint is not asked any more: the service is closing"
 
 
 class EndpointInference(Route):
-    """Passes calls on to an endpoint elsewhere, at most `max_concurrency` at once, online calls first.
+    """Passes calls on to a remote endpoint, at most `max_concurrency` at once, online calls first.
 
     - `base_url`: as for the official client, `https://host/v1`; `api_key`: the endpoint's key, if it requires one.
     - `models`: names of models in calls, each with the name that the endpoint has for it. None: names are passed on
       unchanged; `discover` asks the endpoint for its models.
     - `dialect`: the form of its requests and answers; by default OpenAI's.
-    - `timeout`: seconds without any data, after which a try is given up.
+    - `timeout`: seconds without any data after which a try is given up.
     - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
-    - `meter`: reserves money for every try, and counts what it cost; None: nothing is counted.
+    - `meter`: reserves money for every try, and counts its cost; None: nothing is counted.
 
-    Calls that are answered with 408, 409, 429 or 5xx, and calls that are not answered, are retried (`retries`); an
-    overloaded endpoint gets fewer calls at once for a while. While the endpoint is known to be down it gets none: calls
-    raise `EndpointDown` until a probe is answered. Raises ValueError for an invalid setting.
+    Calls answered with 408, 409, 429 or 5xx, and unanswered calls, are retried (`retries`); an overloaded endpoint gets
+    fewer concurrent calls for a while. While the endpoint is known to be down it gets none: calls raise `EndpointDown`
+    until a probe is answered. Raises ValueError for an invalid setting.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class EndpointInference(Route):
         self._limits = tuple(limits)
         Pacer(max_concurrency)  # which checks it
         self._gates: dict[str, Gate] = {}
-        """A gate for each model, by the name that the endpoint has for it, since providers limit each."""
+        """A gate for each model, by the endpoint's name for it, since providers limit models separately."""
         self._places = Places(max_concurrency)
         self._rank = 1.0 - random.SystemRandom().random()
-        """A number by which other processes with the same key know this one."""
+        """A number that identifies this process to others with the same key."""
         self._others: Sequence[Mapping[str, Mapping[str, float]]] = ()
-        """What they have last published, each by `_shared_name`."""
+        """What each of them last published, by `_shared_name`."""
         self._others_since: float | None = None
-        """Since when there are any."""
+        """Since when there have been any."""
         self._stopped: EndpointDown | None = None
-        """The error of further batch calls; None: they are sent."""
+        """The error for further batch calls; None: they are sent."""
         self._dialect = dialect
         self._client = EndpointClient(
             base_url,
@@ -135,7 +135,7 @@ class EndpointInference(Route):
             dialect=dialect,
             timeout=timeout,
             connections=max_concurrency,
-            # A request that the client sends again by itself could be paid twice, and counted once.
+            # A request that the client resends by itself could be charged twice, but counted once.
             resends=meter is None,
         )
         self._meter = None if meter is None else CountingMeter(meter, self._model_of)
@@ -146,15 +146,15 @@ class EndpointInference(Route):
         self._asks_for_models = False
         """Whether the models are taken from the endpoint's list."""
         self._has_no_list = False
-        """Whether there is nothing where the list of models should be."""
+        """Whether the endpoint has no list of models."""
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
         self._pausing = InFlight()
-        """Those of them that failed and wait to be tried again, whose places others have meanwhile."""
+        """Calls among them that failed and wait for a retry, while others use their places."""
         self._retry_budget = RetryBudget()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the calls, whose clock also gives figures their time when it has ended."""
+        """The event loop of the calls, whose clock still provides the time for figures after it has ended."""
         self._draw = draw or random.Random()
         self._closed = False
 
@@ -180,9 +180,9 @@ class EndpointInference(Route):
         return self._client.url
 
     def wait_for(self, call: Call) -> tuple[float, float]:
-        """Return what ranks this endpoint among several: the seconds until `call` could be sent, and how busy it is.
+        """Return the rank of this endpoint among several: the seconds until `call` could be sent, and how busy it is.
 
-        Calls that wait before it are taken for seconds, as their number is what matters of them.
+        Calls that wait ahead of it are counted as seconds, since only their number matters.
         """
         gate = self._gates.get(self._model_of(call))
         if gate is None:
@@ -202,7 +202,7 @@ class EndpointInference(Route):
         return min(sum(gate.pacer.concurrency for gate in self._gates.values()), self._max_concurrency)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what was found of the limits of the endpoint, by model."""
+        """Return what was learned about the limits of the endpoint, by model."""
         if self._loop is None:
             return {}
         now = self._loop.time()
@@ -214,7 +214,7 @@ class EndpointInference(Route):
         }
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return what other processes are to know of the limits, by a name for address, key and model."""
+        """Return what other processes need to know of the limits, by a name for address, key and model."""
         if self._loop is None:
             return {}
         now, is_full = self._loop.time(), self._places.are_full
@@ -222,7 +222,7 @@ class EndpointInference(Route):
         return {self._shared_name(model): note for model, note in notes.items() if note}
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-        """Learn what `shared_use` is in each of the other processes of the same store."""
+        """Take over `shared_use` of each of the other processes of the same store."""
         now = asyncio.get_running_loop().time()
         self._others = others
         self._others_since = None if not others else now if self._others_since is None else self._others_since
@@ -239,21 +239,21 @@ class EndpointInference(Route):
         return hashlib.sha256(f"{self._client.identity}\n{model}".encode()).hexdigest()[:16]
 
     def send_no_more(self) -> None:
-        """Give batch calls that were not sent yet, and those that are to be sent again, back, by `EndpointDown`."""
+        """Return batch calls that are not sent yet, or that wait for a retry, to their owners, by `EndpointDown`."""
         self._stopped = EndpointDown("the endpoint is not asked any more: the run is stopping")
         for gate in self._gates.values():
             gate.refuse_waiting(self._stopped)
 
     @property
     def why_not_ready(self) -> str | None:
-        """Reason why no call can be computed now, without details of the endpoint; None when calls can be computed."""
+        """Reason why no call can be computed now, without details of the endpoint; None if calls can be computed."""
         return SILENCE if self._watch.down else None
 
     async def discover(self, *, waits: bool = True) -> None:
-        """Ask the endpoint for its models, if none were given. Without `waits`, make sure that it answers now.
+        """Ask the endpoint for its models, if none were given. Without `waits`, ensure that it answers now.
 
-        With `waits`, an endpoint that does not answer is asked again in the background, and until then there are no
-        models. Raises `EndpointError` otherwise, and for an answer that is not a list of models.
+        With `waits`, an endpoint that does not answer is asked again in the background; until it answers, there are no
+        models. Otherwise, and for an answer that is not a list of models, raises `EndpointError`.
         """
         if self._theirs and waits and not self._watch.down:
             return
@@ -303,7 +303,8 @@ class EndpointInference(Route):
                     usage = usage_of(chunk) or usage
                     yield self._ours(call, chunk)
                     try:
-                        # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
+                        # A separate timeout for each chunk, since a timeout belongs to one task and another task may
+                        # ask for the next chunk.
                         chunk = await _within(until, anext(chunks, None))
                     except EndpointError as error:
                         turn.failed(error)
@@ -326,7 +327,7 @@ class EndpointInference(Route):
         self._watch.require_answering()
 
     def _require_still_open(self, call: Call, turn: Turn) -> None:
-        """Take a try back that was let in, and raise the error, if nothing is sent any more."""
+        """Withdraw a try that was let in, and raise the error, if nothing is sent any more."""
         try:
             self._require_open(call)
         except (EndpointDown, EngineClosed):
@@ -334,7 +335,7 @@ class EndpointInference(Route):
             raise
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
-        """Return the path, the body, the same as JSON, and the deadline in the event loop's time.
+        """Return the path, the body, the body as JSON, and the deadline in the event loop's time.
 
         Raises `BatchwrightError`.
         """
@@ -373,7 +374,7 @@ class EndpointInference(Route):
         return sum(gate.waiting_online for gate in self._gates.values())
 
     def _model_of(self, call: Call) -> str:
-        """Return the name that the endpoint has for the model of `call`; empty: it is not known."""
+        """Return the endpoint's name for the model of `call`; empty if it is not known."""
         asked = read_model(call.body)
         if asked is None:
             return next(iter(self._theirs.values()), "")
@@ -393,7 +394,7 @@ class EndpointInference(Route):
 
     def _learn_queue(self, queue: Queue) -> None:
         if len(busy := [gate for gate in self._gates.values() if gate.pacer.under_way]) == 1:
-            # With several models the figures are a sum of which nobody knows the parts.
+            # With several models the figures are a sum whose parts are unknown.
             busy[0].pacer.guide(queue.running, queue.waiting)
             busy[0].look()
 
@@ -437,7 +438,7 @@ class EndpointInference(Route):
 
         async def send() -> dict[str, Any]:
             nonlocal is_sent
-            self._require_open(call)  # the money may have come after the last request
+            self._require_open(call)  # the money may have become available after the last request
             is_sent = True
             return await self._client.send(path, body, turn.heard)
 
@@ -458,7 +459,7 @@ class EndpointInference(Route):
     async def _opened(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
     ) -> tuple[Turn, AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
-        """Return a turn, its stream and the first chunk. From then on `held` holds its place and its connection."""
+        """Return a turn, its stream and the first chunk. From then on `held` owns its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
             self._require_still_open(call, turn)
@@ -472,7 +473,7 @@ class EndpointInference(Route):
             return turn, chunks, first
 
     async def _noticed(self, turn: Turn, answer: Awaitable[_T]) -> _T:
-        """Return `answer`, and let the pacer and the watch learn from its outcome."""
+        """Await `answer`, let the pacer and the watch learn from its outcome, and return its result."""
         try:
             result = await answer
         except EndpointError as error:
@@ -502,7 +503,7 @@ class EndpointInference(Route):
             return False if found is None else found
 
         try:
-            # Nearly all calls succeed at once, and the retrying itself would cost a third of such a call.
+            # Nearly all calls succeed the first time, and the retry code itself would cost a third of such a call.
             return await self._let_through(call, attempt_once)
         except Exception as error:
             failure = error
@@ -516,7 +517,7 @@ class EndpointInference(Route):
         raise failure
 
     async def _let_through(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of a try. One that is refused for a rate limit is made again when the pacer allows it."""
+        """Return the result of a try. A try refused for a rate limit is repeated when the pacer allows it."""
         retries, refusals = self._retries[call.traffic], 0
         while True:
             try:
@@ -533,13 +534,13 @@ class EndpointInference(Route):
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """Return `answer` with the model name of the call in place of the endpoint's."""
         if self._theirs and "model" in answer:
-            # The name is not checked again, since the endpoint may have come back with other models meanwhile.
+            # The name is not checked again, since the endpoint may have come back with different models.
             answer["model"] = read_model(call.body) or self.models[0]
         return answer
 
 
 def answer_bound(call: Call) -> int | None:
-    """Return the most tokens that the answers to a call may have together; None: no bound."""
+    """Return the most tokens that the answers to a call may have together; None: no limit."""
     if call.endpoint in ENCODER_URLS:
         return 0
     named = next((call.body[name] for name in ANSWER_BOUNDS if call.body.get(name) is not None), None)

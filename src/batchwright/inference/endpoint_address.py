@@ -1,4 +1,4 @@
-"""Addresses of endpoints elsewhere, and the proxies that the environment names for them.
+"""Addresses of remote endpoints, and the proxies for them from the environment.
 
 No message ever contains a password from either.
 """
@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 from yarl import URL
 
 _HOST = re.compile(r"[\w.-]+(:\d{1,5})?(/[\w./-]*)?", re.ASCII)
-"""An address without its scheme, and without a place for secrets."""
+"""An address without its scheme, and without any part that may contain secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Proxy:
 
 
 def endpoint_url(text: str, *, key: str = "api_key") -> URL:
-    """Parse the URL of an endpoint. `key` names the setting for its key.
+    """Parse the URL of an endpoint. `key` is the name of the setting for its key.
 
     Raises ValueError, without repeating a `text` that may contain a secret.
     """

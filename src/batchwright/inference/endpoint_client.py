@@ -1,7 +1,7 @@
-"""Single requests to an endpoint elsewhere, without retries.
+"""Single requests to a remote endpoint, without retries.
 
-The API key is sent in one header and appears nowhere else: if an error contains it, it is masked, and in an answer too,
-unless it is as short as those that stand for none, such as `EMPTY`, which are words of any answer.
+The API key is sent in one header and appears nowhere else: if an error contains it, it is masked, and also in an
+answer, unless it is as short as placeholders for no key, such as `EMPTY`, which may be words of any answer.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ _WEB_PAGE = "a web page"
 _VERSION = re.compile(r"/v\d")
 _KEY_REFUSED = frozenset({401, 403})
 _SHORTEST_SECRET = 16
-"""Characters of a key that is masked in answers."""
+"""Fewest characters of a key that is masked in answers."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
-"""Errors of a request of which not a byte was sent."""
+"""Errors of a request of which no byte was sent."""
 _DONE = b"[DONE]"
 _CONTENTS = frozenset({"choices", "content", "data", "output", "usage"})
-"""Fields of answers that were computed, whatever else they say."""
+"""Fields that show that an answer was computed, whatever else it says."""
 
 Heard: TypeAlias = Callable[[Sequence[StatedLimit]], None]
-"""Called with the rate limits that the head of an answer states, of a refusal too, as soon as it has arrived."""
+"""Called with the rate limits that the head of an answer (or refusal) states, as soon as it has arrived."""
 
 
 class EndpointClient:
     """A client of one endpoint, over persistent connections.
 
-    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `dialect` says how the
-    key is sent, and what answers look like, which are returned in OpenAI's form. `timeout` is the longest time without
-    any data, in seconds. Without `resends`, no request is sent twice, not even one that failed on a connection which
-    the endpoint was closing. Raises ValueError for a malformed URL or key, and for a proxy of the environment that
-    cannot be used. All requests raise `EndpointError` when they fail.
+    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `dialect` defines how the
+    key is sent, and the form of answers, which are returned in OpenAI's form. `timeout` is the longest time without any
+    data, in seconds. Without `resends`, no request is sent twice, not even one that failed on a connection that the
+    endpoint was closing. Raises ValueError for a malformed URL or key, and for a proxy from the environment that cannot
+    be used. All requests raise `EndpointError` if they fail.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class EndpointClient:
         self._tunnel_headers: dict[str, str] | None = None
         if self._proxy is not None and self._proxy.user is not None:
             credentials = {"proxy-authorization": aiohttp.encode_basic_auth(*self._proxy.user)}
-            # Encrypted requests pass through the proxy in a tunnel, whose request carries the credentials.
+            # Encrypted requests go through a tunnel, and the request for the tunnel carries the proxy's credentials.
             if self._base.scheme == "https":
                 self._tunnel_headers = credentials
             else:
@@ -110,15 +110,15 @@ class EndpointClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._has_answered = False
-        """Whether there was an answer in the form of an API."""
+        """Whether there has been an answer in the form of an API."""
 
     @property
     def identity(self) -> str:
-        """Digest of address and key, which share their limits."""
+        """Digest of address and key, for which limits are shared."""
         return hashlib.sha256(f"{self.url}\n{self._key.value}".encode()).hexdigest()
 
     async def send(self, path: str, body: bytes | None = None, heard: Heard | None = None) -> dict[str, Any]:
-        """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
+        """Get `path`, or post the JSON `body` to it. Returns the JSON object of the answer."""
         async with self._answer("GET" if body is None else "POST", path, body, heard) as response:
             answer = self._object(await self._whole(response))
         self._require_no_error(answer)
@@ -152,7 +152,7 @@ class EndpointClient:
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def beside(self, path: str) -> str:
-        """Get what an engine shows beside its API, such as its metrics at "/metrics"."""
+        """Get what an engine serves beside its API, such as its metrics at "/metrics"."""
         url = self._beside(path)
         async with self._answer("GET", path, None, None, url) as response:
             return (await self._whole(response)).decode(errors="replace")
@@ -173,7 +173,7 @@ class EndpointClient:
             await self._session.close()
 
     def _http(self) -> aiohttp.ClientSession:
-        """Return the session, which is made on first use and belongs to the event loop of that moment.
+        """Return the session, which is created on first use and belongs to the event loop running then.
 
         Raises `EngineClosed` after `close`.
         """
@@ -185,7 +185,7 @@ class EndpointClient:
             connect = min(self._timeout, _CONNECT_SECONDS)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    # The caller bounds the calls; one more connection is for probes, and one for metrics.
+                    # The caller limits the calls; one more connection is for probes, and one for metrics.
                     limit=self._connections + 2,
                     keepalive_timeout=_KEPT_SECONDS,
                     ssl=httpx.create_ssl_context() if self._base.scheme == "https" else True,
@@ -220,8 +220,8 @@ class EndpointClient:
     async def _head(self, method: str, url: URL, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
 
-        A server may close a kept connection at the moment at which it is used again. A request that fails for this
-        reason within a second is sent once more, since it most likely never arrived; if it did, it is computed twice.
+        A server may close a kept connection at the moment when it is used again. A request that fails for this reason
+        within a second is sent once more, since it most likely never arrived; if it did, it is computed twice.
         """
         began, sent = asyncio.get_running_loop().time(), SimpleNamespace(over_kept=False)
         try:
@@ -234,7 +234,7 @@ class EndpointClient:
 
     async def _sent(self, method: str, url: URL, body: bytes | None, sent: SimpleNamespace) -> aiohttp.ClientResponse:
         """Send a request once. `sent.over_kept` is set if it used a connection that had served another request."""
-        # The read timeout begins at the end of the body, so sending the body has a limit of its own.
+        # The read timeout begins at the end of the body, so sending the body has its own limit.
         async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
             return await self._http().request(
                 method,
@@ -254,7 +254,7 @@ class EndpointClient:
         return bytes(content)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        # The reader's own lines cannot be longer than its buffer.
+        # The reader's own line method cannot return lines longer than its buffer.
         rest = bytearray()
         async for piece in response.content.iter_any():
             first, *others = piece.split(b"\n")
@@ -312,7 +312,7 @@ class EndpointClient:
         return error
 
     def _redirection(self, response: aiohttp.ClientResponse) -> str:
-        """Return what to do about an answer that sends the request elsewhere, to which the key must not follow."""
+        """Return what to do about an answer that redirects the request elsewhere, where the key must not be sent."""
         target = response.headers.get("location", "")
         try:
             there = response.url.join(URL(target)).with_user(None).with_query(None) if target else None
@@ -327,7 +327,7 @@ class EndpointClient:
 
     @property
     def _address_meant(self) -> str:
-        """What to add to the statement that something else is at an address."""
+        """Return what to add to the statement that something else is at an address."""
         for path in sorted({self._dialect.path(endpoint) for endpoint in self._dialect.endpoints}):
             if self.url.endswith(path):
                 return f" (an API's ends before {path}: is {self.url.removesuffix(path)} meant?)"
@@ -345,7 +345,7 @@ class EndpointClient:
         return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{reason}", status=status, body=body)
 
     def _excerpt(self, content: bytes) -> str:
-        """Return what is shown of an answer that is no JSON object."""
+        """Return what to show of an answer that is not a JSON object."""
         text = self._blotted(content[:_READ_OF_PAGES].decode(errors="replace")).strip()
         if not _PAGE.match(text):
             return text[:_SHOWN]
@@ -358,14 +358,14 @@ class EndpointClient:
         return limits_of_headers(named, self._unix_time()) if named else []
 
     def _require_no_error(self, answer: Mapping[str, Any]) -> None:
-        """Raise `EndpointError` for an error object that came with the status 200 and with nothing else to be paid."""
+        """Raise `EndpointError` for an error object that came with status 200 and without anything to be paid for."""
         if not answer.get("error") or _CONTENTS & answer.keys():
             return
         body = self._error_body(answer)
         status = None if body is None else self._dialect.error_status(body)
         if status in _KEY_REFUSED:
             raise self._key_refused(status, body)
-        kind = AnswerBroken if status is None else EndpointError  # one of which nothing is known may pass
+        kind = AnswerBroken if status is None else EndpointError  # an error without a status may be transient
         message = _message(body)
         after = retry_after_of_refusal(message) if status == HTTPStatus.TOO_MANY_REQUESTS else None
         raise kind(f"{self.url} answered with an error: {message}", status=status, body=body, retry_after=after)
@@ -379,7 +379,7 @@ class EndpointClient:
         return self._dialect.error(body)
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
-        """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""
+        """Return the seconds to wait, which headers specify in seconds, in milliseconds or as a date."""
         for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
             text = headers.get(name, "")
             if text.isascii() and text.replace(".", "", 1).isdigit():
@@ -402,14 +402,14 @@ async def _note_kept(
 
 
 def silence_of(error: Exception) -> str:
-    """Return what an endpoint did instead of answering, as a sentence that begins with its address goes on."""
+    """Return what an endpoint did instead of answering, to continue a sentence that begins with its address."""
     if isinstance(error, aiohttp.ClientPayloadError):
         return "broke off in the middle of its answer"
     return f"gave no answer: {why_silent(error)}"
 
 
 def why_silent(error: Exception) -> str:
-    """Return why there was no answer, and what to look at where no connection came about."""
+    """Return why there was no answer, and what to check if no connection was established."""
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return f"the proxy that the environment names does not answer ({error})"
     if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -437,7 +437,7 @@ def why_silent(error: Exception) -> str:
 
 
 def _error_object(answer: Mapping[str, Any]) -> dict[str, object] | None:
-    """Return the error object of an answer, in any of the forms that are in use; None if there is none."""
+    """Return the error object of an answer, in any of the forms in use; None if there is none."""
     error = answer.get("error", answer)
     if isinstance(error, dict) and ("error" in answer or "message" in error):
         return error

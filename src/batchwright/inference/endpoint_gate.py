@@ -1,4 +1,4 @@
-"""`Gate`: lets calls to an endpoint elsewhere go, in order, when its `Pacer` allows it."""
+"""`Gate`: lets calls to a remote endpoint through, in order, when its `Pacer` allows it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from batchwright.wire.rate_limits import StatedLimit, cause_of_refusal, limits_o
 
 _REFUSED = 429
 _OVERLOADED = frozenset({408, 503, 529})
-"""Statuses, besides 429, with which an endpoint says that it has too much to do."""
+"""Statuses, besides 429, with which an endpoint says that it is overloaded."""
 _LONGEST_PAUSE = 600.0
 """Seconds after which an endpoint is asked again, however long a pause it names."""
 _LONGEST_NAMED = 366 * 86400.0
-"""Seconds that are shown of a pause at most."""
+"""Longest pause that is shown, in seconds."""
 _MOST_TOKENS = 10**9
 _SHOWN = 200
-"""Characters of what an endpoint says that are shown."""
+"""Most characters of an endpoint's message that are shown."""
 _ROUNDING = 1e-4
 """Seconds by which a timer of the event loop may ring early."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointFigures(PacerFigures):
-    """What is known of the limits of an endpoint, in its own words where there are any."""
+    """What is known of the limits of an endpoint, in its own words if available."""
 
     reason: str | None = None
-    """What it says of the pause for which it wants no request; None: there is none, or it says nothing."""
+    """What it says about the pause for which it wants no request; None if there is none, or it says nothing."""
 
 
 @dataclass(slots=True)
 class Pause:
-    """The pause that an endpoint has last named in a refusal, however long."""
+    """The pause that an endpoint last named in a refusal, however long."""
 
     until: float = float("-inf")
     reason: str | None = None
 
     def name(self, error: EndpointError, now: float) -> None:
-        """Note the pause that a refusal names."""
+        """Record the pause that a refusal names."""
         seconds = min(error.retry_after or 0.0, _LONGEST_NAMED)
         if now + seconds >= self.until:
             self.until, self.reason = now + seconds, str((error.body or {}).get("message") or "") or None
 
     def end(self) -> None:
-        """Note that a request was accepted."""
+        """Record that a request was accepted."""
         self.until, self.reason = float("-inf"), None
 
 
 class Turn:
-    """One try that was let in: what is learned from its outcome goes to the pacer."""
+    """One try that was let in: it reports its outcome to the pacer."""
 
     def __init__(self, pacer: Pacer, attempt: Attempt, pause: Pause) -> None:
         self._pacer = pacer
@@ -68,11 +68,11 @@ class Turn:
         self._stated: Sequence[StatedLimit] = ()
 
     def heard(self, stated: Sequence[StatedLimit]) -> None:
-        """Note the limits that the head of an answer states."""
+        """Record the limits that the head of an answer states."""
         self._stated = stated
 
     def answered(self, usage: Mapping[str, int] | None) -> None:
-        """Learn from an answer; `usage` are its tokens by `input` and `output`, where it has any."""
+        """Learn from an answer; `usage` has its tokens by `input` and `output`, if known."""
         if not self._attempt.ended:
             self._pause.end()
             used = usage or {}
@@ -110,12 +110,12 @@ class Turn:
             self._pacer.failed(self._attempt, _now())
 
     def withdraw(self) -> None:
-        """Take the try back, since nothing was sent."""
+        """Withdraw the try, since nothing was sent."""
         if not self._attempt.ended:
             self._pacer.withdraw(self._attempt, _now())
 
     def leave(self) -> None:
-        """End the try, if nothing was learned from it, as its answer is not waited for."""
+        """End the try, if nothing was learned from it because its answer was not awaited."""
         if not self._attempt.ended:
             self._pacer.gave_up(self._attempt, _now())
 
@@ -132,7 +132,7 @@ class _Owner:
 
 
 class Places:
-    """Places for the calls of several gates together, which share the connections to one endpoint."""
+    """Places shared by the calls of several gates, which share the connections to one endpoint."""
 
     def __init__(self, most: float = float("inf")) -> None:
         self._most = most
@@ -145,7 +145,7 @@ class Places:
         return self._taken >= self._most
 
     def share_with(self, gate: Gate) -> None:
-        """Let a gate know when places are free again."""
+        """Notify a gate when places are free again."""
         self._gates.append(gate)
 
     def take(self) -> None:
@@ -153,7 +153,7 @@ class Places:
         self._taken += 1
 
     def free(self, gate: Gate) -> None:
-        """Free a place that a call of `gate` had, and let in who waits for it.
+        """Free the place of a call of `gate`, and let in the next call.
 
         Gates with waiting online calls go first, then those with the fewest calls inside.
         """
@@ -169,10 +169,10 @@ class Places:
 class Gate:
     """Lets calls in as its pacer allows.
 
-    Of the waiting calls, online ones go first; then those of the best priority; then those of the owner with the fewest
-    calls inside in proportion to its weight; then in the order of arrival.
+    Waiting calls are ordered as follows: online calls first; then by priority; then by owner, the one with the fewest
+    calls inside in proportion to its weight first; then by arrival.
 
-    `patience`: seconds for which online calls may have to wait because the endpoint wants no requests; if it is longer,
+    `patience`: seconds for which online calls may wait because the endpoint wants no requests; if the wait is longer,
     they are refused as the endpoint would refuse them. `places`: those that it shares with other gates.
     """
 
@@ -194,7 +194,7 @@ class Gate:
     async def enter(
         self, use: Use, traffic: Traffic, owner: Hashable = None, *, weight: float = 1.0, priority: int = 0
     ) -> AsyncIterator[Turn]:
-        """Wait for admission of a call that is expected to use `use`, and hold its place for the block."""
+        """Wait until a call that is expected to use `use` is admitted, and hold its place for the block."""
         state = self._owners.setdefault((traffic, owner), _Owner(owner, weight))
         state.weight = weight
         turn = await self._let_in(use, traffic, state, priority)
@@ -206,14 +206,14 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """Number of calls that wait, at most."""
+        """Upper bound of the number of waiting calls."""
         return sum(len(owner.waiting) for owner in self._owners.values())
 
     def figures(self, now: float, unsent: int = 0) -> EndpointFigures:
-        """Return what the pacer has found, and for how long the next call has to wait for a limit.
+        """Return what the pacer has learned, and for how long the next call has to wait for a limit.
 
         That is the time that the endpoint names, though it is asked again before a long one is over. `unsent`: calls
-        that were let in and wait for something else.
+        that were let in but wait for something else.
         """
         turns = next((turns for turns in self._turns.values() if len(turns)), None)
         use = None if turns is None else turns.first().waiting[0][3]
@@ -229,12 +229,12 @@ class Gate:
         return replace(figures, next_in=figures.blocked_seconds, waits_for=None)
 
     def refuse_waiting(self, error: Exception) -> None:
-        """Raise `error` in all batch calls that wait."""
+        """Raise `error` in all waiting batch calls."""
         self._refuse("batch", error)
         self.look()
 
     def close(self, error: Exception) -> None:
-        """Raise `error` in all calls that wait, and keep no timer."""
+        """Raise `error` in all waiting calls, and cancel the timer."""
         self._refuse("online", error)
         self._refuse("batch", error)
         self._set_timer(None)
@@ -263,7 +263,7 @@ class Gate:
                 self._settle(traffic, owner)
                 self.look()  # the next one may need less
             elif place.exception() is None:
-                # It was admitted at the moment at which it was cancelled.
+                # It was admitted at the moment when it was cancelled.
                 place.result().withdraw()
                 self._leave(traffic, owner)
             raise
@@ -287,7 +287,7 @@ class Gate:
             del self._owners[traffic, owner.name]
 
     def look(self) -> None:
-        """Let in the next calls that may go now, and look again when the pacer says so."""
+        """Let in the next calls that may go now, and check again when the pacer says so."""
         now, wait = _now(), None
         if self.waiting_online and (blocked := self.pacer.blocked(now)) > self._patience:
             message = f"the endpoint takes no requests for another {blocked:,.0f} s, as it has said"
@@ -312,7 +312,7 @@ class Gate:
         self._set_timer(wait)
 
     def _set_timer(self, wait: float | None) -> None:
-        """Look again in `wait` seconds; without any, or with infinitely many, only when a call comes or leaves."""
+        """Check again in `wait` seconds; if None or infinite, only when a call comes or leaves."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -321,7 +321,7 @@ class Gate:
 
 
 def words_of_pause(pacing: Iterable[PacerFigures]) -> str:
-    """Return what endpoints say of the longest pause for which they want no request, as the end of a sentence."""
+    """Return what endpoints say about the longest pause for which they want no request, as the end of a sentence."""
     paused = [each for each in pacing if isinstance(each, EndpointFigures) and each.reason and each.waits_for is None]
     if not paused:
         return ""
@@ -331,11 +331,11 @@ def words_of_pause(pacing: Iterable[PacerFigures]) -> str:
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the tokens of the prompt and of the answer, by `input` and `output`; None where there is no usage."""
+    """Return the tokens of the prompt and of the answer, by `input` and `output`; None if there is no usage."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    # Where answers are scores, `total_tokens` may be all that is stated.
+    # If answers are scores, `total_tokens` may be all that is stated.
     first = _number(usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens"))))
     second = _number(usage.get("completion_tokens", usage.get("output_tokens", 0)))
     if first is None or second is None:
@@ -344,7 +344,7 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _number(value: object) -> int | None:
-    """Return a number of tokens; None where `value` cannot be one."""
+    """Return a number of tokens; None if `value` cannot be one."""
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 

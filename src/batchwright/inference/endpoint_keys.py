@@ -1,7 +1,7 @@
-"""Where the API key for an endpoint elsewhere comes from: a file, or one of a few environment variables.
+"""Where the API key for a remote endpoint comes from: a file, or one of a few environment variables.
 
-A key is never the value of a flag, since every user of the machine can read those, and no error repeats one. A
-variable that belongs to a known provider is only used for that provider's own hosts.
+A key is never the value of a flag, since every user of the machine can read those, and no error repeats a key. The
+variable of a known provider is only used for that provider's own hosts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROVIDERS: Mapping[str, str] = {
     "openrouter.ai": "OPENROUTER_API_KEY",
     "router.huggingface.co": "HF_TOKEN",
 }
-"""Variable with the key of each known provider, by its domain, below which lie hosts such as eu.api.openai.com."""
+"""Variable with the key of each known provider, by its domain, which includes hosts such as eu.api.openai.com."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LONGEST_FILE = 65_536
 _OTHERS_MAY_READ = stat.S_IRWXG | stat.S_IRWXO
@@ -47,22 +47,22 @@ KEY_FLAG_REFUSED = (
     "processes, this one too, so replace the key if others use the machine. Give the key in an environment variable "
     f"({OWN_VARIABLE}, or the one that --{{prefix}}api-key-env names), or in a file (--{{prefix}}api-key-file)"
 )
-"""Error for a key on the command line; `prefix` is that of the flags of the command."""
+"""Error for a key on the command line; `prefix` is the prefix of the command's flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointKey:
-    """The API key for an endpoint, if there is one, and how it was looked for."""
+    """The API key for an endpoint, if there is one, and where it was looked for."""
 
     value: str | None = field(default=None, repr=False)
     origin: str = ""
-    """Where the key comes from, or where one was looked for in vain, for messages; empty: the caller gave it."""
+    """Where the key comes from, or where none was found, for messages; empty if the caller provided it."""
     warning: str | None = None
     """What the owner of the key should know; None: nothing."""
 
     @property
     def refusal(self) -> str:
-        """What an endpoint that answers 401 or 403 has against requests with this key, or without one."""
+        """What the endpoint objects to if it answers 401 or 403 to requests with this key, or without one."""
         if self.value is not None:
             return f"it does not accept the API key{self.origin and f' from {self.origin}'}"
         looked = self.origin and f"; one was looked for in {self.origin}"
@@ -70,7 +70,7 @@ class EndpointKey:
 
 
 def key_variables(address: str, dialect: Dialect) -> tuple[str, ...]:
-    """Return the names of the environment variables in which a key for `address` is looked for, in this order.
+    """Return the names of the environment variables in which a key for `address` is looked for, in order.
 
     An address that belongs to no known provider, such as one of this machine, gets the key that the official client of
     the dialect would send.
@@ -85,7 +85,7 @@ def key_variables(address: str, dialect: Dialect) -> tuple[str, ...]:
 
 
 def is_provider(address: str) -> bool:
-    """Return whether an address is that of a known provider, not of an engine of one's own."""
+    """Return whether an address is that of a known provider, rather than of a self-hosted engine."""
     host = urlsplit(address).hostname or ""
     return is_azure(host) or any(host == each or host.endswith("." + each) for each in PROVIDERS)
 
@@ -95,7 +95,7 @@ def key_from_environment(
 ) -> EndpointKey:
     """Return the key for `address`: that of `variable` if one is named, else of the first of `key_variables`.
 
-    A variable that is empty counts as missing. Raises `InputError` if `variable` is no name, or is missing.
+    An empty variable counts as missing. Raises `InputError` if `variable` is not a name, or is missing.
     """
     if variable is None:
         names = key_variables(address, dialect)
@@ -107,7 +107,7 @@ def key_from_environment(
         if value := environment.get(name, "").strip():
             return EndpointKey(value, name)
     if variable is not None:
-        # Keys of some providers look like names, but not like names in capitals.
+        # Keys of some providers look like variable names, but not like names in capitals.
         shown = f"={variable}" if variable.isupper() else ""
         raise InputError(f"api_key_env{shown}: there is no such environment variable, or it is empty: export it")
     return EndpointKey(None, " and ".join(names))

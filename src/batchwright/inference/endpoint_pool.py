@@ -1,4 +1,4 @@
-"""`EndpointPool`: several endpoints, or several keys of one, that share the calls by what each has room for."""
+"""`EndpointPool`: several endpoints, or several keys of one, that share the calls according to their capacity."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _log = logging.getLogger(__name__)
 
 
 class EndpointPool(Route):
-    """Gives each call to the member that could send it soonest, of those that have its model.
+    """Gives each call to the member that can send it soonest, among those that have its model.
 
-    A call that names no model is one for the first model that all members have. A member that is down gets no calls
-    while others are up. One that refuses its key, whose quota is used up, or at whose address there is no such API,
-    gets none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's
-    error is that of the call.
+    A call that names no model is for the first model that all members have. A member that is down gets no calls while
+    others are up. A member that refuses its key, whose quota is used up, or whose address has no such API gets no more
+    calls; a member that does not have a model gets none for it. Their calls go to the others; if all fail, the call
+    raises the last member's error.
     """
 
     def __init__(self, members: Sequence[EndpointInference]) -> None:
-        """Raises ValueError without members."""
+        """Raises ValueError if there are no members."""
         if not members:
             raise ValueError("members: give at least one")
         self._members = list(members)
         self._in = list(members)
-        """Members that still get calls."""
+        """Members that are still used."""
         self._accepted: set[EndpointInference] = set()
-        """Members that have answered a call, and so accept their key: what they forbid is that call."""
+        """Members that have answered a call, and so accept their key: a refusal is then about the call."""
         self._answered: set[tuple[EndpointInference, str | None]] = set()
-        """Members with models for which they have answered a call."""
+        """Members and models for which they have answered a call."""
         self._lacking: set[tuple[EndpointInference, str | None]] = set()
-        """Members with models that they have said not to have."""
+        """Members and models that they have said they do not have."""
 
     @property
     def endpoints(self) -> Collection[str]:
@@ -55,12 +55,12 @@ class EndpointPool(Route):
 
     @property
     def why_not_ready(self) -> str | None:
-        """Reason why no member can compute a call now; None when one can."""
+        """Reason why no member can compute a call now; None if one can."""
         reasons = [member.why_not_ready for member in self._in]
         return reasons[0] if all(reasons) else None
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what was found of the limits of each member, by its number, its address and the model."""
+        """Return what was learned about the limits of each member, by its number, its address and the model."""
         return {
             f"{number} {member.address} {model}".rstrip(): figures
             for number, member in enumerate(self._members, 1)
@@ -68,7 +68,7 @@ class EndpointPool(Route):
         }
 
     def send_no_more(self) -> None:
-        """Give the batch calls that were not sent yet back to their owners."""
+        """Return batch calls that have not been sent yet to their owners."""
         for member in self._members:
             member.send_no_more()
 
@@ -109,7 +109,7 @@ class EndpointPool(Route):
         return replace(call, body={**call.body, "model": models[0]})
 
     def _able(self, call: Call) -> Sequence[EndpointInference]:
-        """Return the members that have the model of `call`; if none has it, all, which will say so."""
+        """Return the members that have the model of `call`; if none has it, all members, which will say so."""
         model = read_model(call.body)
         able = [member for member in self._in if not member.models or model in member.models] or self._in
         return [member for member in able if (member, model) not in self._lacking] or able
@@ -124,10 +124,10 @@ class EndpointPool(Route):
         return min(up or able, key=lambda member: member.wait_for(call))
 
     def _may_go_elsewhere(self, call: Call, member: EndpointInference, error: EndpointError | EndpointDown) -> bool:
-        """Return whether another member may be given a call that failed, and take out a member that is of no use."""
+        """Return whether another member may get a call that failed, and take out a member that is of no use."""
         others = [other for other in self._able(call) if other is not member]
         if isinstance(error, EndpointDown):
-            # At the end of a run, when no member sends any more, calls go back to their owners.
+            # At the end of a run, when no member sends anything more, calls go back to their owners.
             is_of_no_use = member not in self._in or member.why_not_ready is not None
             return is_of_no_use and any(other.why_not_ready is None for other in others)
         if not others:

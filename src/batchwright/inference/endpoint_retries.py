@@ -1,4 +1,4 @@
-"""Whether a call to an endpoint elsewhere that failed is tried again, and when. Pure: chance is an argument."""
+"""Whether and when a failed call to a remote endpoint is retried. Pure: randomness is an argument."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from batchwright.errors import AnswerBroken, EndpointError, EndpointUnreachable
 from batchwright.request import Traffic
 
 REFUSED = 429
-"""Status of a refusal for a rate limit, which is waited for at the gate, not by a pause."""
+"""Status of a refusal for a rate limit, which the gate waits for, without a pause here."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _LONGEST_PAUSE = 600.0
 _WELL = 0.5
-"""Share of calls that fail below which a failure says nothing of the next try."""
+"""Share of failing calls below which a failure says nothing about the next try."""
 _TRIES_OF_500 = 5
-"""Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
+"""Tries of a call that is answered with 500 each time: that is more often caused by the call than transient."""
 _TRIES_OF_BROKEN = 5
-"""Tries of a call whose answer makes no sense each time: each may have to be paid, but a line without one is lost."""
+"""Tries of a call whose answer is invalid each time: each may be charged, but a line without an answer is lost."""
 _MOST_TRIES_BY_CHANCE = 10
-"""Tries, instead of either of these, of a call that may fail by chance as others do."""
+"""Tries, instead of either number, of a call that may fail by chance as others do."""
 _CHANCE = 1e-5
-"""Share of the calls that may fail for good by chance alone."""
+"""Share of calls that may fail permanently by chance alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRetries:
-    """Number of tries of a call, and bounds of the pause before the next try, in seconds."""
+    """Number of tries of a call, and limits of the pause before the next try, in seconds."""
 
     attempts: int
     wait_initial: float
@@ -41,8 +41,8 @@ RETRIES: Mapping[Traffic, EndpointRetries] = {
     "online": EndpointRetries(3, 0.25, 2.0),
     "batch": EndpointRetries(30, 1.0, 60.0),
 }
-"""Online a client is waiting, so there are few tries; a line of a batch outlasts half an hour of refusals. While the
-endpoint does not answer at all, the line goes back to its owner."""
+"""For online calls a client is waiting, so there are few tries; a line of a batch survives half an hour of refusals.
+While the endpoint does not answer at all, the line goes back to its owner."""
 
 
 def pause_before_retry(
@@ -54,13 +54,13 @@ def pause_before_retry(
     *,
     failing: float = 1.0,
 ) -> float | None:
-    """Return the seconds before the next try, with full jitter, or None: not to be tried again.
+    """Return the seconds before the next try, with full jitter, or None if there is none.
 
-    Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
-    would soon be used up; but not while the endpoint answers most calls: `failing` is the share of calls of late that
-    it did not answer. Nor is a call then blamed for as many failures as chance gives one in 100,000. Online, a pause
-    longer than `retries.wait_max` is left to the caller. Refusals for a rate limit were tried again before, as the
-    pacer allows.
+    Pauses grow with the number of earlier `failures`, even if the endpoint keeps naming short ones, since all tries
+    would soon be used up otherwise; but not while the endpoint answers most calls: `failing` is the share of recent
+    calls that it did not answer. Then a call is also not blamed for as many failures as chance gives one call in
+    100,000. For online calls, a pause longer than `retries.wait_max` is left to the caller. Refusals for a rate limit
+    have been retried already, as the pacer allowed.
     """
     if not isinstance(error, EndpointError) or error.status == REFUSED:
         return None
@@ -81,7 +81,7 @@ def pause_before_retry(
 
 
 def _tries_by_chance(failing: float) -> int:
-    """Return the tries of which all fail by chance in less than `_CHANCE` of calls, but no more than a few."""
+    """Return the number of tries that all fail by chance for less than `_CHANCE` of calls, but not more than a few."""
     return min(_MOST_TRIES_BY_CHANCE, math.ceil(math.log(_CHANCE) / math.log(max(failing, _CHANCE))))
 
 

@@ -1,4 +1,4 @@
-"""`EndpointWatch`: notices when an endpoint elsewhere stops answering, and when it answers again."""
+"""`EndpointWatch`: notices when a remote endpoint stops answering, and when it answers again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_WAIT = 1.0
 
 
 class Availability:
-    """Decides whether an endpoint counts as down, and when to probe it again. Pure: time comes in as an argument.
+    """Decides whether an endpoint counts as down, and when to probe it again. Pure: time is an argument.
 
     An endpoint counts as answering until a probe fails. While it is down, each pause before the next probe is twice as
     long as the one before, up to `longest_pause`. All times are in seconds.
@@ -28,17 +28,17 @@ class Availability:
         self.down = False
         self._backoff = Backoff(first_pause, longest_pause)
         self._silences = 0
-        """Number of failed probes in a row."""
+        """Number of consecutive failed probes."""
         self._probe_at = float("-inf")
 
     def answered(self, now: float) -> None:
-        """Note that a probe or a call was answered."""
+        """Record that a probe or a call was answered."""
         self.down = False
         self._silences = 0
         self._probe_at = now + self._backoff.first
 
     def silent(self, now: float) -> None:
-        """Note that a probe was not answered."""
+        """Record that a probe was not answered."""
         self.down = True
         self._silences += 1
         self._probe_at = now + self._backoff.pause(self._silences)
@@ -51,7 +51,7 @@ class Availability:
 class EndpointWatch:
     """Probes an endpoint after a call to it failed, and then repeatedly until it answers.
 
-    `probe` makes a cheap request, and raises `EndpointError` when it is not answered. There is one probe at a time, and
+    `probe` makes a cheap request, and raises `EndpointError` if it is not answered. There is one probe at a time, and
     none while calls succeed.
     """
 
@@ -73,7 +73,7 @@ class EndpointWatch:
             raise EndpointDown(f"{SILENCE}: try again later", retry_after=max(_LEAST_WAIT, wait))
 
     async def look(self) -> None:
-        """Probe once. When the endpoint does not answer, note that it is down and raise `EndpointError`."""
+        """Probe once. If the endpoint does not answer, record that it is down and raise `EndpointError`."""
         now = asyncio.get_running_loop().time
         try:
             await self._probe()
@@ -85,17 +85,17 @@ class EndpointWatch:
         self._availability.answered(now())
 
     def answered(self) -> None:
-        """Note that a call was answered."""
+        """Record that a call was answered."""
         if self._availability.down:
             _log.info("the endpoint answers again")
             self._availability.answered(asyncio.get_running_loop().time())
 
     def suspect(self, error: EndpointError | None = None) -> None:
-        """Probe in the background until the endpoint answers. Returns at once. `error`, of a probe, is logged."""
+        """Probe in the background until the endpoint answers. Returns immediately. `error`, of a probe, is logged."""
         if error is not None:
             self._log_silence(error)
         if not self._closed and (self._looking is None or self._looking.done()):
-            # In a context of its own, since its log lines belong to no request.
+            # In its own context, since its log lines belong to no request.
             self._looking = asyncio.create_task(self._look_until_answered(), context=Context())
 
     async def close(self) -> None:

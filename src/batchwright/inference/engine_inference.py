@@ -36,7 +36,7 @@ from batchwright.wire.tool_calls.grammar import call_grammar, lazy_call_grammar,
 from batchwright.wire.tool_calls.parser import AnswerForm
 
 _WANTED = 2
-"""Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
+"""Sequences to hold per slot of the engine, so that no slot is empty while the next lines are fetched."""
 
 
 class GeneratingEngine(Protocol):
@@ -66,7 +66,7 @@ class EngineInference(Route):
     """Serves one generating model.
 
     Closing it closes the engine. `names` are the names of the model in requests (default: the engine's own name); the
-    first one is used in answers to bodies that name no model. `system_fingerprint` is part of every answer.
+    first is used in answers to bodies that name no model. `system_fingerprint` is part of every answer.
     """
 
     endpoints = frozenset({CHAT_URL, COMPLETION_URL, RESPONSES_URL})
@@ -95,7 +95,7 @@ class EngineInference(Route):
 
     @property
     def room(self) -> int:
-        # Online requests leave batches at least one line for each slot, or they would take the share of the batches.
+        # Online requests leave batches at least one line per slot; otherwise they would take the batches' share.
         return max(_WANTED * self._slots - self._held.total(), self._slots - self._held["batch"])
 
     @property
@@ -179,7 +179,7 @@ class EngineInference(Route):
         return body, Head(key, created, model, body.chat, body.n, self._fingerprint)
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
-        """Make the requests, with unique ids: a line may be retried before its first try has left the engine."""
+        """Create the requests, with unique ids: a line may be retried before its first try has left the engine."""
         left = time_left(call, body.deadline)
         # One prompt at a time, so that prompts of other requests get their turn on the thread in between.
         encoded = [
@@ -203,7 +203,7 @@ class EngineInference(Route):
         )
 
     def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
-        """Return the sampling parameters, which constrain an answer that must call a tool, or a strict one rightly."""
+        """Return the sampling parameters, with a constraint if an answer must call a tool, or use a strict one."""
         params, tools = body.params(self._context - len(prompt)), body.tools
         tokenizer = self.engine.tokenizer
         template = tokenizer.chat_template
@@ -226,9 +226,9 @@ class EngineInference(Route):
             raise named_in_body(error, {"tools": tools.tools}) from error
 
     def _around_form(self, params: SamplingParams, prompt: Sequence[int]) -> str:
-        """Return the grammar of a chat's answer that may think before it has its form; empty if it may not.
+        """Return the grammar of a chat's answer that may contain a thought before its form; empty if it may not.
 
-        A grammar of the request describes all of the answer.
+        A grammar in the request describes the whole answer.
         """
         marks = None if params.grammar is not None else self._marks(prompt)
         if marks is None:
@@ -244,13 +244,13 @@ class EngineInference(Route):
         return tokenizer.chat_template.thought_marks
 
     def _form(self, body: GenerationBody, requests: Sequence[InferenceRequest]) -> AnswerForm | None:
-        """Return what the answers to a chat may consist of; None if it is content only."""
+        """Return the parts of which the answers to a chat may consist; None if only content."""
         tokenizer = self.engine.tokenizer
         template = tokenizer.chat_template
         if not body.chat or template is None:
             return None
         tools = body.tools if body.tools is not None and body.tools.choice != "none" else None
-        # The form of an answer has no room for a thought, unless it was made around it.
+        # The form of an answer has no room for a thought, unless it was wrapped to allow one.
         marks = None if body.is_constrained and not requests[0].around_form else template.thought_marks
         if tools is None and marks is None:
             return None
@@ -268,11 +268,11 @@ class EngineInference(Route):
             return self.engine.tokenizer.encode(prompt)
         except BatchwrightError:
             raise
-        except Exception as error:  # a tokenizer is foreign code, and its errors concern this request alone
+        except Exception as error:  # a tokenizer is foreign code, and its errors affect only this request
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
 
     def _echo(self, body: GenerationBody, prompt: Prompt, request: InferenceRequest) -> Echo:
-        """Return the prompt of a request as it is echoed; a prompt of token ids is decoded."""
+        """Return the prompt of a request for the echo; a prompt of token ids is decoded."""
         tokenizer, ids = self.engine.tokenizer, cast("Sequence[int]", request.prompt)
         text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         return Echo(text, tokenizer.token_text(ids[0]), body.echoed_logprobs)
@@ -291,7 +291,7 @@ class EngineInference(Route):
             raise await self._named(error, call, body) from error
 
     async def _named(self, error: InvalidRequest, call: Call, body: GenerationBody) -> InvalidRequest:
-        """Return `error` with the field of the body that it is about, and the tool if that is in a grammar of calls."""
+        """Return `error` with the body's field that it is about, and the tool if the error is in a grammar of calls."""
         if error.param == "grammar" and body.tools is not None and not body.is_constrained:
             held = body.tools.held
             refused = await self._threads.run(call.traffic, _refused, held) if self._threads else _refused(held)
@@ -307,7 +307,7 @@ class EngineInference(Route):
 
 
 def _refused(schemas: Mapping[str, Mapping[str, Any]]) -> InvalidRequest | None:
-    """Return the error for the first of the tools with these schemas whose arguments cannot be held to its own."""
+    """Return the error for the first of the tools with these schemas whose arguments cannot be held to its schema."""
     for name, schema in schemas.items():
         refusal = refusal_of(Constraint("schema", json.dumps({**schema, "type": "object"})))
         if refusal is not None:

@@ -1,4 +1,4 @@
-"""`EngineQueueWatch`: reads an engine's own figures of its queue, or of its slots, while calls are under way."""
+"""`EngineQueueWatch`: reads an engine's own figures for its queue, or its slots, while calls are in progress."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from batchwright.wire.engine_gauges import Queue, queue_of, slots_of
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN = 0.5
 _MOST_FAILURES = 3
-"""Failures in a row after which an endpoint is taken for one that shows no figures."""
+"""Consecutive failures after which an endpoint is assumed to have no figures."""
 _PATIENCE = 5.0
-"""Seconds after which metrics are given up: figures so old say nothing."""
+"""Seconds after which a request for metrics is given up: figures that old say nothing."""
 
 
 class EngineQueueWatch:
-    """Asks for metrics twice a second while requests are under way, and calls `learned` with what they state.
+    """Asks for metrics twice a second while requests are in progress, and calls `learned` with their contents.
 
-    `read` gets what lies at a path beside the API, and raises `BatchwrightError` where there is nothing. An engine
-    without metrics that states its slots is asked for them once; what is under way beyond them waits.
+    `read` gets the content at a path beside the API, and raises `BatchwrightError` if there is nothing. An engine
+    without metrics that states its slots is asked for them once; requests in progress beyond them are waiting.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EngineQueueWatch:
         self._closed = False
 
     def wake(self) -> None:
-        """Watch, unless the endpoint is known to show nothing. Costs next to nothing while it watches already."""
+        """Watch, unless the endpoint is known to have no figures. Costs next to nothing if already watching."""
         if self._task is None and self._failures < _MOST_FAILURES and not self._closed:
             self._task = asyncio.create_task(self._watch(), context=Context())
 
@@ -68,13 +68,13 @@ class EngineQueueWatch:
         except EndpointUnreachable as error:
             _log.debug("the endpoint did not show its metrics: %s", error)
             if not error.timed_out:
-                return  # it shows nothing at all now, and may when it is back
+                return  # it serves nothing at all now, but may when it is back
         except EndpointError as error:
             _log.debug("the endpoint shows no metrics: %s", error)
             self._slots = await self._read_slots()
         except (BatchwrightError, TimeoutError) as error:
             _log.debug("the metrics of the endpoint were not read: %s", error)
-        except Exception:  # whatever it is, calls must go on, and the endpoint is not asked for ever
+        except Exception:  # whatever it is, calls must go on, and the endpoint is not asked forever
             _log.exception("the metrics of the endpoint could not be read")
         if queue is not None:
             self._failures = 0

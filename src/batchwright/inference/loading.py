@@ -1,4 +1,4 @@
-"""Opening what computes: models in this process, or an endpoint elsewhere."""
+"""Opening what computes requests: models in this process, or a remote endpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _OTHER_DESCRIPTORS = 64
 """File descriptors reserved for the database, files and listening sockets."""
 _MOST_FOUND = 1000
-"""Most requests under way at an endpoint, where their number is not set."""
+"""Most requests in progress at an endpoint, if their number is not set."""
 
 
 def load_models(
@@ -51,13 +51,13 @@ def load_models(
 ) -> tuple[Engine | None, Encoder | None]:
     """Load a generating model, an embedding model, or both. Takes seconds, since it imports torch.
 
-    `progress` is called with a line of text at each step that may take long; `forms` as in `Engine`.
+    `progress` is called with a line of text at each step that may take long; `forms` is as in `Engine`.
 
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
     loading a model.
     """
     with _translated_errors("running a model", ", or have an endpoint elsewhere compute: --backend http://host/v1"):
-        # Importing torch takes seconds, so a wrong name is reported before.
+        # Importing torch takes seconds, so a wrong name is reported first.
         if model is not None:
             resolve_generating(model, config, progress)
         if embedding_model is not None:
@@ -76,7 +76,7 @@ def load_models(
 def _translated_errors(what: str, remedy: str = "", *, of: str = "") -> Iterator[None]:
     """Raise `MissingExtra` for a module that `what` needs and is not installed, and `InputError` for a ValueError.
 
-    `remedy` is added to what can be done about a missing module, `of` put before the message of a ValueError.
+    `remedy` is added to the advice about a missing module, `of` is put before the message of a ValueError.
     """
     try:
         yield
@@ -102,8 +102,8 @@ def _is_on_cpu(device: str) -> bool:
 def resolve_generating(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Path:
     """Return the folder of a generating model, with weights in the form that an engine with `config` reads.
 
-    torch is imported only for a GGUF file, if the device is not "cpu". Raises as `resolve`, and `InputError` for a
-    device that does not exist.
+    torch is imported only for a GGUF file, if the device is not "cpu". Raises the errors of `resolve`, and `InputError`
+    for a device that does not exist.
     """
     if not Path(model).expanduser().is_file():
         return resolve(model, progress=progress)
@@ -113,16 +113,16 @@ def resolve_generating(model: str, config: EngineConfig, progress: Progress = la
 
 
 def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
-    """Load a generating model. Raises as `load_models`."""
+    """Load a generating model. Raises the errors of `load_models`."""
     engine, _ = load_models(model, None, config, progress)
     assert engine is not None
     return engine
 
 
 def measure_costs(engine: Engine, progress: Progress = lambda text: None) -> KeptCosts:
-    """Measure the steps of an engine that holds no requests for some seconds, and keep and return what they took.
+    """Measure the steps of an idle engine for some seconds, and save and return their costs.
 
-    Raises `BatchwrightError` if too few steps were measured, or could not be kept.
+    Raises `BatchwrightError` if too few steps were measured, or they could not be saved.
     """
     from batchwright.engine.cost_probe import probe
 
@@ -136,7 +136,7 @@ def measure_costs(engine: Engine, progress: Progress = lambda text: None) -> Kep
 def load_classifiers(
     names: Sequence[str], device: str, progress: Progress = lambda text: None
 ) -> tuple[Classifier, ...]:
-    """Load sequence classifiers, such as cross-encoders. Raises as `load_models`."""
+    """Load sequence classifiers, such as cross-encoders. Raises the errors of `load_models`."""
     for name in names:
         resolve(name, progress=progress, as_values=True)
     if not names:
@@ -157,7 +157,7 @@ def prepare_kernels(progress: Progress) -> None:
 def load_tokenizer(model: str, config: EngineConfig | None = None) -> Tokenizer:
     """Load only the tokenizer of a generating model, which an engine with `config` will run; None: no engine will.
 
-    Takes up to seconds; raises as `load_models`.
+    Takes up to seconds; raises the errors of `load_models`.
     """
     with _translated_errors("counting tokens", of=f"the tokenizer of {model} cannot be loaded: "):
         folder = resolve(model, as_values=None) if config is None else resolve_generating(model, config)
@@ -180,7 +180,7 @@ def load_text_tokenizer(model: str) -> TextTokenizer:
 
 
 def _text_sizes(folder: Path) -> tuple[int, int | None]:
-    """Return the tokens in the vocabulary of a model, and its context, if it has one."""
+    """Return the size of a model's vocabulary, and of its context, if it has one."""
     with suppress(OSError, ValueError):
         config = json.loads((folder / "config.json").read_bytes())
         sizes = config.get("vocab_size"), config.get("max_position_embeddings")
@@ -195,7 +195,7 @@ def _text_sizes(folder: Path) -> tuple[int, int | None]:
 def system_fingerprint(engine: Engine) -> str | None:
     """Return a fingerprint of the weights, of the implementation and its precision, and of this version.
 
-    Reads model files that have changed. None if the files of the model no longer exist.
+    Reads model files that have changed. None if the model's files no longer exist.
     """
     try:
         weights = fingerprint(engine.model_name)
@@ -223,10 +223,10 @@ def local_inference(
     if classifiers:
         from batchwright.inference.classifier_inference import ClassifierInference
 
-        # A text to be classified that names no model is for one with several labels, if there is one.
+        # A request to classify that names no model goes to a model with several labels, if there is one.
         routes += map(ClassifierInference, sorted(classifiers, key=lambda each: each.scores_pairs))
     if encoder is not None:
-        routes.append(EmbeddingInference(encoder))  # which scores pairs that name no model if nothing else does
+        routes.append(EmbeddingInference(encoder))  # it scores pairs that name no model if nothing else does
     return RoutedInference(routes, aliases)
 
 
@@ -242,11 +242,11 @@ def make_endpoint(
     dialect: Dialect = OPENAI,
     meter: Meter | None = None,
 ) -> EndpointInference:
-    """Return an endpoint, of which nothing is asked yet. `meter` counts what calls cost.
+    """Return an endpoint, without sending anything yet. `meter` counts what calls cost.
 
-    `max_concurrency`: requests under way at once; None: as many as turn out to deliver the most, which is also found
-    below `max_concurrency` where `first_concurrency` says with how many to begin. `limits`: rate limits of the
-    endpoint, which are kept.
+    `max_concurrency`: most concurrent requests; None: as many as turn out to deliver the most. That number is also
+    searched for below `max_concurrency` if `first_concurrency` sets the number to begin with. `limits`: rate limits of
+    the endpoint, which are obeyed.
 
     Raises `InputError` for an address or setting that cannot be used, and `MissingExtra`.
     """
@@ -289,7 +289,7 @@ async def open_endpoint(
     waits: bool = True,
     **options: Any,
 ) -> EndpointInference:
-    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `options` as in `make_endpoint`.
+    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `options`: see `make_endpoint`.
 
     Raises what `make_endpoint` raises, and `EndpointError` for an answer that no endpoint gives.
     """
@@ -305,9 +305,10 @@ async def open_endpoint(
 async def open_endpoints(
     addresses: Sequence[tuple[str, EndpointKey]], models: Mapping[str, str] | None = None, **options: Any
 ) -> Route:
-    """Open several endpoints, each with its key, that share the calls; otherwise as `open_endpoint`.
+    """Open several endpoints, each with its key, that share the calls; otherwise like `open_endpoint`.
 
-    One has to answer now. What others have is known when they do. If none answers, the error is that of the first.
+    One has to answer now. The models of the others are known when they answer. If none answers, the first one's error
+    is raised.
     """
     opened: list[EndpointInference] = []
     silence: EndpointError | None = None
@@ -327,7 +328,7 @@ async def open_endpoints(
             raise silence
         for endpoint in opened:
             if endpoint.why_not_ready is not None:
-                await endpoint.discover()  # which goes on asking it
+                await endpoint.discover()  # this keeps asking it
     except BaseException:
         for endpoint in opened:
             await endpoint.close()

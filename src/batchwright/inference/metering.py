@@ -1,4 +1,4 @@
-"""`Meter`: what calls to an endpoint elsewhere may cost, reserved before they are sent, and what they did cost."""
+"""`Meter`: reserves what calls to a remote endpoint may cost before they are sent, and counts what they did cost."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from batchwright.errors import BatchwrightError, EndpointDown, EndpointError, En
 from batchwright.inference.inference import Call
 
 _MAYBE_COMPUTED = frozenset({HTTPStatus.GATEWAY_TIMEOUT, 524})
-"""Statuses with which a proxy says that the endpoint had the request, and took too long."""
+"""Statuses with which a proxy says that the endpoint received the request but took too long."""
 
 
 class Reservation(Protocol):
-    """Money set aside for one try of one call. Exactly one of its methods is called, once."""
+    """Money reserved for one try of one call. Exactly one of its methods is called, once."""
 
     def settle(self, endpoint: str, answer: Mapping[str, Any]) -> None:
-        """Count what the answer cost, by its `usage`; `endpoint` says which form that has."""
+        """Count what the answer cost, by its `usage`, whose form depends on `endpoint`."""
 
     def release(self) -> None:
-        """Give all of it back: the endpoint refused the call, and charges nothing."""
+        """Return all of it: the endpoint refused the call, and charges nothing."""
 
     def keep(self) -> None:
-        """Count all of it as spent: the call may have been computed, and nobody knows what it cost."""
+        """Count all of it as spent: the call may have been computed, at an unknown cost."""
 
 
 class Meter(Protocol):
@@ -34,20 +34,20 @@ class Meter(Protocol):
     async def reserve(
         self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
     ) -> Reservation:
-        """Reserve the most that a try may cost: of `body`, which has `size` bytes as JSON; `batch`: at batch prices.
+        """Reserve the most that a try of `body`, which has `size` bytes as JSON, may cost; `batch`: at batch prices.
 
-        Waits while only the reservations of other calls are in the way, and notifies `call.pauses` of it. A line of a
-        provider's batch that was reserved when an earlier run was killed, with the same `call.request_id`, is not
-        reserved again: its reservation goes on.
-        `is_fetched`: its result is here already, so if nothing is reserved for it any more, it was counted before.
+        Waits if only other calls' reservations are in the way, and notifies `call.pauses`. A line of a provider's batch
+        that had a reservation when an earlier run was killed, with the same `call.request_id`, keeps it and gets no new
+        one. `is_fetched`: its result is here already, so if nothing is reserved for it any more, it has been counted
+        before.
 
-        Raises `BudgetExhausted` when what is left does not cover it, and `InvalidRequest` for a call whose cost has no
-        bound, where there is a budget.
+        Raises `BudgetExhausted` if the remaining budget does not cover it, and `InvalidRequest` for a call whose cost
+        has no limit, if there is a budget.
         """
 
 
 class WaitsForBudget(BatchwrightError):
-    """What a call waits for that was not sent yet: money that is reserved for calls under way."""
+    """Reason why an unsent call waits: the money is reserved for calls in progress."""
 
     code = "waits_for_budget"
 
@@ -56,7 +56,7 @@ WAITS_FOR_BUDGET = WaitsForBudget("what is left of the budget is reserved for re
 
 
 class FreeReservation(Reservation):
-    """The reservation where nothing is counted."""
+    """The reservation for use without counting."""
 
     def settle(self, endpoint: str, answer: Mapping[str, Any]) -> None:
         pass
@@ -69,7 +69,7 @@ class FreeReservation(Reservation):
 
 
 class CountingMeter(Meter):
-    """Counts the calls that wait for their reservation by another meter, by what `name_of` returns of them."""
+    """Counts the calls that wait for their reservation by another meter, by the names that `name_of` returns."""
 
     def __init__(self, meter: Meter, name_of: Callable[[Call], str]) -> None:
         self._meter = meter
@@ -99,7 +99,7 @@ class NoMeter(Meter):
 async def metered_answer(
     meter: Meter, call: Call, body: Mapping[str, Any], size: int, send: Callable[[], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Return the answer of one try, `send`, for which money is reserved before. Raises what both raise."""
+    """Return the answer of one try, `send`, after reserving money for it. Raises what both raise."""
     reservation = await meter.reserve(call, body, size)
     try:
         answer = await send()
@@ -117,7 +117,7 @@ async def metered_chunks(
     size: int,
     send: Callable[[], AsyncGenerator[dict[str, Any]]],
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the chunks of one try, `send`, for which money is reserved before. The last `usage` is what it cost."""
+    """Yield the chunks of one try, `send`, after reserving money for it. The last `usage` is what it cost."""
     reservation = await meter.reserve(call, body, size)
     last: dict[str, Any] | None = None
     has_begun = False

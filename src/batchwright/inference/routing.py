@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
 
 ANY_MODEL = "*"
-"""Stands for every name, in the names of a `StandIn`."""
+"""Wildcard for every name, in the names of a `StandIn`."""
 
 
 class _Renaming:
-    """Base class of inferences that know models under further names. Answers carry the name in the call."""
+    """Base class of inferences that have further names for models. Answers carry the name in the call."""
 
     def _resolved(self, call: Call) -> tuple[Inference, str | None, Call]:
-        """Return what computes the call, the further name in it (None: there is none), and the call without it."""
+        """Return what computes the call, the further name in it (None if there is none), and the call without it."""
         raise NotImplementedError
 
     async def answer(self, call: Call) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class RoutedInference(_Renaming):
         for alias, model in self._aliases.items():
             if alias in own:
                 raise InputError(f"model_alias {alias}={model}: {alias} is the name of a model: choose another")
-            # The models of an endpoint that does not answer yet are not known.
+            # The models of an endpoint that does not answer yet are unknown.
             if model not in own and all(route.models for route in self.routes):
                 raise InputError(f"model_alias {alias}={model}: no such model is served: choose from {', '.join(own)}")
 
@@ -86,17 +86,17 @@ class RoutedInference(_Renaming):
 
     @property
     def wants(self) -> int:
-        # Lines are claimed without a look at their endpoint. An overfull route lowers the sum, or it would be given
+        # Lines are claimed regardless of their endpoint. An overfull route lowers the sum; otherwise it would be given
         # more and more lines while the others have room.
         return max(0, sum(route.room for route in self.routes))
 
     @property
     def why_not_ready(self) -> str | None:
-        """Reason why a route can compute no call now; None when all can."""
+        """Reason why some route cannot compute any call now; None if all can."""
         return next((reason for route in self.routes if (reason := why_not_ready(route))), None)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what routes found of the limits of endpoints elsewhere, by model; numbered if several did."""
+        """Return what routes have learned about the limits of remote endpoints, by model; numbered if several have."""
         found = [figures for route in self.routes if (figures := pacing_of(route))]
         if len(found) == 1:
             return found[0]
@@ -105,22 +105,22 @@ class RoutedInference(_Renaming):
         }
 
     def send_no_more(self) -> None:
-        """Give batch calls that no route has sent anywhere yet back to their owners."""
+        """Return batch calls that no route has sent anywhere yet to their owners."""
         for route in self.routes:
             send_no_more(route)
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return what this process used lately of each limit that a route shares with other processes."""
+        """Return this process' recent use of each limit that a route shares with other processes."""
         return {name: used for route in self.routes for name, used in shared_use(route).items()}
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-        """Inform the routes of what each of the other processes used lately of the limits that they share."""
+        """Inform the routes of each other process' recent use of the limits that they share."""
         for route in self.routes:
             learn_use(route, others)
 
     @property
     def engine_stats(self) -> EngineStats | None:
-        """Figures of the engines of the first route that has any."""
+        """Statistics of the engines of the first route that has any."""
         return next((stats for route in self.routes if (stats := engine_stats_of(route)) is not None), None)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
@@ -157,7 +157,7 @@ class RoutedInference(_Renaming):
         raise not_found(call.endpoint, model, served, self.models)
 
     def _meant(self, endpoint: str, model: str | None) -> Route | None:
-        """The route to which requests for `model` go, None if there is none."""
+        """Return the route to which requests for `model` go, None if there is none."""
         meant = None if model is None else self._aliases.get(model, model)
         for route in self.routes:
             serves = meant is None or not route.models or meant in route.models or served_name(meant) in route.models
@@ -167,20 +167,20 @@ class RoutedInference(_Renaming):
 
 
 def not_found(endpoint: str, model: str | None, serving: Sequence[str], models: Sequence[str]) -> ModelNotFound:
-    """Return the error of a call for a `model` that is none of those `serving` the endpoint, nor maybe of `models`."""
+    """Return the error for a call whose `model` is none of those `serving` the endpoint, nor maybe of `models`."""
     problem = f"does not serve {endpoint}" if model in models else "is not served here"
     return ModelNotFound(f"model={shown(model)} {problem}: choose from {', '.join(serving)}")
 
 
 def not_served(endpoint: str) -> InvalidRequest:
-    """Return the error of a call for which no model is loaded."""
+    """Return the error for a call for which no model is loaded."""
     return InvalidRequest(
         f"no model here serves {endpoint}: one is loaded with {_flag_for(endpoint)}", code="unsupported_url"
     )
 
 
 def _flag_for(endpoint: str) -> str:
-    """Return the flag with which a model for `endpoint` is loaded."""
+    """Return the flag that loads a model for `endpoint`."""
     if endpoint in CLASSIFIER_URLS:
         if endpoint == CLASSIFY_URL:
             return "--classifier NAME"
@@ -192,7 +192,7 @@ def _flag_for(endpoint: str) -> str:
 
 
 class StandIn(_Renaming):
-    """Lets `inner` answer calls for models it does not have, `names`, like calls that name no model.
+    """Lets `inner` answer calls for models that it does not have, `names`, like calls that name no model.
 
     `ANY_MODEL` among the names stands for every name. Answers carry the name in the call.
     """
@@ -211,15 +211,15 @@ class StandIn(_Renaming):
 
     @property
     def why_not_ready(self) -> str | None:
-        """Reason why `inner` can compute no call now; None when it can."""
+        """Reason why `inner` cannot compute any call now; None if it can."""
         return why_not_ready(self._inner)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what `inner` found of the limits of endpoints elsewhere, by model."""
+        """Return what `inner` has learned about the limits of remote endpoints, by model."""
         return pacing_of(self._inner)
 
     def send_no_more(self) -> None:
-        """Give batch calls that `inner` has not sent anywhere yet back to their owners."""
+        """Return batch calls that `inner` has not sent anywhere yet to their owners."""
         send_no_more(self._inner)
 
     @property
@@ -229,7 +229,7 @@ class StandIn(_Renaming):
 
     @property
     def engine_stats(self) -> EngineStats | None:
-        """Figures of the engines behind `inner`."""
+        """Statistics of the engines behind `inner`."""
         return engine_stats_of(self._inner)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:

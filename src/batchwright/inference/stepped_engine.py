@@ -17,12 +17,12 @@ from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
 
 
 class SteppedEngine:
-    """An engine for a program that does nothing but wait for its answers.
+    """An engine for a program that only waits for its answers.
 
     It has no thread: while a step is computed nothing else runs on the event loop, and between steps every task that
     got an answer runs until it waits again, usually for its next request. So a request costs no thread switch, unlike
-    with `AsyncEngine`, which keeps the event loop free. Only new forms of answers are compiled on a thread, and others
-    are computed meanwhile. Requests that were submitted to the engine directly are computed too, and their responses
+    with `AsyncEngine`, which keeps the event loop free. Only new forms of answers are compiled on a thread, while other
+    requests are computed. Requests that were submitted to the engine directly are also computed, and their responses
     are dropped.
     """
 
@@ -42,14 +42,14 @@ class SteppedEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics since the engine was made."""
+        """Statistics since the engine was created."""
         return self._engine.stats
 
     async def generate(self, request: InferenceRequest) -> InferenceResponse:
         """Compute one request. Cancelling the awaiting task cancels it in the engine.
 
-        Raises `InvalidRequest` when the request is refused, `EngineClosed` when the engine failed or is closed. A
-        request that fails later, or misses its deadline, is answered with `error` set.
+        Raises `InvalidRequest` if the request is refused, `EngineClosed` if the engine failed or is closed. The
+        response to a request that fails later, or misses its deadline, has `error` set.
         """
         now = self._clock.now()
         form = await self._forms.form_of(request)
@@ -59,7 +59,7 @@ class SteppedEngine:
         self._waiting[request.request_id] = answer
         if self._stepping is None:
             self._stepping = loop.create_task(self._step())
-            # An interrupt in the step ends `run` by itself: it must not be reported again as an error of this task.
+            # An interrupt in the step ends `run` anyway: it must not be reported again as an error of this task.
             self._stepping.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             return await answer

@@ -24,13 +24,13 @@ from batchwright.wire.identity import identity_of
 SECONDS = 5.0
 """Most seconds of a probe."""
 _LINES = 32
-"""Most lines that are answered: few enough for seconds."""
+"""Most lines that are answered: few enough to take only seconds."""
 _LEAST_ENDED = 4
-"""Answers that must have ended before anything is said of the others."""
+"""Answers that must have ended before anything is said about the others."""
 _LEAST_ALIKE = 8
-"""Answers with the same limit from which on they are looked at apart from others."""
+"""Number of answers with the same limit from which they are considered separately."""
 _NORMAL_QUANTILE = 1.645
-"""Standard deviations of a normal variable within which it is in nine cases of ten."""
+"""Standard deviations within which a normal variable lies in nine cases of ten."""
 _DRAWS = 500
 
 
@@ -41,7 +41,7 @@ class ProbedAnswer:
     line: SampledLine
     tokens: int
     has_ended: bool
-    """By itself or by its limit; False: the end of the probe cut it off."""
+    """Whether it ended by itself or by its limit; False: the end of the probe cut it off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class ProbedAnswers:
         return sum(each.has_ended for each in self.answers)
 
     def likely(self, limits: Mapping[int, int]) -> LikelyLengths | None:
-        """Return what they say of the answers to lines with these limits, each of so many; None if too few ended.
+        """Return what they say about the answers to lines, counted by limit in `limits`; None if too few ended.
 
-        Lines that may have long answers mostly have other answers than those that may not, so limits of which there are
-        enough answers are looked at apart.
+        Lines that may have long answers mostly get different ones from those that may not, so limits with enough
+        answers are considered separately.
         """
         if self.ended < _LEAST_ENDED or not limits:
             return None
@@ -78,9 +78,9 @@ class ProbedAnswers:
     def _error(self, groups: Sequence[_Group]) -> float:
         """Half the width of the interval of nine in ten around the logarithm of the mean.
 
-        Answers that repeat are part of the job, so that only those to other lines are uncertain (the correction for
-        finite populations). Of the variance of answers that are drawn anew, half is taken to be between lines and half
-        within each, so that the answers to the same lines are as uncertain as those to others.
+        Answers that repeat are part of the job, so only those to other lines are uncertain (the finite population
+        correction). Half of the variance of answers that are drawn anew is assumed to be between lines and half within
+        each, so the answers to the same lines are as uncertain as those to others.
         """
         total = sum(group.tokens for group in groups)
         variance = sum(
@@ -96,7 +96,7 @@ class ProbedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Lines whose answers are taken to be alike."""
+    """Lines whose answers are assumed to be alike."""
 
     lengths: AnswerLengths
     limits: Mapping[int, int]
@@ -106,7 +106,7 @@ class _Group:
 
     @classmethod
     def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int]) -> _Group:
-        """The group of lines with `limits`, by the answers to such lines, or by all where too few of these ended."""
+        """The group of lines with `limits`, by the answers to such lines, or by all if too few of these ended."""
         alike = [each for each in answers if each.line.limit in limits]
         known = sum(each.has_ended for each in alike)
         ended, cut, running = Counter[int](), Counter[int](), []
@@ -144,7 +144,7 @@ def chosen_lines(lines: Sequence[SampledLine]) -> list[SampledLine]:
 async def probe_answers(
     inference: Inference, lines: Sequence[SampledLine], defaults: SamplingParams, seconds: float = SECONDS
 ) -> ProbedAnswers:
-    """Answer `lines`, and cut off after `seconds` what is not answered then. A line that fails counts for nothing.
+    """Answer `lines`, and cut off answers that have not ended after `seconds`. A line that fails counts for nothing.
 
     Raises `EngineClosed` if what computes fails.
     """
@@ -184,7 +184,7 @@ async def probe_answers(
 
 
 def _single(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body of a request for one answer, where it asks for several."""
+    """The body of a request for one answer, if it asks for several."""
     single = {name: value for name, value in body.items() if name not in ("n", "best_of")}
     prompt = single.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

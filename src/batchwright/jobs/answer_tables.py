@@ -1,4 +1,4 @@
-"""Tables of answers: the rows of the input beside what was answered, made from the results when all are there."""
+"""Tables of answers: the rows of the input with their answers, made from the results when all are there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TableColumns:
         return (self.answer, *names, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS, *last)
 
     def values(self, answer: Answer, *, typed: bool = False) -> tuple[object, ...]:
-        """Values of the columns that are added; `typed`: those of properties as the types of their columns are.
+        """Values of the columns that are added; `typed`: whether those of properties have the types of their columns.
 
         Raises `TooLargeForColumn` for a value that is to be `typed` and cannot be.
         """
@@ -63,12 +63,12 @@ class TableColumns:
         return (answer.answer, *found, *(answer[1:] if self.cost else answer[1:-1]))
 
     def with_text(self, column: PropertyColumn) -> TableColumns:
-        """Return these columns with one of a property as JSON text, which holds any value."""
+        """Return these columns, with that of one property as JSON text, which holds any value."""
         text = PropertyColumn(column.name, "json")
         return replace(self, properties=tuple(text if each == column else each for each in self.properties))
 
     def kept(self, available: Sequence[str]) -> tuple[str, ...]:
-        """The columns of the input that are kept. Raises `InputError` for one that is not there, or in the way."""
+        """The columns of the input that are kept. Raises `InputError` for one that is missing, or in the way."""
         kept = tuple(available) if self.keep is None else self.keep
         missing = [name for name in kept if name not in available]
         if missing:
@@ -126,7 +126,7 @@ def write_table(
 
 
 def _in_files(items: Iterable[_T], most: int | None) -> Iterator[Iterator[_T]]:
-    """The items of each file, of which there is at least one."""
+    """The items of each file; there is at least one file."""
     left = iter(items)
     if most is None:
         yield left
@@ -236,7 +236,7 @@ def _of_kind(kind: str, found: AnswerKind | None, answer: Answer) -> Answer:
 
 
 def _parquet_files(source: Source) -> list[ColumnarSource] | None:
-    """The files of a source if they have columns with types, which columns can be copied as they are."""
+    """The files of a source if they have typed columns, which can be copied as they are."""
     sources = source.sources if isinstance(source, ChainedSource) else [source]
     files = [each for each in sources if isinstance(each, ColumnarSource)]
     return files if len(files) == len(sources) else None
@@ -269,7 +269,7 @@ def _copied(
 
 
 def _inferred_schema(pa: Any, source: Source, kept: Sequence[str]) -> Any:
-    """A schema by the types of JSON values; text for mixed ones, for lists and objects (as JSON), and in CSV."""
+    """A schema from the types of JSON values; text for mixed ones, for lists and objects (as JSON), and for CSV."""
     simple = {
         frozenset({bool}): pa.bool_(),
         frozenset({int}): pa.int64(),
@@ -294,7 +294,7 @@ def _converted(
             if data_type == pa.string():
                 values = [_json(value) for value in values]
             elif data_type == pa.float64():
-                # Arrow would refuse a whole number that no float is equal to.
+                # Arrow would refuse a whole number that no float equals.
                 values = [value if value is None else float(value) for value in values]
             arrays.append(pa.array(values, data_type))
         yield arrays, [found for _, found in group]

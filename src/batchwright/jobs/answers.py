@@ -1,4 +1,4 @@
-"""Answers in the result lines of a job, as the few values that people read."""
+"""Answers in the result lines of a job, reduced to the few values that people read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Response(msgspec.Struct):
 
 
 class _UsualResult(msgspec.Struct):
-    """A result with an answer as nearly all are, which is read several times as fast as any other."""
+    """A result with the usual kind of answer, which is read several times as fast as any other."""
 
     response: _Response
     error: None
@@ -116,9 +116,9 @@ def _contents_of(body: Mapping[str, Any]) -> tuple[AnswerKind | None, object, st
 
 
 def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind | None, object, str | None]:
-    """What an answer of `/v1/responses` says: the texts of its messages as one, or its calls if it has any.
+    """The content of an answer of `/v1/responses`: the texts of its messages as one, or its calls if it has any.
 
-    Nothing, if the endpoint gave messages that have no form of a text.
+    Empty if the endpoint gave messages that are not in the form of texts.
     """
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     contents = [content for item in items if isinstance(item, dict) and (content := item.get("content")) is not None]

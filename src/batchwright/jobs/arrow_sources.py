@@ -160,7 +160,7 @@ def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
     try:
         return cast("list[Mapping[str, object]]", batch.to_pylist())
     except (ValueError, OverflowError):
-        # A single value is at fault, and all other rows can still be read.
+        # A single value is at fault; all other rows can still be read.
         return (_row(batch, index) for index in range(batch.num_rows))
 
 

@@ -1,4 +1,4 @@
-"""A sample of blocks of consecutive lines, which keeps what neighbours have in common."""
+"""A sample of blocks of consecutive lines, which preserves what neighbours have in common."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _BLOCK = 64
 class BlockSample(Generic[_Item]):
     """Keeps blocks of 64 consecutive items each, every block with the same probability (algorithm R, Vitter 1985).
 
-    Whether a block is kept is decided at its first item, so nothing need be done for items of others. Of a block whose
-    items are large only the first are kept, so that all take `most_bytes` at most, and one item more for each block.
+    Whether a block is kept is decided at its first item, so items of other blocks need no work. If its items are large,
+    only the first of them are kept, so that all together take at most `most_bytes`, and one more item for each block.
     """
 
     def __init__(self, most_items: int, most_bytes: int) -> None:
@@ -32,10 +32,10 @@ class BlockSample(Generic[_Item]):
         self._bytes = 0
         """Bytes of the items that are kept of it."""
         self.seen = 0
-        """Number of items that there were."""
+        """Number of items seen so far."""
 
     def wants_next(self) -> bool:
-        """Count one more item, and return whether it is to be added."""
+        """Count one more item, and return whether it should be added."""
         number, place = divmod(self.seen, _BLOCK)
         self.seen += 1
         if place == 0:
@@ -51,7 +51,7 @@ class BlockSample(Generic[_Item]):
 
     @property
     def items(self) -> list[_Item]:
-        """What is kept, in the order in which it came."""
+        """The items that are kept, in the order in which they came."""
         return [item for _, block in sorted(self._blocks, key=lambda each: each[0]) for item in block]
 
     def _begin(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""`CommonFailure`: the first lines of a run that all fail for one reason, which is the job's and not theirs. Pure."""
+"""`CommonFailure`: the first lines of a run all fail for one reason, for which the job is to blame. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchwright.errors import EndpointError, InvalidRequest, RunFailed
 from batchwright.request import SamplingParams
 
 _ENOUGH = 20
-"""Lines after which the others are taken to fail for the same reason."""
+"""Failed lines after which the others are assumed to fail for the same reason."""
 _ANSWER_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 _FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)} | {
     "schema": "--json-schema"
@@ -21,7 +21,7 @@ _ABOUT_FIELDS = frozenset({400, 422})
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A reason that is the job's."""
+    """A reason for which the job is to blame."""
 
     what: str
     """The field that is to blame."""
@@ -30,10 +30,10 @@ class _Reason:
 
 
 class CommonFailure:
-    """Decides whether the run should end because of how its first lines failed: of a model that the endpoint does not
-    have, or a field that is missing or not accepted, where the job's flags give it and not the line.
+    """Decides whether the run should end because all of its first lines failed for a reason of the job.
 
-    `defaults`: the parameters that the job's flags give to all lines.
+    That is a model that the endpoint does not have, or a field that is missing or not accepted, where the job's flags
+    give it and not the line. `defaults`: the parameters that the job's flags give to all lines.
     """
 
     def __init__(self, defaults: SamplingParams | Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class CommonFailure:
         self._is_over = False
 
     def is_that_of(self, body: Mapping[str, object], error: Exception) -> bool:
-        """Note that the line with this body failed, and return whether that may be the failure of all lines."""
+        """Note that the line with this body failed, and return whether all lines may fail like this."""
         reason = None if self._is_over else _reason_of(body, error, self._defaults)
         if reason is None or self._reason not in (None, reason):
             self._is_over = True
@@ -76,7 +76,7 @@ class CommonFailure:
 def _reason_of(
     body: Mapping[str, object], error: Exception, defaults: SamplingParams | Mapping[str, Any]
 ) -> _Reason | None:
-    """Return the reason if it is the job's that a line with this body failed with `error`; None if it is the line's."""
+    """Return why the job is to blame that a line with this body failed with `error`; None if the line is to blame."""
     if isinstance(error, EndpointError):
         reported = error.body or {}
         param, code = reported.get("param"), f"{error.status} {reported.get('code')}"

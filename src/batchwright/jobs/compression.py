@@ -55,7 +55,7 @@ def reading(path: AnyPath) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def compressing(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
-    """Write to `file` what is compressed as `suffix`, one of `COMPRESSED`, says; as it is for any other suffix."""
+    """Write to `file`, compressed as `suffix` says if it is one of `COMPRESSED`, uncompressed otherwise."""
     if suffix == ".gz":
         # Without a time, the same content makes the same file.
         with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:

@@ -1,7 +1,7 @@
-"""Lengths of the answers of earlier runs, kept by model: what is known of those of a job before it is computed.
+"""Lengths of the answers of earlier runs, kept by model: what is known about a job's before it is computed.
 
-`answers/KEY.json` below `cache_dir()` has a histogram of each of the latest runs of a model, at most some hundred
-numbers of each. A file that is broken, or of another form, counts as none.
+`answers/KEY.json` below `cache_dir()` has a histogram of each of the latest runs of a model, at most a few hundred
+numbers for each. A file that is broken, or of another form, is ignored.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FOLDER = "answers"
 _MOST_RUNS = 64
 _MOST_FILES = 64
 _LEAST_ANSWERS = 16
-"""Answers of a run from which on it says something about other runs."""
+"""Least number of answers of a run for it to say something about other runs."""
 _EXACT = 128
-"""Tokens up to which lengths are kept as they are, and in steps of less than 1% beyond."""
+"""Tokens up to which lengths are kept exactly; beyond, in steps of less than 1%."""
 _NOT_ABOUT_LENGTHS = frozenset({
     "classifiers", "embedding_model", "id_column", "logprobs", "max_line_bytes", "max_tokens", "model", "n", "ordered",
     "output", "prompt_logprobs", "prompt_logprobs_start", "seed", "served_model_names",
@@ -44,11 +44,11 @@ _NOT_ABOUT_LENGTHS = frozenset({
 """Parameters that the hash of a job leaves out, like options of its engine: they hardly change how long answers are, or
 are accounted for elsewhere (limits by line, the model by the file that runs are kept in)."""
 _WEIGHT = 100.0
-"""Answers as which those of each run count."""
+"""Number of answers that those of each run count as."""
 _RunSource: TypeAlias = Literal["same job", "same templates", "earlier runs"]
 LengthSource: TypeAlias = Literal[_RunSource, "probe"]
 _FIRST_ERRORS: Mapping[_RunSource, float] = {"same job": 0.1, "same templates": 0.3, "earlier runs": 0.7}
-"""Errors of mean lengths that are assumed before there are enough runs to show them, by what these have in common."""
+"""Errors of mean lengths assumed until there are enough runs to show them, by what these have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class JobSignature:
     job: str
     """Hash of what is asked: the lines of the input, and all parameters on which the lengths of answers depend."""
     template: str
-    """Hash of how it is asked: the templates, and the form that answers are to have; empty without templates."""
+    """Hash of how it is asked: the templates, and the required form of answers; empty without templates."""
 
     @classmethod
     def of(cls, spec: JobSpec, contents: Sequence[str]) -> JobSignature:
@@ -81,7 +81,7 @@ class RunAnswers(msgspec.Struct, frozen=True):
     ended: dict[int, int]
     """Numbers of answers that ended by themselves, by their tokens."""
     cut: dict[int, int]
-    """Numbers of answers that ended by their limit, in the same way."""
+    """Numbers of answers that were ended by their limit, in the same way."""
 
     @classmethod
     def of(cls, signature: JobSignature, answers: AnswerTally) -> RunAnswers:
@@ -89,7 +89,7 @@ class RunAnswers(msgspec.Struct, frozen=True):
         return cls(signature.job, signature.template, _histogram(answers.ended), _histogram(answers.cut))
 
     def lengths(self, limits: Mapping[int, int]) -> AnswerLengths:
-        """The lengths that answers with these limits, each of so many lines, would have if they were like its own."""
+        """The lengths that answers would have if they were like its own; `limits`: number of lines with each limit."""
         return AnswerLengths(_counts(self.ended), _counts(self.cut), (), limits)
 
     def __len__(self) -> int:
@@ -110,23 +110,23 @@ class LikelyLengths:
 
     lengths: AnswerLengths
     error: float
-    """Logarithm of the factor within which their mean is true in nine cases of ten."""
+    """Logarithm of the factor within which the true mean lies in nine cases of ten."""
     source: LengthSource
     """What the runs have in common with the job; `probe`: it is not known from runs, but from answers to some lines."""
     runs: int
     """Number of those runs, or of those lines."""
     by_limit: Mapping[int, AnswerLengths] = field(default_factory=dict)
-    """Lengths of answers with a limit whose answers are not like all others."""
+    """Lengths of answers for each limit whose answers differ from all others."""
 
     @property
     def is_of_others(self) -> bool:
-        """Whether it is known from jobs of any kind, none of which was like this one."""
+        """Whether it is known only from jobs of any kind, none of which was like this one."""
         return self.source == "earlier runs"
 
     def drawn(self, limit: int, quantile: float, factor: float = 1.0) -> int:
-        """Return the tokens of an answer with a limit; `quantile`, 0 to 1, chooses among those that are known.
+        """Return the tokens of an answer with a limit; `quantile`, 0 to 1, chooses among the known lengths.
 
-        `factor`: by which all answers are longer than those were.
+        `factor`: how many times as long as those all answers are.
         """
         return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile))))
 
@@ -136,7 +136,7 @@ def likely_lengths(
 ) -> LikelyLengths | None:
     """Return what `runs` of a model say about a job whose lines have these `limits`; None if they say nothing.
 
-    Runs of the same job count alone where there are some, else those with the same templates, else all.
+    Only runs of the same job count if there are some, else those with the same templates, else all.
     """
     alike: tuple[tuple[_RunSource, list[RunAnswers]], ...] = (
         ("same job", [each for each in runs if each.job == signature.job]),
@@ -159,7 +159,7 @@ def likely_lengths(
 
 
 def _together(runs: Sequence[RunAnswers], limits: Mapping[int, int]) -> AnswerLengths:
-    """The lengths of the answers of all runs, each of which counts alike, however many it had."""
+    """The lengths of the answers of all runs, which count equally, however many answers each had."""
     ended, cut = defaultdict[int, float](float), defaultdict[int, float](float)
     for run in runs:
         for total, counts in ((ended, run.ended), (cut, run.cut)):
@@ -169,7 +169,7 @@ def _together(runs: Sequence[RunAnswers], limits: Mapping[int, int]) -> AnswerLe
 
 
 def earlier_answers(model: str) -> Sequence[RunAnswers]:
-    """Return what is kept of the runs of `model`, the earliest first.
+    """Return what is kept for the runs of `model`, the earliest first.
 
     Raises what `fingerprint` raises for a model that does not exist.
     """
@@ -185,10 +185,10 @@ def earlier_answers(model: str) -> Sequence[RunAnswers]:
 
 
 def keep_answers(model: str, signature: JobSignature, answers: AnswerTally) -> None:
-    """Add the answers of a run of a job to what is kept of `model`.
+    """Add the answers of a run of a job to what is kept for `model`.
 
-    Nothing is kept of a few. Nothing is raised: the work is done, and a cache that cannot be written costs no more than
-    what is known of the next job.
+    Too few answers are not kept. Nothing is raised: the work is done, and without the cache only less is known about
+    the next job.
     """
     try:
         run = RunAnswers.of(signature, answers)
@@ -211,7 +211,7 @@ def _hash(values: Sequence[object]) -> str:
 
 
 def _histogram(counts: Sequence[int]) -> dict[int, int]:
-    """The numbers of answers by their tokens, which are rounded where they are many."""
+    """The numbers of answers by their tokens; large token counts are rounded."""
     found = Counter[int]()
     for tokens, count in enumerate(counts):
         if count:

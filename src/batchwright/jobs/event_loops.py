@@ -1,4 +1,4 @@
-"""Coroutines of a job that is run by a plain function."""
+"""Running the coroutines of a job from a plain function."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ class Failure:
     message: str
     """Message of the example."""
     retryable: int = 0
-    """Number of those lines that may well succeed later."""
+    """Number of these lines that may well succeed later."""
     lines: list[int] = field(default_factory=list)
-    """Numbers of those lines that were seen first, at most 100."""
+    """Line numbers of the first of them that were seen, at most 100."""
     param: str | None = None
     """The field at fault; None: the error names none."""
 
@@ -58,7 +58,7 @@ class Failures:
         failure.retryable += bool(error.get(RETRYABLE))
 
     def __add__(self, later: Failures) -> Failures:
-        """The failed lines of both; examples are those of the first that has one."""
+        """The failed lines of both; each example is taken from the first that has one."""
         total = Failures()
         for each in (self, later):
             for kind, failure in each._by_kind.items():

@@ -1,7 +1,7 @@
-"""Prompts whose independent fields come in the order in which the rows of a table share the most.
+"""Prompts whose independent fields are ordered so that the rows of a table share the most.
 
 Fields are independent if each is on a line of its own: two or more lines in a row of the prompt template that name
-columns, such as `Product: {product}`. What comes before and after them stays where it is.
+columns, such as `Product: {product}`. Text before and after them stays where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST_FIELDS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReorderedPrompt:
-    """A prompt template some of whose lines come in an order of their own for each row."""
+    """A prompt template in which the order of some lines depends on the row."""
 
     before: PromptTemplate
     fields: tuple[PromptTemplate, ...]
@@ -37,7 +37,7 @@ class ReorderedPrompt:
         return tuple(dict.fromkeys(name for each in (self.before, *self.fields, self.after) for name in each.columns))
 
     def render(self, row: Mapping[str, object]) -> str:
-        """The text for one row, in which a cell without a value is empty. Raises `InvalidRequest`."""
+        """The text for one row, where a cell without a value is empty. Raises `InvalidRequest`."""
         lines = [each.render(row) for each in self.fields]
         ordered = "\n".join(lines[number] for number in self.order.of(lines))
         return f"{self.before.render(row)}{ordered}{self.after.render(row)}"
@@ -49,9 +49,9 @@ def check_fields(templates: Templates | None) -> None:
 
 
 def reordered(templates: Templates, source: Source) -> tuple[Templates, FieldReuse]:
-    """`templates` with the fields of the prompt in the order that is the best for the rows of `source`, and its gain.
+    """`templates` with the fields of the prompt in the best order for the rows of `source`, and what that gains.
 
-    All rows are read, and a sample of them is compared. Raises `InputError` as `check_fields`.
+    All rows are read, and a sample of them is compared. Raises `InputError` like `check_fields`.
     """
     before, fields, after = _parted(_prompt_of(templates))
     rows = _sample(source, fields)
@@ -66,7 +66,7 @@ def _prompt_of(templates: Templates | None) -> PromptTemplate:
 
 
 def _parted(template: PromptTemplate) -> tuple[PromptTemplate, tuple[PromptTemplate, ...], PromptTemplate]:
-    """The first independent fields of a template, and what is before and after them."""
+    """The text before the first independent fields of a template, these fields, and the text after them."""
     lines = _lines(template)
     start = 0
     while start < len(lines):

@@ -17,8 +17,8 @@ from batchwright.jobs.compression import pyarrow_for
 def as_files(data: Any) -> Iterator[tuple[str, ...]]:
     """The names of the files that `data` names, or of a Parquet file with its rows, for the duration of the block.
 
-    `data`: a path, several, a frame of pandas, polars or Arrow, a mapping of columns, or a list of rows as mappings.
-    Raises `InputError` for anything else.
+    `data`: a path, several paths, a frame of pandas, polars or Arrow, a mapping of columns, or a list of rows as
+    mappings. Raises `InputError` for anything else.
     """
     if isinstance(data, (str, os.PathLike)):
         yield (os.fspath(data),)

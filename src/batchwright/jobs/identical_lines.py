@@ -1,4 +1,4 @@
-"""Lines of a job that ask the same: which they are, and their answers, found again among the results."""
+"""Lines of a job with identical requests: which they are, and their answers, found among the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchwright.wire.identity import identity_of
 _Line = TypeVar("_Line")
 
 _MOST_WAITING = 2**26
-"""Bytes of the lines that may wait for the answers to others, where nothing else is said."""
+"""Bytes of the lines that may wait for the answers to others, by default."""
 
 
 class _Response(msgspec.Struct):
@@ -45,11 +45,11 @@ def find_repeats(
     *,
     here: bool = False,
 ) -> Repeats:
-    """The lines of `job` that ask the same as others, found by reading all of its input.
+    """The lines of `job` whose request is identical to another's, found by reading all of its input.
 
     `model` is the name for lines that name none. `check` raises `InvalidRequest` or `ModelNotFound` for a body that
-    cannot be computed, which gets no answer of another; None: whoever computes decides. `here`: as for `identity_of`.
-    Raises `InputError` if the input is damaged.
+    cannot be computed, which is never given another's answer; None: whatever computes it decides. `here`: as for
+    `identity_of`. Raises `InputError` if the input is damaged.
     """
     found = _repeats_among(job, defaults, model, lambda line: True, here=here)
     if check is None or not len(found):
@@ -88,10 +88,10 @@ def _repeats_among(
 
 
 class IdenticalLines(Generic[_Line]):
-    """The lines of a run that wait for the answers to identical ones, and the places of these answers.
+    """The lines of a run that wait for the answers to identical ones, and where these answers are.
 
-    No answer is held in memory: it is read where its result was written, or from a temporary file if results go to a
-    stream. A context manager.
+    No answer is held in memory: it is read from where its result was written, or from a temporary file if results go to
+    a stream. A context manager.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class IdenticalLines(Generic[_Line]):
 
     @property
     def full(self) -> bool:
-        """Whether so many lines wait that no more should be read."""
+        """Whether so many lines are waiting that no more should be read."""
         return self._sharing.waiting_bytes >= self._most_waiting
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class IdenticalLines(Generic[_Line]):
         return None if place is None else deduplicated(_decode(self._read(place)).response.body)
 
     def asked_like(self, number: int) -> _Line | None:
-        """The line that is asked for the same request as a line; None if none is."""
+        """The line with the same request as line `number` that is being asked; None if there is none."""
         return self._sharing.asked_like(number)
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:
@@ -138,7 +138,7 @@ class IdenticalLines(Generic[_Line]):
         return self._sharing.take_up(number, line, size)
 
     def answered(self, number: int, result: bytes, offset: int | None) -> list[_Line]:
-        """Note the result of a line that was asked, and return the lines whose answer it is as well.
+        """Note the result of a line that was asked, and return the other lines that it answers.
 
         `offset`: where it was written; None for a stream. Raises OSError.
         """

@@ -21,7 +21,7 @@ STREAM = "-"
 def expanded(inputs: Sequence[str]) -> tuple[str, ...]:
     """The files that `inputs` name, in order: those that match a pattern such as `data/*.csv`, those in a folder.
 
-    Raises `InputError` for a pattern without a match, and for a folder that is no data.
+    Raises `InputError` for a pattern without a match, and for a folder that contains no data.
     """
     found: list[str] = []
     for name in inputs:
@@ -78,7 +78,7 @@ def _read_local(folder: Path, name: str) -> bytes:
 
 
 def files_of_folder(folder: str, names: Sequence[str], read: Callable[[str], bytes | None]) -> list[str]:
-    """Those of the files `names` in a folder that are its data, in order; `read` returns the content of one.
+    """The data files among `names` in a folder, in order; `read` returns the content of one.
 
     A folder is what a run wrote, what `datasets.save_to_disk` wrote, or files of one format. Raises `InputError`.
     """

@@ -1,4 +1,4 @@
-"""Answers that were to be JSON and are not: which lines are asked again, and for what. Pure."""
+"""Answers that should be JSON and are not: which lines are asked again, and for what. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchwright.wire.requests import COMPLETION_LIMIT, COMPLETION_URL, ENCODER_
 from batchwright.wire.text_responses import form_of_response
 
 INVALID_JSON = "invalid_json"
-"""Finish reason of an answer that is no JSON, although each try was to be."""
+"""Finish reason of an answer that should be JSON and is not, after all tries."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -30,11 +30,11 @@ class _Line:
 
 
 class InvalidAnswers:
-    """Decides about lines whose answers were to be JSON: most of those that are not were cut by their `max_tokens`.
+    """Decides about lines whose answers should be JSON: most of those that are not were cut by their `max_tokens`.
 
-    Each is asked at most `most` times more, with twice the tokens, or as many as the context still holds, and with the
-    next seed if it has one. One that could only get the same answer is not. `defaults`: the parameters that the job
-    gives to lines.
+    Each is asked again at most `most` times, with twice the tokens, or as many as the context still holds, and with the
+    next seed if it has one. A line that could only get the same answer is not asked again. `defaults`: the parameters
+    that the job gives to lines.
     """
 
     def __init__(self, most: int, defaults: SamplingParams | Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ class InvalidAnswers:
     def again(
         self, number: int, endpoint: str, body: Mapping[str, Any], answer: dict[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Return the body to ask line `number` with once more; None if its `answer` is what it gets."""
+        """Return the body with which to ask line `number` once more; None if its `answer` is final."""
         if endpoint in ENCODER_URLS or not self._wants_json(endpoint, body) or not invalid_texts(answer):
             return None
         if body.get("echo"):
@@ -59,9 +59,9 @@ class InvalidAnswers:
         return larger
 
     def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
-        """Return the body to ask line `number` with when twice the tokens do not fit into the context: all that do.
+        """Return the body with as many tokens as fit, if twice the tokens do not fit into the context of line `number`.
 
-        None if it was asked for that already, or is not asked again.
+        None if that was asked already, or the line is not asked again.
         """
         line = self._lines.get(number)
         if line is None:
@@ -73,7 +73,7 @@ class InvalidAnswers:
         return line.body
 
     def settled(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the last answer to line `number` as it is written: each text that is still no JSON says so."""
+        """Return the last answer to line `number` as it is written: each text that is still not JSON says so."""
         if self._lines.pop(number, None) is None:
             return answer
         invalid = invalid_texts(answer)
@@ -96,7 +96,7 @@ class InvalidAnswers:
             asked = {"response_format": form_of_response(body)} if endpoint == RESPONSES_URL else body
             form = form_overrides(asked) or self._defaults
         except InvalidRequest:
-            return False  # what an endpoint elsewhere makes of it is not known
+            return False  # how an endpoint elsewhere interprets it is not known
         return form.get("schema") is not None or bool(form.get("json_object"))
 
     def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -116,13 +116,13 @@ class InvalidAnswers:
 
 
 def _limit_name(endpoint: str, body: Mapping[str, Any]) -> str:
-    """Return the name of the limit of a body's answer, or what it would be."""
+    """Return the name of the field with the limit of a body's answer, whether or not it is set."""
     usual = "max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens"
     return next((each for each in _LIMITS if body.get(each) is not None), usual)
 
 
 def invalid_texts(answer: Mapping[str, Any]) -> set[int]:
-    """Return the places of the texts in an answer that are no JSON: of its choices, or of the items of its output."""
+    """Return the indices of the texts in an answer that are not JSON: of its choices, or of its output items."""
     choices = answer.get("output" if "output" in answer else "choices")
     return {
         place
@@ -132,7 +132,7 @@ def invalid_texts(answer: Mapping[str, Any]) -> set[int]:
 
 
 def marked_invalid(answer: Mapping[str, Any]) -> int:
-    """Return how many texts of a settled answer say that they are no JSON."""
+    """Return how many texts of a settled answer say that they are not JSON."""
     if isinstance(details := answer.get("incomplete_details"), Mapping):
         return int(details.get("reason") == INVALID_JSON)
     choices = answer.get("choices")

@@ -51,7 +51,7 @@ from batchwright.wire.requests import COMPLETION_URL
 
 ROWS_SUFFIX = ".results.jsonl"
 _SUFFIXES = (".partial", ROWS_SUFFIX)
-"""Ends of the names of files beside the output that hold results: of lines, and of a table."""
+"""Suffixes of the names of files beside the output that hold results: of lines, and of a table."""
 _log = logging.getLogger(__name__)
 _BATCHES = ".batches"
 _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
@@ -67,7 +67,7 @@ def state_path(output: Path) -> Path:
 
 
 def local_output(spec: JobSpec) -> Path:
-    """The path of an output, or of what this machine has of one elsewhere, beside which the journals are."""
+    """The path of an output, or of the local part of one elsewhere; the journals are beside it."""
     address = spec.address
     return followed(Path(spec.output)) if address is None else work_folder(address) / address.name
 
@@ -75,11 +75,11 @@ def local_output(spec: JobSpec) -> Path:
 class Job:
     """A job that was checked, fingerprinted and compared with the content of its output. A context manager.
 
-    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.spend` (what was paid, where that is
-    known), `OUTPUT.input` (the content of a stream, until the job is complete), `OUTPUT.batches` (the journal of
-    batches at a provider, likewise), and results as they finish, wherever OUTPUT is only written at the end:
-    `OUTPUT.results.jsonl` for a table, which stays, and `OUTPUT.partial` for lines in order or compressed. Before
-    `begin`, no file of an earlier run is changed, and no file of this run is left behind.
+    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.spend` (what was paid, if that is known),
+    `OUTPUT.input` (the content of a stream, until the job is complete), `OUTPUT.batches` (the journal of batches at a
+    provider, likewise), and results as they finish, if OUTPUT is only written at the end: `OUTPUT.results.jsonl` for a
+    table, which stays, and `OUTPUT.partial` for lines in order or compressed. Before `begin`, no file of an earlier run
+    is changed, and no file of this run is left behind.
     """
 
     def __init__(self, spec: JobSpec, clock: Clock) -> None:
@@ -93,7 +93,7 @@ class Job:
         self._at_once = spec.at_once
         of_lines, of_rows = _SUFFIXES
         self._keeps_results = spec.writes_rows or address is not None or spec.to_folder
-        """Whether the results stay when the output was made of them."""
+        """Whether the results stay once the output was made from them."""
         self._working = self._output if self._at_once else self._beside(of_rows if self._keeps_results else of_lines)
         """File that results are appended to."""
         self._again = _RETRIED[spec.retry_failed]
@@ -145,7 +145,7 @@ class Job:
         self._reorder()
 
     def _require_costs(self) -> None:
-        """Raise `ResumeRefused` if a column is to have costs that no result of a complete job says."""
+        """Raise `ResumeRefused` if a column of costs is wanted that the results of a complete job do not state."""
         asked = self.spec.columns.cost and self.complete and self.finished.succeeded
         if asked and not states_costs(self._held, self.key):
             raise ResumeRefused(
@@ -162,7 +162,7 @@ class Job:
         return FileTarget(self._output) if address is None else RemoteFileTarget(address, made, fence)
 
     def _restore(self, remote: RemoteResults, state_file: StateFile) -> None:
-        """Have on this machine what is at the address of the output. Raises `ResumeRefused` and `InputError`."""
+        """Bring what is at the address of the output to this machine. Raises `ResumeRefused` and `InputError`."""
         try:
             state_file.write_content(remote.restore(copies=not self.spec.overwrite))
         except OSError as error:
@@ -179,7 +179,7 @@ class Job:
             )
 
     def require_journal(self) -> None:
-        """Raise `ResumeRefused` if what the job has spent was noted on another machine."""
+        """Raise `ResumeRefused` if what the job has spent was recorded on another machine."""
         remote = self._remote
         if remote is not None and not self.spec.overwrite and journal_path(self._output).name in remote.lost_journals:
             raise ResumeRefused(
@@ -228,7 +228,7 @@ class Job:
 
     @property
     def field_reuse(self) -> FieldReuse | None:
-        """What rows share of their independent fields; None unless these are put in order."""
+        """What rows share of their independent fields; None unless these are reordered."""
         return None if self._reordered is None else self._reordered[1]
 
     def _resumes(self, identity: JobIdentity) -> bool:
@@ -252,7 +252,7 @@ class Job:
             )
         changes = identity.changes(saved.identity, self._has_grown(identity, saved.identity))
         if changes:
-            # Results of another job that are all errors are of no use to anybody.
+            # Results of another job that are all errors are useless.
             if not has_batches and self._held.exists() and nothing_succeeded(self._held, saved.key):
                 return False
             raise ResumeRefused(
@@ -268,7 +268,7 @@ class Job:
         return self._held.exists() or has_batches
 
     def _has_grown(self, now: JobIdentity, then: JobIdentity) -> bool:
-        """Whether the input is what it was, with lines appended to the last file, or further files."""
+        """Whether the input is unchanged except for lines appended to the last file, or further files."""
         if self.spec.sample is not None or len(now.files) < len(then.files):
             return False
         last = len(then.files) - 1
@@ -285,7 +285,7 @@ class Job:
         return self._working if self._working.exists() or self._keeps_results else self._output
 
     def endpoints(self, separate: Collection[str]) -> set[str]:
-        """Those endpoints of the lines that are in `separate`, and one for all others; unchecked."""
+        """The endpoints of the lines that are in `separate`, and one for all others; unchecked."""
         found: set[str] = set()
         for record in self.source.records():
             endpoint = self.parser.endpoint_of(record)
@@ -296,7 +296,7 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the input, compressed as it may be; 0 where its store does not state them."""
+        """Bytes of the input, in compressed form if it is; 0 where its store does not state them."""
         return sum(version.size or 0 for version in self._opened)
 
     def first_valid_line(self) -> Line | None:
@@ -385,7 +385,7 @@ class Job:
         return iter(()) if self._state_file is None or self._fresh else answer_places(self._working, self.key)
 
     def _bring_back(self) -> None:
-        """Make the results in an output that is complete the file that results are appended to."""
+        """Make the results in a complete output the file to which results are appended."""
         if self._held == self._working or not self._held.exists():
             return
         if self._form.compression:
@@ -428,7 +428,7 @@ class Job:
         return self._beside(_BATCHES)
 
     def _make_output(self) -> None:
-        """Make the output of the results, unless it is there and was made of the same."""
+        """Make the output from the results, unless it exists and was made from the same ones."""
         assert self._state_file is not None
         columns = self.spec.table_columns
         made_of: dict[str, Any] = {
@@ -452,7 +452,7 @@ class Job:
             self._remote.save_state(self._state.content)
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` if the input was written to since it was fingerprinted."""
+        """Raise `InputError` if the input was changed since it was fingerprinted."""
         for path, before in zip(self._paths, self._opened, strict=True):
             if version_of(path) != before:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""Lengths of a job's lines, for simulations: of prompts as the tokenizer counts them, of answers as they may be."""
+"""Lengths of a job's lines, for simulations: of prompts as the tokenizer counts them, of answers as expected."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from batchwright.wire.text_responses import chat_of_response
 
 _MAX_LINE_BYTES = 2**30
 _LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
-"""Fields of a line that gives its lengths."""
+"""Fields of a line that states its lengths."""
 _PROMPT_DETAILS = "prompt_tokens_details"
 _WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class JobLengths:
-    """The lines of a job as requests to simulate, and what is said of the others."""
+    """The lines of a job as requests to simulate, and what is said about the others."""
 
     requests: list[SimulatedRequest]
     left_out: tuple[LeftOut, ...]
@@ -49,7 +49,7 @@ class JobLengths:
 
 
 class _InvalidLengths(ValueError):
-    """A line states lengths that are none."""
+    """A line states lengths that are not valid."""
 
 
 class _LeftOut(Exception):
@@ -91,16 +91,16 @@ def job_lengths(
     input_format: str | None = None,
     progress: Callable[[int], None] = lambda lines: None,
 ) -> JobLengths:
-    """Return the lines of a job as requests to simulate, from files in any form that `run` reads, but no stream.
+    """Return the lines of a job as requests to simulate, from files in any form that `run` reads, except a stream.
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
-    `{"prompt_tokens": 300, "output_tokens": 120}`; else what a line expects itself, else `expected_tokens`, or without
-    it the most that a line allows. `longest`: most tokens of a prompt and its answer. `refusal` returns why an engine
-    would never compute a request; None: it would. `tokenizer` is called when prompts are to be counted.
+    `{"prompt_tokens": 300, "output_tokens": 120}`; else the number that a line itself expects, else `expected_tokens`,
+    or without it the most that a line allows. `longest`: most tokens of a prompt and its answer. `refusal` returns why
+    an engine would never compute a request; None: it would. `tokenizer` is called when prompts must be counted.
     `input_format`: see `run`; None: that of the extension. `progress` is called with the number of lines so far. The
-    prompt of a table's row is in its column `prompt`. Of lines that ask the same, only the first is computed, as by
-    `run`. Lines that cannot be computed are left out. Raises `InputError` if there is no other, and what reading the
-    file and loading the tokenizer raise.
+    prompt of a table's row is in its column `prompt`. Of lines with identical requests, only the first is computed, as
+    in `run`. Lines that cannot be computed are left out. Raises `InputError` if there are no others, and what reading
+    the file and loading the tokenizer raise.
     """
     spec = JobSpec(inputs=expanded([name]), output=STREAM, model=None, input_format=input_format)
     if spec.from_stream:
@@ -155,7 +155,7 @@ class _Lines:
     expected_tokens: int | None
     encode: Callable[[Any], list[int]] | None = None
     asked: set[bytes] = field(default_factory=set)
-    """What lines have asked that have the same answer each time."""
+    """Requests of earlier lines that always have the same answer."""
 
     def requests(self, record: Record) -> list[SimulatedRequest]:
         """Return the requests of a record. Raises `_LeftOut`, and what loading the tokenizer raises."""
@@ -180,7 +180,7 @@ class _Lines:
 
 
 def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] | None:
-    """Return the fields of a row or of a JSON object; None for what is neither. Whole numbers in a CSV are numbers."""
+    """Return the fields of a row or of a JSON object; None for anything else. Whole numbers in a CSV are numbers."""
     if isinstance(record.content, Mapping):
         return {name: _number_of(value) if name in _LENGTHS else value for name, value in record.content.items()}
     if input_format == "txt" or not isinstance(record.content, bytes):
@@ -196,7 +196,7 @@ def _number_of(value: object) -> object:
 
 
 def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest:
-    """A request whose answer is as long as its line says, else has so many `tokens`; None: as many as it may."""
+    """A request whose answer is as long as its line says, else has `tokens` tokens; None: as many as it may."""
     expected = tokens if request.expected_tokens is None else request.expected_tokens
     return request if expected is None else replace(request, output_tokens=min(request.limit, expected))
 
@@ -206,7 +206,7 @@ def _is_result(fields: Mapping[str, Any]) -> bool:
 
 
 def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | None:
-    """Return the requests of a line that states its lengths; None: it does not.
+    """Return the requests of a line that states its lengths; None if it does not.
 
     `number`: its own. Raises `_LeftOut` for a result without an answer, and `_InvalidLengths`.
     """
@@ -230,8 +230,8 @@ def _stated(fields: Mapping[str, Any], number: int) -> list[SimulatedRequest] | 
 def _answers(body: Mapping[str, Any], number: int) -> list[SimulatedRequest]:
     """Return the requests that gave the answers in the body of a response. Raises `_LeftOut` if there are none.
 
-    Several answers are taken to be about equally long, and to one prompt, which a body does not say. What was found in
-    the cache is known by its length alone: it counts as the same prefix for all.
+    Several answers are assumed to be about equally long and to one prompt, since a body does not say. Only the length
+    of what was found in the cache is known: it counts as the same prefix for all.
     """
     usage = body.get("usage")
     if isinstance(usage, dict) and usage.get("deduplicated"):
@@ -260,9 +260,9 @@ def _answers(body: Mapping[str, Any], number: int) -> list[SimulatedRequest]:
 def simulated_requests(
     line: Line, encode: Callable[[Any], list[int]], defaults: SamplingParams, longest: int
 ) -> Iterator[SimulatedRequest]:
-    """The requests that a line is, one for each of its answers, as long as it allows.
+    """The requests of a line, one for each of its answers, each as long as it allows.
 
-    What the line says of its answers is in `expected_tokens`: all of the tokens that it allows, if it says that they go
+    `expected_tokens` is what the line says about its answers: all of the tokens that it allows, if it says that they go
     on after the end of the text. `encode` returns the tokens of a prompt; `longest`: most tokens of a prompt and its
     answer. Raises `InvalidRequest` for a line that cannot be computed.
     """

@@ -1,4 +1,4 @@
-"""`JobMeter`: what the requests of a job may cost and did cost, within its budget."""
+"""`JobMeter`: what the requests of a job may cost and have cost, within its budget."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from batchwright.pricing.usage import rates_of, read_usage
 
 _log = logging.getLogger(__name__)
 _MOST: Picodollars = 2**62
-"""Amounts from which on they cannot be noted."""
+"""Amount from which on it cannot be recorded."""
 
 
 class JobMeter(Meter):
-    """Reserves the most that each request of a job may cost, and counts what it did cost, over all runs of the job.
+    """Reserves the most that each request of a job may cost, and counts what it has cost, over all runs of the job.
 
     - `limit`: the budget of all runs, in picodollars; None: what is spent is only counted.
-    - `journal`: what earlier runs spent, and where this one notes it.
+    - `journal`: holds what earlier runs spent, and records what this one spends.
     - `states_costs`: whether `cost_of` will be asked.
 
     Requests that wait for the reservations of others get theirs in the order in which they came.
@@ -47,7 +47,7 @@ class JobMeter(Meter):
         self.before = replace(journal.totals)
         """What earlier runs spent."""
         self.unpriced = 0
-        """Requests of this run for models whose price is not known, which count in nothing else."""
+        """Requests of this run for models whose price is not known, which are counted nowhere else."""
         self._inherited = dict(journal.inherited)
         inherited = sum(each.amount for each in self._inherited.values())
         self._limit = SpendingLimit(limit, self.before.spent, self.before.kept, inherited=inherited)
@@ -72,7 +72,7 @@ class JobMeter(Meter):
 
     @property
     def still_open(self) -> Sequence[OpenReservation]:
-        """Reservations without an end: after a run those of lines in batches."""
+        """Reservations that have not ended: after a run those of lines in batches."""
         return self._journal.open
 
     def cost_of(self, call_id: str) -> Picodollars | None:
@@ -87,7 +87,7 @@ class JobMeter(Meter):
     async def reserve(
         self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
     ) -> Reservation:
-        """Reserve, as the interface says. Raises `RunFailed`, too, when the journal cannot be written."""
+        """Reserve, as the interface says. Also raises `RunFailed` if the journal cannot be written."""
         model = body.get("model")
         prices = self._prices.of(model if isinstance(model, str) else None)
         tier = body.get("service_tier")
@@ -124,7 +124,7 @@ class JobMeter(Meter):
     def close(self, *, is_complete: bool = False) -> None:
         """Leave only the totals in the journal, and the reservations of lines in batches.
 
-        `is_complete`: all lines of the job have ended, so nobody will take these up: they count as spent.
+        `is_complete`: all lines of the job have ended, so no run will take these up: they count as spent.
         """
         if is_complete:
             self._journal.keep_open()
@@ -149,11 +149,11 @@ class JobMeter(Meter):
             if self._limit.limit is None:
                 return 0, False
             raise
-        # Without a budget nothing keeps a request from naming a limit that is no number of tokens.
+        # Without a budget nothing prevents a request from naming an absurdly large limit of tokens.
         return (amount, True) if self._limit.limit is not None or amount < _MOST else (0, False)
 
     def _warn_of_small_batches(self, amount: Picodollars) -> None:
-        """Say once, if it is so, that a line waits for a batch until the results of others free money."""
+        """Warn once if a line waits to enter a batch until the results of others free money."""
         if self._warned_of_small_batches or self._limit.limit is None or self._limit.judge(amount) != "wait":
             return
         self._warned_of_small_batches = True
@@ -168,7 +168,7 @@ class JobMeter(Meter):
         )
 
     async def _paused_turn(self, amount: Picodollars, call: Call) -> None:
-        """Reserve `amount` as `_turn` does. Meanwhile nothing is lost by giving the call up."""
+        """Reserve `amount` as `_turn` does. While it waits, giving up the call loses nothing."""
         notify = call.pauses or (lambda _: None)
         notify(WAITS_FOR_BUDGET)
         try:
@@ -177,7 +177,7 @@ class JobMeter(Meter):
             notify(None)
 
     async def _turn(self, amount: Picodollars) -> None:
-        """Reserve `amount` as soon as it fits, after those that wait already. Raises `BudgetExhausted`."""
+        """Reserve `amount` as soon as it fits, after those that already wait. Raises `BudgetExhausted`."""
         if self._limit.judge(amount) == "never":
             raise self._exhausted(amount)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ class JobMeter(Meter):
             raise
 
     def _wake(self) -> None:
-        """Give those that wait what fits now."""
+        """Serve the waiting reservations that fit now."""
         while self._waiting:
             amount, turn = self._waiting[0]
             if not turn.done():
@@ -238,12 +238,12 @@ class JobMeter(Meter):
             Settlement(cost, used.saved_by_cache(rates), saved, used.prompt, used.cached, used.output),
         )
         if self._costs is not None:
-            # A line may be asked again because its answer was no JSON.
+            # A line may be asked again because its answer was not JSON.
             self._costs[reservation.call_id] = self._costs.get(reservation.call_id, 0) + cost
         self._wake()
 
     def note_cost(self, call_id: str, prices: ModelPrices | None, answer: Mapping[str, Any]) -> None:
-        """Note for `cost_of` what an answer cost that was counted before. Only its reservation calls this."""
+        """Record, for `cost_of`, the cost of an answer that was counted before. Only its reservation calls this."""
         used = read_usage(answer)
         if self._costs is not None and used is not None and prices is not None:
             self._costs[call_id] = used.cost(prices.batch)
@@ -289,7 +289,7 @@ class _JobReservation(Reservation):
 
 @dataclass(frozen=True, slots=True)
 class _CountedReservation(Reservation):
-    """That of a line whose result was fetched and counted before, but whose result line was lost."""
+    """The reservation of a line whose result was fetched and counted before, but whose result line was lost."""
 
     meter: JobMeter
     call_id: str

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _IN_BATCHES = RetryPolicy(most_in_vain=sys.maxsize)
-"""A batch may end with many failures at once, and lines then wait in the next one for hours: that is no outage."""
+"""A batch may end with many failures at once, and lines then wait in the next one for hours: that is not an outage."""
 _INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -81,10 +81,10 @@ class RunProgress:
 
     phase: Phase
     detail: str | None = None
-    """What is done in a phase that takes long the first time."""
+    """What is being done in a phase that takes long the first time."""
     total: int = 0
     succeeded: int = 0
-    """Lines with a response, those of earlier runs included, as in `failed`."""
+    """Lines with a response, including those of earlier runs, as in `failed`."""
     failed: int = 0
     resumed: int = 0
     running: int = 0
@@ -98,11 +98,11 @@ class RunProgress:
     seconds_left: float | None = None
     """Forecast of the time until all lines are finished; None while too little is known."""
     seconds_left_between: tuple[float, float] | None = None
-    """The least and the most that it is in nine cases of ten; None like that."""
+    """The least and the most that it is in nine cases of ten; None likewise."""
     pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
-    """What was found of the limits of an endpoint elsewhere, by model."""
+    """What was found out about the limits of an endpoint elsewhere, by model."""
     fraction: float | None = None
-    """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
+    """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None likewise."""
     cost: float | None = None
     """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
     unknown_requests: int = 0
@@ -110,8 +110,7 @@ class RunProgress:
     budget: float | None = None
     """Dollars that all runs may cost; None if there is no budget."""
     budget_covers: int | None = None
-    """Lines for which the budget is about enough, by what answers cost so far; None: for all, or too little is known.
-    """
+    """About how many lines the budget covers, by what answers cost so far; None: all, or too little is known."""
 
     @property
     def done(self) -> int:
@@ -120,7 +119,7 @@ class RunProgress:
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` again goes on after them."""
+    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` continues after them."""
 
     def __init__(self, report: RunReport, kept_input: Path | None) -> None:
         super().__init__("interrupted")
@@ -218,7 +217,7 @@ class JobRun:
         return self._report(job)
 
     def _ordered_records(self, job: Job, loaded: LoadedModels) -> AbstractContextManager[Iterator[Record] | None]:
-        """The records of an input of several windows in an order of all of it; None: as they are in the input."""
+        """The records of an input of several windows in an order for all of it; None: in the order of the input."""
         is_elsewhere = self.choice.is_live_elsewhere
         most_lines, most_bytes = EndpointOrder.window if is_elsewhere else EngineOrder.window
         generates = loaded.engine is not None or loaded.has_generating_replicas
@@ -268,11 +267,11 @@ class JobRun:
 
     @property
     def _may_share(self) -> bool:
-        """Whether identical requests are asked once. Nothing is known of an inference that was given."""
+        """Whether identical requests are asked only once. Nothing is known about an inference that was given."""
         return self.dedupe and self.given_inference is None
 
     def _found_repeats(self, job: Job) -> Repeats | None:
-        """The lines that are asked once with others, without those that a model here refuses; None: each is asked."""
+        """The lines that share one request with others, except those that a model here refuses; None: each is asked."""
         if not self._may_share:
             return None
         here = self.choice.backend is None
@@ -304,7 +303,7 @@ class JobRun:
         finally:
             if self._engine is not None and self.given_engine is None:
                 self._engine.keep_costs()
-                # Of a run that was stopped, or of the rest of one, the answers are not like those of the job.
+                # The answers of a run that was stopped, or of the rest of one, are not like those of the whole job.
                 if is_complete and not job.finished:
                     signature = JobSignature.of(self.spec, job.contents)
                     keep_answers(self._engine.model_name, signature, self._tally.answers)
@@ -361,7 +360,7 @@ class JobRun:
         return known
 
     def _order(self, inference: Inference, tokenizer: Tokenizer | None) -> LineOrder[Any] | None:
-        """The order in which lines are taken up; None: that of the input."""
+        """The order in which lines are started; None: that of the input."""
         if self.choice.is_live_elsewhere:
             return EndpointOrder() if self.planned else None
         stats = engine_stats_of(inference)
@@ -376,7 +375,7 @@ class JobRun:
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:
             return nullcontext()
-        # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
+        # Batches take hours, and reading must not pause meanwhile: lines that are not read are in no batch.
         most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
         return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
 
@@ -389,7 +388,7 @@ class JobRun:
         return None if cost is None else in_dollars(cost)
 
     def _batch_job(self, job: Job) -> BatchJob | None:
-        """The job for the batches of a provider; None if lines are computed otherwise.
+        """The job for the batches of a provider; None if lines are computed in another way.
 
         Raises `InputError`, and `ResumeRefused` if earlier runs have left lines in batches.
         """
@@ -477,7 +476,7 @@ class JobRun:
         return {"longest_answer": self._tally.longest_answer, "unreached_limit": limit if is_known else None}
 
     def _rate(self) -> dict[str, float]:
-        """The rate of the tokens that the engine generated, those of lines that were not finished included."""
+        """The rate of the tokens that the engine generated, including those of lines that were not finished."""
         if self._engine is None or self._loop_seconds <= 0:
             return {}
         generated = self._engine.stats.generated_tokens - self._generated_before

@@ -1,4 +1,4 @@
-"""Orders in which the lines of a job are taken up, for endpoints elsewhere and for engines of ours."""
+"""Orders in which the lines of a job are started, for endpoints elsewhere and for our own engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OrderedLine(Protocol):
     def body(self) -> Mapping[str, Any]: ...
     @property
     def size(self) -> int:
-        """About the bytes of the body."""
+        """Approximate bytes of the body."""
 
 
 _Line = TypeVar("_Line", bound=OrderedLine)
@@ -46,11 +46,11 @@ class LineOrder(Protocol[_Line]):
     """Holds lines that are read ahead, and hands them out in an order of its own."""
 
     reads_ahead: bool = False
-    """Whether two lines are to be added for one that is taken, so that ever more are known."""
+    """Whether two lines should be added for each one that is taken, so that more and more are known."""
 
     @property
     def full(self) -> bool:
-        """Whether no more lines are taken in until others are taken."""
+        """Whether no more lines are accepted until others are taken."""
 
     def __len__(self) -> int:
         """Number of lines that were added and not taken."""
@@ -62,7 +62,7 @@ class LineOrder(Protocol[_Line]):
         """Take the next line; None if there is none now. `more`: whether lines can still be added."""
 
     def expected_tokens(self, line: _Line) -> float | None:
-        """Tokens expected of the answer to a line that was taken; None: it knows nothing about that."""
+        """Tokens expected of the answer to a line that was taken; None if nothing is known about it."""
         return None
 
     def ended(self, line: _Line, answer: Mapping[str, Any] | None) -> None:
@@ -70,13 +70,13 @@ class LineOrder(Protocol[_Line]):
 
 
 class EndpointOrder(LineOrder[_Line], Generic[_Line]):
-    """The order for an endpoint elsewhere, of which only the prompts' text is known: see `PrefixOrder`."""
+    """The order for an endpoint elsewhere, for which only the text of prompts is known: see `PrefixOrder`."""
 
     window: ClassVar[tuple[int, int]] = (prefix_order.MOST_LINES, prefix_order.MOST_BYTES)
     """Lines that are put in order together, and their bytes."""
 
     def __init__(self, order: PrefixOrder[_Line] | None = None) -> None:
-        """`order`: one with other bounds than the usual ones."""
+        """`order`: one with bounds other than the usual ones."""
         most_lines, most_bytes = self.window
         self._order = PrefixOrder[_Line](most_lines=most_lines, most_bytes=most_bytes) if order is None else order
 
@@ -88,7 +88,7 @@ class EndpointOrder(LineOrder[_Line], Generic[_Line]):
         return len(self._order)
 
     def add(self, line: _Line) -> None:
-        # A line that says how urgent it is waits for no other.
+        # A line with a priority or a deadline of its own waits for no other.
         scope, prompt = cacheable_prompt(line.endpoint, line.body) if waits_for_others(line.body) else (b"", b"")
         priority = priority_or_default(line.body)
         self._order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
@@ -101,7 +101,7 @@ class EndpointOrder(LineOrder[_Line], Generic[_Line]):
 
 
 class EngineOrder(LineOrder[_Line], Generic[_Line]):
-    """The order for engines of ours, whose tokens and blocks are known: see `JobOrder`."""
+    """The order for our own engines, whose tokens and blocks are known: see `JobOrder`."""
 
     reads_ahead = True
     window: ClassVar[tuple[int, int]] = (job_order.MOST_LINES, job_order.MOST_BYTES)
@@ -146,7 +146,7 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
         self._order.ended(line.number, tokens)
 
     def shape_of(self, line: OrderedLine) -> LineShape:
-        """What is known of a line; one that cannot be computed has no prompt, and fails when its turn comes."""
+        """What is known about a line; one that cannot be computed has no prompt, and fails when its turn comes."""
         limit, expected = answer_limit(line.body, self._limit), expected_tokens(line.body)
         if line.endpoint in ENCODER_URLS:
             return LineShape(line.size, 1, _NO_BLOCKS)
@@ -158,5 +158,5 @@ class EngineOrder(LineOrder[_Line], Generic[_Line]):
 
 
 def waits_for_others(body: Mapping[str, Any]) -> bool:
-    """Whether a line with this body waits until those with its prefix come: it does not say how urgent it is."""
+    """Whether a line with this body, without a priority or deadline of its own, waits for those with its prefix."""
     return priority_or_default(body) == DEFAULT_PRIORITY and not _DEADLINES & body.keys()

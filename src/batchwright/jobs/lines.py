@@ -1,4 +1,4 @@
-"""Parsing of the records of an input into lines to compute, or into the reasons why that is not possible."""
+"""Parsing of the records of an input into lines to compute, or into the reasons why they cannot be computed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Line:
 
     number: int
     custom_id: str | None
-    """Id that the line gives itself; None if it gives none, and gets its default."""
+    """Id given in the line; None if there is none, so that it gets its default."""
     endpoint: str
     body: Mapping[str, Any]
     """Body of the request, which is only checked when it is computed."""
@@ -66,7 +66,7 @@ class Line:
 def check_body(
     endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
 ) -> Sequence[Prompt]:
-    """The prompts in a body for a model in this process, after a check of all of it; arguments as in `Call`.
+    """The prompts in a body for a model in this process, after checking all of it; arguments as in `Call`.
 
     Raises `InvalidRequest`.
     """
@@ -83,9 +83,9 @@ def check_body(
 
 
 def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Check that models in this process can keep to the form that a valid body asks for.
+    """Check that models in this process can produce the form that a valid body asks for.
 
-    Raises `InvalidRequest`, with the keyword of a schema that they cannot keep to and its place.
+    Raises `InvalidRequest`, with the keyword of a schema that they do not support, and its place.
     """
     if endpoint == RESPONSES_URL:
         with named_in_response():
@@ -99,7 +99,7 @@ def check_form(endpoint: str, body: Mapping[str, Any]) -> None:
 def asks_for_form(endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None) -> bool:
     """Return whether a valid body asks for an answer of some form, tools left aside.
 
-    Arguments as in `Call`; `defaults` that are a mapping, which are for an endpoint elsewhere, are not looked at.
+    Arguments as in `Call`; `defaults` that are a mapping, which are for an endpoint elsewhere, are ignored.
     """
     if isinstance(defaults, SamplingParams) and defaults.is_constrained:
         return True
@@ -125,7 +125,7 @@ def _refusal(constraint: Constraint) -> str | None:
 def check_sent_body(
     dialect: Dialect, endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
 ) -> Sequence[Prompt]:
-    """The prompts in a body for an endpoint elsewhere, after those checks that can be made here.
+    """The prompts in a body for an endpoint elsewhere, after the checks that can be made here.
 
     Raises `InvalidRequest`.
     """
@@ -149,7 +149,7 @@ def check_sent_body(
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A record that is no valid line."""
+    """A record that is not a valid line."""
 
     number: int
     custom_id: str | None
@@ -163,7 +163,7 @@ class LineParser:
 
     input_format: InputFormat
     templates: Templates | None = None
-    """Templates that make a request of a row; None unless the input is a table."""
+    """Templates that make a request from a row; None unless the input is a table."""
     id_column: str | None = None
     """Column with the ids of rows; None: rows have none of their own."""
     chat: bool = False
@@ -225,7 +225,7 @@ class LineParser:
         return fields
 
     def _prompt_line(self, number: int, custom_id: str | None, body: dict[str, Any]) -> Line:
-        """A line that is no OpenAI batch line, whose fields are those of the body."""
+        """A line that is not an OpenAI batch line, whose fields are those of the body."""
         given = _PROMPT_FIELDS & body.keys()
         if len(given) == 2:
             raise InvalidRequest("the line has both prompt and messages: give one", param="prompt")
@@ -250,7 +250,7 @@ def _readable_id(custom_id: object) -> str | None:
 
 
 def _own_id(name: str, value: object) -> str:
-    """The id in the field `name` of a line that is no batch line, which may be a whole number."""
+    """The id in the field `name` of a line that is not a batch line, which may be a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):

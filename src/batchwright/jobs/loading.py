@@ -1,4 +1,4 @@
-"""Choice and loading of the models that compute a job, in this process or at an endpoint."""
+"""Choosing and loading the models that compute a job, in this process or at an endpoint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _EMBEDDED = PAIR_URLS | {EMBEDDINGS_URL}
 """Endpoints whose lines an embedding model answers."""
 _LIVE_AT_ONCE = 64
-"""Live requests at once that the forecast of a deadline assumes, where their number is found as they run."""
+"""Concurrent live requests that the forecast of a deadline assumes, if their number is only found as they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,11 @@ class ModelChoice:
     key: EndpointKey = field(default_factory=EndpointKey)
     """API key for the endpoint."""
     others: tuple[tuple[str, EndpointKey], ...] = ()
-    """Further endpoints, or further keys of the same, that share the calls."""
+    """Further endpoints, or further keys for the same one, that share the calls."""
     dialect: Dialect = OPENAI
     """Form of the requests and answers of the endpoint."""
     concurrency: int | None = None
-    """Most requests under way at the endpoint; None: as many as deliver the most."""
+    """Most requests under way at the endpoint; None: as many as give the highest throughput."""
     limits: tuple[ConfiguredLimit, ...] = ()
     """Rate limits of the endpoint."""
     replicas: ReplicaCount | None = None
@@ -86,7 +86,7 @@ class ModelChoice:
     via: Via = "live"
     """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
     deadline: str | None = None
-    """Duration such as `6h` within which all lines are to be done; None: any time."""
+    """Duration such as `6h` within which all lines must be done; None: any time."""
     batch_window: str = "24h"
     """Completion window of batches."""
 
@@ -196,9 +196,9 @@ class ModelChoice:
     def prompts_of(
         self, endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]
     ) -> Sequence[Prompt]:
-        """The prompts in a body, after a check of what can be checked here.
+        """The prompts in a body, after the checks that can be made here.
 
-        Raises `InvalidRequest`, or `ModelNotFound` for a body that names another model than the one of the job.
+        Raises `InvalidRequest`, or `ModelNotFound` for a body that names a model other than the job's.
         """
         if self.backend is None:
             if not self._serves(endpoint):
@@ -212,7 +212,7 @@ class ModelChoice:
         return check_sent_body(self.dialect, endpoint, body, defaults)
 
     def _require_served(self, endpoint: str, asked: str | None) -> None:
-        """Raise `ModelNotFound` for a model that is none of those in this process, unless these have no names."""
+        """Raise `ModelNotFound` for a model that is not in this process, unless the models here have no names."""
         if asked is None:
             return
         generating = () if self.model is None else (self.model,)
@@ -230,7 +230,7 @@ class ModelChoice:
             raise not_found(endpoint, asked, names, models)
 
     def _serves(self, endpoint: str) -> bool:
-        """Whether a model in this process answers lines for `endpoint`; True where none was chosen by name."""
+        """Whether a model in this process answers lines for `endpoint`; True if none was chosen by name."""
         if self.model is None and not self.separate_endpoints:
             return True
         return endpoint in self.separate_endpoints or (self.model is not None and endpoint not in ENCODER_URLS)
@@ -275,7 +275,7 @@ class ModelChoice:
         batches: BatchJob | None = None,
         progress: Progress = lambda text: None,
     ) -> AsyncIterator[Inference]:
-        """The inference, for the duration of the block, at whose end models that were loaded here are closed.
+        """The inference, for the duration of the block; at its end, models that were loaded here are closed.
 
         `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
         `open_endpoint`, `open_replicas` and `open_ray_replicas` raise, which report their `progress`.
@@ -346,7 +346,7 @@ class ModelChoice:
 
 
 class NoModel(Inference):
-    """An inference without a model, for a job none of whose lines is valid: it says what is wrong with each."""
+    """An inference without a model, for a job none of whose lines is valid: it returns what is wrong with each."""
 
     models = ()
     wants = 1
@@ -383,7 +383,7 @@ class LoadedModels:
         return self.replicas_of is not None and self.replicas_of[0] is not None
 
     def inference(self) -> Inference:
-        """The inference with these models. Called on the event loop on which it is used."""
+        """The inference with these models. Must be called on the event loop on which it is used."""
         if self.engine is None:
             return local_inference(None, self.encoder, classifiers=self.classifiers)
         from batchwright.inference.stepped_engine import SteppedEngine

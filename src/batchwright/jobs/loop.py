@@ -42,14 +42,14 @@ from batchwright.request import SamplingParams
 _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
 _GRACE = 5.0
-"""Seconds that lines under way are given to end after an interrupt."""
+"""Seconds for lines under way to end after an interrupt."""
 _FEW = 20
-"""Lines that are left at the end which may fail by themselves."""
+"""Most lines left at the end that may fail by themselves."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
 _BYTES_OF_LINE = 256
-"""About what a line takes without its body."""
+"""Approximate bytes of a line without its body."""
 
 
 @dataclass(slots=True)
@@ -62,23 +62,23 @@ class Tally:
     generated_tokens: int = 0
     failures: Failures = field(default_factory=Failures)
     lines_read: int = 0
-    """Lines that were taken up; those that earlier runs finished do not count."""
+    """Lines that were taken up, except those that earlier runs finished."""
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
     answers: AnswerTally = field(default_factory=AnswerTally)
     longest_answer: int = 0
     """Most tokens of the completions of a line."""
     cached_tokens: int = 0
-    """Those of the prompt tokens that were found in a cache of prompts."""
+    """Prompt tokens that were found in a cache of prompts."""
     deduplicated: int = 0
-    """Lines that got the answer to an identical one. The tokens above are without theirs."""
+    """Lines that got the answer to an identical one. Their tokens are not in the figures above."""
     saved_prompt_tokens: int = 0
     """Tokens of their prompts, which were not computed."""
     saved_generated_tokens: int = 0
     asked_again: int = 0
-    """Number of times that a line was asked again because its answer was no JSON."""
+    """Number of times that a line was asked again because its answer was not JSON."""
     invalid_answers: int = 0
-    """Answers that were still no JSON then."""
+    """Answers that were still not JSON then."""
     lengths: LengthSample = field(default_factory=LengthSample)
     """Expected and real lengths of answers."""
 
@@ -143,14 +143,14 @@ class JobLoop:
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
-        `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
-        once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
-        `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
-        for, so that these are taken up although there is no money for others. `common`: decides whether the run ends
+        `order`: that in which lines are started; None: that of the input. `identical`: the lines that are asked only
+        once; None: each is asked. `cost_of` returns what the answer to the call with that id cost, in dollars, which
+        its `usage` then states. `waits_for_batches` returns whether there are lines left to read that earlier runs have
+        paid for, so that these are started even if there is no money for others. `common`: decides whether the run ends
         because its first lines all fail for a reason of the job; None: it does not. `invalid`: decides which lines are
-        asked again because their answers are no JSON; None: none is. `expected_tokens` returns how many tokens an
-        answer that begins now and may have so many is expected to have. `records`: those of the job that are not
-        finished, in the order in which they are read; None: as they are in the input.
+        asked again because their answers are not JSON; None: none is. `expected_tokens` returns how many tokens an
+        answer with a given limit is expected to have if it begins now. `records`: the unfinished ones of the job, in
+        the order in which they are read; None: in the order of the input.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -171,27 +171,27 @@ class JobLoop:
         self._invalid = invalid
         self._expected_tokens = expected_tokens
         self._asked_again: dict[int, _Line] = {}
-        """Lines that are asked again because their answers were no JSON, by number."""
+        """Lines that are asked again because their answers were not JSON, by number."""
         self._expected: dict[int, float] = {}
         """Tokens that are expected of the answers to lines being computed, by line."""
         self._held_back: list[tuple[_Line, Exception]] = []
-        """Lines that failed for a reason that may be that of all. Nothing is written of them if the run ends for it."""
+        """Lines that failed for a reason that may concern all. They are not written if the run ends because of it."""
         self._records = job.source.records() if records is None else records
         self._exhausted = False
         self._returned: deque[_Line] = deque()
-        """Lines to be computed next: those that came back from an endpoint that was down, to be tried again, and those
-        that waited for the answer to a line that failed.
+        """Lines to be computed next: those returned by an endpoint that was down, to be tried again, and those that
+        waited for the answer to a line that failed.
         """
         self._nothing_to_start = False
         """Whether no line could be read or taken up when one was last wanted."""
         self._away_since: float | None = None
         """Time since which no line can be computed; None if lines can be computed."""
         self._failure: BaseException | None = None
-        """Error because of which the run cannot go on; None if it can."""
+        """The error because of which the run cannot go on; None if it can."""
         self.stopping = False
-        """Whether the run was interrupted, or its budget is spent, and it only ends what is under way."""
+        """Whether the run was interrupted, or its budget is spent, so that it only ends what is under way."""
         self._exhaustion: Exception | None = None
-        """The error with which the run ends when that is done: nothing more can be paid."""
+        """The error with which the run ends after that: nothing more can be paid for."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -222,11 +222,11 @@ class JobLoop:
     async def run(self) -> None:
         """Work until every line is finished.
 
-        Cancelled, it starts no further lines, and gives those under way a few seconds to end.
+        When cancelled, it starts no further lines, and gives those under way a few seconds to end.
 
-        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, `RunFailed` if no line
-        can be computed for too long, and `BudgetExhausted`, once the lines under way have ended, if there is no money
-        for further ones. Written results are kept, and the inference then holds none of the lines.
+        Raises `InputError` if the rest of the input cannot be read, OSError if results cannot be written, `RunFailed`
+        if no line can be computed for too long, and `BudgetExhausted`, once the lines under way have ended, if there is
+        no money for further ones. Written results are kept, and the inference then holds none of the lines.
         """
         try:
             while not self._finished:
@@ -294,7 +294,7 @@ class JobLoop:
                 f"{reason}, for {self._retries.longest / 60:.0f} minutes now. Finished lines are kept: run the same "
                 "command again when that has changed"
             )
-        # A few that are left at the end fail by themselves, when each has been tried for so long.
+        # A few that are left at the end fail by themselves, once each has been tried for that long.
         has_succeeded = self.tally.succeeded + self._job.finished.succeeded > 0
         is_few = has_succeeded and self._exhausted and not self._order and len(self._executor) <= _FEW
         since = None if is_few else self._executor.failing_since
@@ -305,7 +305,7 @@ class JobLoop:
             )
 
     def _fill(self) -> bool:
-        """Start as many lines as there is room for. False if other tasks should have a turn before that is done."""
+        """Start as many lines as there is room for; return False if other tasks should have a turn in between."""
         for _ in range(_LINES_IN_A_ROW):
             if self._executor.room <= 0 or self._failure is not None or self.stopping:
                 return True
@@ -317,7 +317,7 @@ class JobLoop:
         return False
 
     def _following(self) -> _Line | None:
-        """The line that a task computes after it ended another; None if there is none now."""
+        """The line that a task computes after it has ended another; None if there is none now."""
         if self._executor.room <= 0 or self._failure is not None or self.stopping:
             return None
         for _ in range(_LINES_IN_A_ROW):
@@ -511,14 +511,14 @@ class JobLoop:
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
     def _end_for(self, error: Exception) -> None:
-        """End the run with `error` as soon as the lines under way have ended, and those that are paid already."""
+        """End the run with `error` as soon as the lines under way, and those already paid for, have ended."""
         self._exhaustion = self._exhaustion or error
         self._end_if_spent()
 
     def _end_if_spent(self) -> None:
         if self._exhaustion is None or self.stopping:
             return
-        # What is in a batch is paid. If it were not waited for here, a run with this budget never would.
+        # What is in a batch is paid for. If it were not waited for here, no run with this budget would get it.
         waits = isinstance(self._exhaustion, BudgetExhausted)
         if waits and self._waits_for_batches() and not self._exhausted:
             return
@@ -551,6 +551,6 @@ def _size(record: Record, line: Line) -> int:
 
 
 def _with_cost(answer: dict[str, Any], dollars: float | None) -> dict[str, Any]:
-    """Return an answer whose `usage` says what it cost; None: that is not known."""
+    """Return an answer whose `usage` says what it cost in `dollars`, if that is known."""
     usage = answer.get("usage")
     return answer if dollars is None or not isinstance(usage, dict) else {**answer, "usage": {**usage, "cost": dollars}}

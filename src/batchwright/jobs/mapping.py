@@ -31,7 +31,7 @@ _Frame = TypeVar("_Frame")
 
 _MAX_LINE_BYTES = 2**30
 _NULLS = frozenset({"NAType", "NaTType"})
-"""Names of the types of what pandas has in place of a value."""
+"""Names of the types of pandas' placeholders for missing values."""
 _SET_HERE = frozenset(
     {"input_format", "keep", "output_column", "prompt_template", "system_template", "dry_run", "limit"}
 )
@@ -54,20 +54,21 @@ def map(  # noqa: A001 - the name that users expect
 ) -> _Frame:
     """Answer each row of a data frame, and return the same kind of frame with the answers as a column.
 
-    Frames of pandas, Polars and Arrow (anything eager that `narwhals` takes), and `datasets.Dataset`. It works in a
-    notebook too, where an event loop runs already. Needs the extra `frames`.
+    Takes frames of pandas, Polars and Arrow (anything eager that `narwhals` takes), and `datasets.Dataset`. Works in a
+    notebook too, where an event loop is already running. Needs the extra `frames`.
 
     - `prompt`: a text with columns of the frame in braces, `"Is this good? {review}"`; `messages_template` may take
-      its place. `system`: a system message before it, likewise, which makes a chat, as `chat` does without one.
-    - `output`: name of the column of answers: texts, or lists where several or vectors are asked for.
-    - `model`, `backend` and `defaults`: who computes, and how: see `run`, of which `options` are further arguments.
-    - `errors`: `"null"` makes the answer of a row that fails null, says why in a further column, `answer_error` (after
-      the name of `output`), and warns; `"raise"` raises `RowsFailed`, which has the frame, when all rows were tried.
-    - `checkpoint`: a file or an address (`s3://…`) in which answers are kept as they finish. Called again with it, also
-      after a kill, or with a frame that has got more rows, it goes on; what differs otherwise is refused.
-    - `progress`: whether a terminal or a notebook shows a bar; or what is called with the progress.
+      its place. `system`: a system message before it, of the same form, which makes it a chat; `chat` does so without
+      one.
+    - `output`: name of the column of answers: texts, or lists if several texts or vectors are asked for.
+    - `model`, `backend` and `defaults`: what computes, and how: see `run`; `options` are further arguments of it.
+    - `errors`: `"null"` makes the answer of a failed row null, says why in a further column, `answer_error` (named
+      after `output`), and warns; `"raise"` raises `RowsFailed`, which has the frame, once all rows were tried.
+    - `checkpoint`: a file or an address (`s3://…`) in which answers are kept as they finish. A later call with it
+      continues, even after a kill, or with a frame that has more rows; any other difference is refused.
+    - `progress`: whether a terminal or a notebook shows a bar; or a function that is called with the progress.
 
-    Raises `InputError` for what is no frame, or has not the columns, and whatever `run` raises.
+    Raises `InputError` for anything that is not a frame or lacks the columns, and whatever `run` raises.
     """
     if errors not in ("null", "raise"):
         raise InputError(f"errors={shown(errors)}: must be 'null' or 'raise'")
@@ -195,7 +196,7 @@ def _save(rows: Iterable[Mapping[str, object]], path: Path) -> None:
 
 
 def plain(value: object) -> object:
-    """A value as JSON has it, such that a template makes the same text of it; text if it is nothing that JSON has."""
+    """A value in a form that JSON has, which a template renders as the same text; text if JSON has no such form."""
     if value is None or type(value).__name__ in _NULLS or (isinstance(value, float) and value != value):
         return None
     if isinstance(value, bool | str | float):
@@ -228,7 +229,7 @@ def _kept(checkpoint: str | os.PathLike[str] | None, folder: Path) -> str:
 
 
 def _answers(name: str) -> tuple[list[object], list[str | None]]:
-    """The answers in a table of them, and the errors."""
+    """The answers and the errors in a table of answers."""
     answers, failures = list[object](), list[str | None]()
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     for path in _files_of(name):
@@ -258,7 +259,7 @@ def _shown(
 
 @contextmanager
 def _bar(rows: int) -> Iterator[Callable[[RunProgress], None] | None]:
-    """A bar on standard error, or in a notebook; nothing where nobody would see it."""
+    """A bar on standard error, or in a notebook; nothing if nobody would see it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import MofNCompleteColumn, Progress

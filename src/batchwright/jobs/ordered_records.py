@@ -1,4 +1,4 @@
-"""The records of an input that is longer than the windows of an order, read so that lines that begin alike meet."""
+"""The records of an input longer than the windows of an order, read so that lines that begin alike meet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from batchwright.wire.identity import cacheable_prompt
 _log = logging.getLogger(__name__)
 
 _IN_PROMPTS = frozenset({"functions", "input", "instructions", "messages", "prompt", "tools"})
-"""Fields that become a part of a prompt here."""
+"""Fields that become part of a prompt here."""
 
 
 class _Records(Protocol):
@@ -46,12 +46,12 @@ def ordered_records(
     """The records that earlier runs did not finish, in an order of the whole file, for the duration of the block.
 
     None if windows of `most_lines` lines or `most_bytes` bytes find about as much of what lines share, in prefixes of
-    `least_shared` bytes or more, in the order of the file. Lines that say how urgent they are come first.
-    `is_elsewhere`: whether the prompts are those that a provider's cache compares, and not ours.
+    `least_shared` bytes or more, in the order of the file. Lines with a priority or a deadline of their own come first.
+    `is_elsewhere`: whether a provider's cache compares the prompts, rather than ours.
 
-    Takes a pass over the file to decide, and another one to note where records are. Ids are given to lines in the order
-    of the file, so that the first of two with the same one has it. Raises `InputError` if the input is damaged, or
-    changed meanwhile.
+    Takes one pass over the file to decide, and another to note where records are. Lines get their ids in the order of
+    the file, so that the first of two with the same id has it. Raises `InputError` if the input is damaged, or changed
+    meanwhile.
 
     Lines of one plain file on this machine are read where they are. Rows, items of a JSON array, and lines of several
     files, of a sample, of a compressed file or of one elsewhere are copied to a temporary file beside the output.

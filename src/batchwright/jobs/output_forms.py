@@ -40,7 +40,7 @@ class OutputForm:
 
 
 def output_form_of(path: Path) -> OutputForm:
-    """The form that the name of an output stands for; JSON Lines if it has no extension. Raises `InputError`."""
+    """The form that the name of an output selects; JSON Lines if it has no extension. Raises `InputError`."""
     name = path.name.lower()
     if not path.suffix:
         return OutputForm()

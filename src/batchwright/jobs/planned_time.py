@@ -1,9 +1,9 @@
 """Time that a job will take on this machine, predicted before it runs.
 
 A sample of its lines is simulated, as `batchwright simulate` does: with the scheduler of the engine, the order in which
-a run takes lines up, and the cost model of steps that earlier runs have measured. How long answers will be is what
-lines say themselves, else what answers of earlier runs of such a job were like, or those to some of its lines, else as
-long as lines allow.
+a run starts lines, and the cost model of steps that earlier runs have measured. The lengths of answers are those that
+lines state themselves, else those of earlier runs of such a job or of answers to some of its lines, else the most that
+lines allow.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from batchwright.wire.requests import ENCODER_URLS
 _SAMPLED, _SAMPLED_BYTES = 2048, 2**26
 """Most lines of a job that are simulated, and their bytes."""
 _FIRST_COST_ERROR = 0.2
-"""Error of the cost model that is assumed before enough runs have shown it."""
+"""Error of the cost model that is assumed until enough runs have shown it."""
 _UNSURE_SECONDS = 0.5
-"""Seconds whose pace counts half."""
+"""Length of a measurement whose pace counts half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ class PlannedTime:
     """Seconds that a job takes on this machine once its model is loaded."""
 
     seconds: float
-    """Expected ones; the most, if nothing is known of the lengths of answers (`lengths_from` is `limits`)."""
+    """Expected seconds; the most, if nothing is known about the lengths of answers (`lengths_from` is `limits`)."""
     between: tuple[float, float]
-    """The least and the most that it is in nine cases of ten; if nothing is known of lengths, the least is that of
+    """The least and the most that it is in nine cases of ten; if nothing is known about lengths, the least is that of
     answers of a single token."""
     lengths_from: Literal["lines", "limits"] | LengthSource
-    """What the lengths of answers are known from: the lines themselves, runs of the same job, of others with the same
-    templates, or of any with the same model; `probe`: some of its lines were answered; `limits`: each was taken to be
+    """Where the lengths of answers are known from: the lines themselves, runs of the same job, of others with the same
+    templates, or of any with the same model; `probe`: some of its lines were answered; `limits`: each is assumed to be
     as long as its line allows."""
     runs: int
-    """Number of earlier runs whose answers were looked at; of a probe: of lines that were answered, or in part."""
+    """Number of earlier runs whose answers were used; for a probe: of lines that were answered at least in part."""
     answer_tokens: int | None = None
-    """About the tokens of all answers, by the same lengths; None if nothing is known of them."""
+    """Approximate tokens of all answers, by the same lengths; None if nothing is known about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class SampledJob:
     total: int
     """Requests of the whole job."""
     cost_error: float
-    """Logarithm of the factor within which the time of all steps is true in nine cases of ten."""
+    """Logarithm of the factor within which the true time of all steps lies in nine cases of ten."""
 
     @property
     def open_lines(self) -> list[SampledLine]:
-        """Those lines that do not say how long their answers will be."""
+        """The lines that do not say how long their answers will be."""
         return [each for each in self.lines if each.is_open]
 
     @property
@@ -100,15 +100,15 @@ class SampledJob:
         return Counter(each.limit for line in self.lines for each in line.requests if each.expected_tokens is None)
 
     def with_costs(self, kept: KeptCosts) -> SampledJob:
-        """The same job by what is known now of what steps take."""
+        """The same job, with what is now known about the time of steps."""
         fleet = replace(self.fleet, costs=kept.costs)
         return replace(self, fleet=fleet, cost_error=_cost_error(kept))
 
     def pace(self, answered: Sequence[tuple[SampledLine, int]], seconds: float) -> float:
-        """Return how long an engine took for answers, over what its steps should have taken for them.
+        """Return how long an engine took for answers, divided by what its steps should have taken for them.
 
-        `answered`: lines, each of which got one answer of so many tokens; `seconds`: the time that all took. It holds
-        what the cost model lacks, such as drafts, and how fast the machine is now.
+        `answered`: lines, each with the tokens of its one answer; `seconds`: the time that all took. The result
+        includes what the cost model lacks, such as drafts, and how fast the machine is now.
         """
         requests = [
             replace(line.requests[0], output_tokens=tokens, max_tokens=line.limit)
@@ -126,8 +126,8 @@ class SampledJob:
     ) -> PlannedTime:
         """Return the time of all lines.
 
-        `likely`: what is known of the answers to `open_lines`; `prompt_tokens`: those of all prompts that are not found
-        in a cache; `pace`: as `pace` returns it; `planned`: whether lines are taken up in the planner's order.
+        `likely`: what is known about the answers to `open_lines`; `prompt_tokens`: those of all prompts that are not
+        found in a cache; `pace`: as `pace` returns it; `planned`: whether lines are started in the planner's order.
         """
         requests = [each for line in self.lines for each in line.requests]
 
@@ -145,7 +145,7 @@ class SampledJob:
         predicted = seconds(middle, all_stepped)
         least = most = predicted
         if is_open:
-            # Both ends are simulated with the same number of lines, and scaled as the middle with so many lines is.
+            # Both ends are simulated with the same number of lines, and scaled like the middle with that many lines.
             scale = predicted / (predicted if stepped == all_stepped else seconds(middle, stepped))
             least = min(predicted, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
             if likely is not None:
@@ -161,7 +161,7 @@ class SampledJob:
         )
 
     def _scaled(self, of_sample: int) -> int:
-        """Return for the whole job what the sampled lines have `of_sample`."""
+        """Return the number for the whole job that corresponds to `of_sample` in the sampled lines."""
         return round(of_sample * self.total / sum(len(line.requests) for line in self.lines))
 
 
@@ -188,7 +188,7 @@ class LineSample:
     def job(
         self, kept: KeptCosts, config: EngineConfig, spec: JobSpec, encode: Callable[[Any], list[int]]
     ) -> SampledJob | None:
-        """Return the job as an engine computes it, of which `kept` is known; None if no line can be computed.
+        """Return the job as an engine with the costs `kept` computes it; None if no line can be computed.
 
         `encode` returns the tokens of a prompt. Raises ValueError for options that do not fit the model.
         """
@@ -216,7 +216,7 @@ def _computable(
     """The requests of a line that an engine would not refuse."""
     try:
         requests = [*simulated_requests(line, encode, defaults, longest)]
-    except Exception:  # it fails in a run, too: of what it asks, or of a tokenizer, which is foreign code
+    except Exception:  # it fails in a run, too: because of the request, or of a tokenizer, which is foreign code
         return []
     return [
         each
@@ -228,7 +228,7 @@ def _computable(
 def _with_lengths(
     requests: Sequence[SimulatedRequest], likely: LikelyLengths | None, factor: float
 ) -> list[SimulatedRequest]:
-    """The requests with answers of likely lengths, each `factor` times as long, but those whose lengths are given."""
+    """The requests with answers of likely lengths, each `factor` times as long, unless their lengths are given."""
     # Evenly spaced shares, shuffled: every sample has its part of long answers.
     shares = [(place + 0.5) / len(requests) for place in range(len(requests))]
     random.Random(0).shuffle(shares)

@@ -1,4 +1,4 @@
-"""What the prompts of a job have in common, found from their texts before anything is computed."""
+"""What the prompts of a job have in common, determined from their texts before anything is computed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _BLOCK = 64
 _WORD = 8
 """Bytes that are compared as one number."""
 _AT_ONCE = 2**20
-"""Bytes of texts from which on they are made into ids."""
+"""Bytes of texts after which they are converted to ids."""
 _CHARACTERS = 200
 """Characters of a prefix that are shown."""
 _SHOWN = 10
 """Prefixes that are shown, those that save the most."""
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 PromptPlace = tuple[int, int]
-"""Number of a line, and the place of a prompt among those of the line."""
+"""Number of a line, and the index of a prompt among those of the line."""
 PromptTexts = Mapping[PromptPlace, bytes | Sequence[int]]
-"""Prompts by their places, as texts or token ids, each of which has `BYTES_OF_A_TOKEN` bytes of what was added."""
+"""Prompts by their places, as texts or token ids; each id takes `BYTES_OF_A_TOKEN` bytes of the added text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class SharedPrefix:
 
     lines: int
     tokens: int
-    """About its tokens, those of the prefix around it included."""
+    """Approximate number of its tokens, including those of the prefix around it."""
     saved_tokens: int
-    """About the tokens that need not be computed since it is computed once, without those of the one around it."""
+    """About the tokens saved by computing it only once, without those of the prefix around it."""
     example: int
     """Number of a line with it."""
     text: str
-    """What it says first, after the one around it."""
+    """The beginning of its text, after the prefix around it."""
     inside: list[SharedPrefix] = field(default_factory=list)
     """Longer prefixes that some of these lines share."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """What is computed only once if lines are taken up in the right order."""
+    """What is computed only once if lines are started in the right order."""
 
     shared_tokens: int
     """About the prompt tokens that are found in the cache when lines with a prefix follow one another."""
@@ -60,7 +60,7 @@ class SharedPrompts:
     """The largest ones, by the tokens that they save; those within others are inside them. For an endpoint elsewhere,
     of those that a provider's cache keeps."""
     cache_tokens: int | None = None
-    """Tokens of the cache of `shared_in_input_order`; None: it has no end, since that of the engine is not known."""
+    """Tokens of the cache of `shared_in_input_order`; None: it is unlimited, since that of the engine is not known."""
     provider_tokens: int = 0
     """About those that are found in the cache of a provider, which keeps long prefixes only."""
 
@@ -76,7 +76,7 @@ class PromptSurvey:
         self._blocks: list[_Ints] = []
         """Ids of the blocks of all prompts, one prompt after the other, without those in `_rest`."""
         self._rest = bytearray()
-        """Texts of the latest prompts, without what is no full block."""
+        """Texts of the latest prompts, without incomplete blocks."""
 
     def add(self, number: int, text: bytes) -> None:
         """Add the prompt of a line."""
@@ -95,7 +95,7 @@ class PromptSurvey:
     def result(
         self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
     ) -> SharedPrompts:
-        """What the prompts share, which have `tokens` together.
+        """What the prompts share, if all of them have `tokens` tokens.
 
         `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns prompts by their places.
         """
@@ -105,7 +105,7 @@ class PromptSurvey:
         paths = Paths(np.concatenate(self._blocks), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
         self._blocks = [paths.blocks]
         tree = PrefixTree.of(paths)
-        # A cache without end finds in any order what can be found in the best.
+        # An unlimited cache finds in any order what can be found in the best one.
         found = tree.shared_blocks if kv_tokens is None else sum(_found(paths, int(kv_tokens / max(1e-9, each_block))))
         largest = [*self._largest(tree, each_block, texts_of)]
         return SharedPrompts(
@@ -163,7 +163,7 @@ class PromptSurvey:
 
 
 def _shown(prompt: bytes | Sequence[int], start: int, end: int) -> str:
-    """Return what a prompt says between two of its bytes."""
+    """Return the text of a prompt between two of its bytes."""
     if isinstance(prompt, bytes):
         return prompt[start:end].decode(errors="replace")
     ids = prompt[start // BYTES_OF_A_TOKEN : end // BYTES_OF_A_TOKEN]
@@ -178,7 +178,7 @@ def _saved_blocks(tree: PrefixTree, least: int) -> _Ints:
 
 
 def _found(paths: Paths, most: int) -> Iterator[int]:
-    """For each prompt, the blocks of it that a cache of `most` blocks holds which forgets what was used longest ago."""
+    """For each prompt, the blocks of it in a cache of `most` blocks that evicts the least recently used."""
     cached: OrderedDict[tuple[int, int], int] = OrderedDict()
     serial = 0
     for start, end in pairwise(paths.starts.tolist()):

@@ -23,7 +23,7 @@ class CacheableTokens(NamedTuple):
 
     all: int = 0
     hourly: int = 0
-    """Those of them that it is asked to keep for an hour."""
+    """The part of them that it is asked to keep for an hour."""
 
     def __add__(self, other: tuple[Any, ...]) -> CacheableTokens:
         return CacheableTokens(self.all + other[0], self.hourly + other[1])
@@ -33,15 +33,15 @@ class CacheablePart(NamedTuple):
     """What a provider's cache can keep of a prompt."""
 
     text: bytes
-    """Two prompts can share what their texts begin with alike."""
+    """Two prompts can share the common beginning of their texts."""
     tokens: int
-    """About the tokens of `text`."""
+    """Approximate tokens of `text`."""
     cacheable: CacheableTokens
-    """Nothing for a prompt that is too short to be kept."""
+    """Zero for a prompt that is too short to be kept."""
 
 
 def sent_text(body: Mapping[str, Any], prompt: Prompt) -> bytes:
-    """Return a prompt of `body` as a provider's model gets it: its tools, and then what is said."""
+    """Return a prompt of `body` as a provider's model gets it: its tools, then its messages or text."""
     tools = body.get("tools")
     return _text_of(tools if isinstance(tools, list) else (), prompt)
 
@@ -51,8 +51,8 @@ def cacheable_part(
 ) -> CacheablePart:
     """Return what a provider's cache can keep of a prompt, which has about `tokens` tokens and the `text` that is sent.
 
-    A cache keeps prompts of different scopes (`cache_scope`) apart, and of answers of different forms, which stand
-    before all messages.
+    A cache separates prompts of different scopes (`cache_scope`), and those whose answers have different forms, since
+    the form comes before all messages.
     """
     scope = cache_scope(endpoint, body) + repr(body.get("response_format")).encode(errors="replace")
     prefixes, hourly = dialect.cached_prefixes(body, prompt), 0
@@ -73,9 +73,9 @@ def _text_of(tools: Sequence[object], prompt: Prompt | Sequence[Mapping[str, Any
 
 
 def _with_atomic_prefixes(prefixes: Sequence[bytes], key: bytes) -> bytes:
-    """Return the last of some prefixes of a prompt with a digest of each, and of `key`, over where it begins.
+    """Return the last of some prefixes of a prompt, with a digest of each, and of `key`, over its beginning.
 
-    Two prompts then share all of a prefix, or nothing of what it adds to the one before. `prefixes`: the shortest
+    Two prompts then share either all of a prefix, or none of what it adds to the one before. `prefixes`: the shortest
     first.
     """
     text, start = bytearray(prefixes[-1] if prefixes else b""), 0

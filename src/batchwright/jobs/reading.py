@@ -1,4 +1,4 @@
-"""Results as people read them: the answers in an output beside the prompts."""
+"""Results for people to read: the answers in an output beside the prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReadableResult:
     name: str
     """The custom id of a line; the number of a row."""
     prompt: str | None
-    """The prompt, or the columns of the row; None if the input is not there any more."""
+    """The prompt, or the columns of the row; None if the input no longer exists."""
     answer: str | None
     error: str | None
     finish_reason: str | None
@@ -41,7 +41,7 @@ class ReadableResult:
     """Number of generated tokens."""
 
     def has(self, text: str) -> bool:
-        """Whether `text` is anywhere in it, in capitals or not."""
+        """Whether `text` occurs anywhere in it, ignoring case."""
         return any(
             text.casefold() in part.casefold() for part in (self.name, self.prompt, self.answer, self.error) if part
         )
@@ -50,9 +50,9 @@ class ReadableResult:
 def read_results(
     name: str | Path, *, most: int | None = None, failed: bool = False, search: str | None = None
 ) -> Iterator[ReadableResult]:
-    """The results in an output in any form, here or elsewhere: at most so many, only those failed or with `search`.
+    """The results in an output in any form, here or elsewhere: at most `most`, only failed ones or those with `search`.
 
-    Raises `InputError` for a file that is no output of a run.
+    Raises `InputError` for a file that is not the output of a run.
     """
     output = located(str(name).rstrip("/") or "/")
     files = [located(each) for each in expanded([str(name)])]
@@ -134,7 +134,7 @@ def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> 
 
 
 def _properties(answer: object) -> Collection[str]:
-    """Return the names of the columns that an answer in JSON may have beside its own, where they would be twice."""
+    """Return the names of the columns that an answer in JSON may also have as properties, which would appear twice."""
     if not isinstance(answer, str) or not answer.lstrip().startswith("{"):
         return ()
     try:
@@ -145,7 +145,7 @@ def _properties(answer: object) -> Collection[str]:
 
 
 def _prompts(state: Mapping[str, Any]) -> Iterator[tuple[int, str | None]]:
-    """The numbers and prompts of the lines of the input, as far as it is still there."""
+    """The numbers and prompts of the lines of the input, as far as it still exists."""
     files = [located(file["name"]) for file in state.get("files", ())]
     if not files or not all(path.exists() for path in files):
         return

@@ -36,7 +36,7 @@ _EMPTY: Percentiles = {"mean": None, "p50": None, "p90": None, "p99": None, "max
 class RunReport:
     """The outcome of one `run`, in seconds, milliseconds if the name says so, and bytes.
 
-    Figures of the engine cover this run alone, not earlier runs of a resumed job. If the caller brought an engine, they
+    Figures of the engine cover only this run, not earlier runs of a resumed job. If the caller passed an engine, they
     count from the start of that engine.
     """
 
@@ -45,19 +45,19 @@ class RunReport:
     inputs: list[str] = field(default_factory=list)
     """The first names of the input."""
     version: str = __version__
-    """That of batchwright."""
+    """Version of batchwright."""
     pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
-    """With an endpoint elsewhere: what was found of its limits, and how often it refused requests, by model."""
+    """With an endpoint elsewhere: what was found out about its limits, and how often it refused requests, by model."""
     implementation: str = ""
-    """The body and attention that computed, the dtype and the device; empty if nothing was computed."""
+    """The implementations of body and attention, the dtype and the device; empty if nothing was computed."""
     total: int
     """Lines of the input, without blank lines."""
     succeeded: int = 0
-    """Lines with a response in the output, those of earlier runs included."""
+    """Lines with a response in the output, including those of earlier runs."""
     failed: int = 0
-    """Lines with an error in the output, those of earlier runs included."""
+    """Lines with an error in the output, including those of earlier runs."""
     failures: list[Failure] = field(default_factory=list)
-    """Those lines by the code of their error, the most frequent first, with an example of each."""
+    """The failed lines by the code of their error, the most frequent first, with an example of each."""
     first_requests: list[PlannedRequest] = field(default_factory=list)
     """Of a dry run: the first requests that would be computed."""
     spending: Spending | None = None
@@ -67,7 +67,7 @@ class RunReport:
     planned_answers: AnswersPlanned | None = None
     """Of a dry run: what the job would generate at most."""
     planned_time: PlannedTime | None = None
-    """Of a dry run: the seconds that the job would take; None if nothing of the model was measured on this machine."""
+    """Of a dry run: the seconds that the job would take; None if the model was never measured on this machine."""
     no_planned_time: str = ""
     """Of a dry run: why the time of such a job is never predicted; empty if it may be."""
     reordered_fields: FieldReuse | None = None
@@ -83,18 +83,17 @@ class RunReport:
     """Lines that earlier runs finished."""
     interrupted: bool = False
     cut_off: int = 0
-    """Requests to an endpoint that were given up, most of them as the run ended. What they answer may be paid."""
+    """Requests to an endpoint that were given up, mostly as the run ended. Their answers may be charged."""
     wall_seconds: float = 0.0
-    """Time of the whole run, reading the input and loading the model included."""
+    """Time of the whole run, including reading the input and loading the model."""
     load_seconds: float = 0.0
     """Time to load the model."""
     rates_seconds: float = 0.0
-    """Time to measure the rates of this machine, or to look them up, for the bound; no part of `loop_seconds`."""
+    """Time to measure the rates of this machine, or to look them up, for the bound; not part of `loop_seconds`."""
     loop_seconds: float = 0.0
     """Time from the first line to the last."""
     bound_seconds: float | None = None
-    """What this machine needs at least for what the run computed, see docs/files.md; None if that is not known.
-    """
+    """Least time this machine needs for what the run computed, see docs/files.md; None if that is not known."""
     share_of_bound: float | None = None
     """Its share of `loop_seconds`: 1 would be as fast as possible."""
     bound: Mapping[str, Any] | None = None
@@ -109,7 +108,7 @@ class RunReport:
     """Of a dry run: whether some of `prompt_tokens` were not counted, but estimated."""
     generated_tokens: int = 0
     cached_tokens: int = 0
-    """Those of `prompt_tokens` that were found in a cache of prompts: an endpoint's, or the engine's prefix cache."""
+    """The part of `prompt_tokens` found in a cache of prompts: an endpoint's, or the engine's prefix cache."""
     cached_share: float = 0.0
     """Their share of `prompt_tokens`."""
     deduplicated: int = 0
@@ -118,11 +117,11 @@ class RunReport:
     saved_prompt_tokens: int = 0
     saved_generated_tokens: int = 0
     asked_again: int = 0
-    """Number of times that a line was asked again because its answer was no JSON."""
+    """Number of times that a line was asked again because its answer was not JSON."""
     invalid_answers: int = 0
-    """Answers of this run that were still no JSON then: their `finish_reason` is `"invalid_json"`."""
+    """Answers of this run that were still not JSON then: their `finish_reason` is `"invalid_json"`."""
     cut_answers: int = 0
-    """Answers of this run that ended by their limit of tokens: their `finish_reason` is `"length"`."""
+    """Answers of this run that were ended by their limit of tokens: their `finish_reason` is `"length"`."""
     generated_tokens_per_second: float = 0.0
     """Rate over `loop_seconds`."""
     prefill_seconds: float = 0.0
@@ -134,7 +133,7 @@ class RunReport:
     decode_tokens_per_second: float = 0.0
     """Rate over the time of the model for single tokens."""
     ttft_ms: Percentiles = field(default_factory=_EMPTY.copy)
-    """Time to the first token, from when the line was taken up."""
+    """Time to the first token, from when the line was started."""
     tpot_ms: Percentiles = field(default_factory=_EMPTY.copy)
     """Time for each token after the first."""
     steps: int = 0
@@ -156,13 +155,14 @@ class RunReport:
     """Share of the prompt tokens found in the prefix cache."""
     preemptions: int = 0
     peak_memory_bytes: int = 0
-    """Resident memory of the process, and of each replica's; what they share counts in each."""
+    """Peak resident memory of the process and of each replica's; memory that they share counts in each."""
     peak_gpu_bytes: int | None = None
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    """Figures of this run over time, the fields of `RunPoint` by name, at most some hundred values of each."""
+    """Figures of this run over time, the fields of `RunPoint` by name, at most a few hundred values of each."""
     lengths: dict[str, Any] = field(default_factory=dict)
     """Lengths of the answers of this run in tokens: how many ended by themselves (`ended`) and by their limit (`cut`)
-    in each `width` of a histogram, their `mean`, and for a sample of lines the expected and the real one (`pairs`)."""
+    in each `width` of a histogram, their `mean`, and for a sample of lines the expected and the actual one
+    (`pairs`)."""
     batches: dict[str, Any] | None = None
     """Of lines that a provider computed in its batches: the fields of `BatchAccount`. None for other runs."""
 
@@ -203,9 +203,9 @@ class RunReport:
         return {"done": self.done, **asdict(self)}
 
     def to_json(self) -> bytes:
-        """The report as JSON, a figure to a line; what is long and for programs is on lines of its own.
+        """The report as JSON, one figure per line; long data for programs is on lines of its own.
 
-        What has no UTF-8 form in it, such as the bytes of a file's name, becomes U+FFFD.
+        Anything that has no UTF-8 form, such as the bytes of a file's name, becomes U+FFFD.
         """
         values = _without_surrogates(self.to_dict())
         long = {name: values.pop(name) for name in ("series", "lengths")}

@@ -1,4 +1,4 @@
-"""Everything on disk by which a job is resumed: its state file with the lock, and the lines in its output."""
+"""Everything on disk that a job is resumed from: its state file with the lock, and the lines in its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from batchwright.planning.identical import Place
 
 _FORM = 1
 _IN_THEIR_ORDER = frozenset({"schema"})
-"""Parameters whose parts have an order: properties are answered, and are columns, in that of the schema."""
+"""Parameters whose parts have an order: properties come in answers, and as columns, in that of the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class JobIdentity:
 
     files: tuple[InputFile, ...]
     parameters: Mapping[str, Any]
-    """JSON values by name, sampling defaults included."""
+    """JSON values by name, including sampling defaults."""
     model_files: str | None = None
-    """Fingerprint that distinguishes the model from another one of the same name or path; None if there is none."""
+    """Fingerprint that distinguishes the model from another with the same name or path; None if there is none."""
     limit: int | None = None
     """Number of records at the start of the input that are computed; None: all. A later run may raise it."""
 
@@ -59,7 +59,7 @@ class JobIdentity:
     def changes(self, saved: JobIdentity, grown: bool) -> list[str]:
         """Descriptions of the differences from `saved`.
 
-        `grown`: whether the input is that of `saved` with something appended, which is no difference.
+        `grown`: whether the input is that of `saved` with something appended, which is not a difference.
         """
         found = []
         if [file.sha256 for file in self.files] != [file.sha256 for file in saved.files] and not grown:
@@ -84,7 +84,7 @@ class JobState:
     """Key in the ids of the results: that of the identity when the job was new."""
     identity: JobIdentity
     table: Mapping[str, Any] = field(default_factory=dict)
-    """What the table of answers was last made of: its columns, and the number of bytes of results."""
+    """What the table of answers was last made from: its columns, and the number of bytes of results."""
 
     @property
     def content(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class StateFile:
         self.write_content(state.content)
 
     def write_content(self, content: Mapping[str, Any] | None) -> None:
-        """Save the content of a state, or that there is none. Raises OSError."""
+        """Save the content of a state, or that there is none (None). Raises OSError."""
         text = b"" if content is None else json.dumps(content, indent=2).encode() + b"\n"
         # One write over what was there: a run that is killed at any moment leaves the old state or the new one.
         os.pwrite(self._descriptor, text.ljust(os.fstat(self._descriptor).st_size), 0)
@@ -194,7 +194,7 @@ class Finished:
         """Number of bytes of the output in whole lines; half a line may follow."""
         self.failures = Failures()
         self.left_out = 0
-        """Number of failed lines that are to be tried again, which do not count as finished."""
+        """Number of failed lines that will be tried again, which do not count as finished."""
 
     def __contains__(self, number: int) -> bool:
         byte = number >> 3
@@ -261,7 +261,7 @@ def sizes_of_lines(path: Path, key: str, again: Callable[[Mapping[str, Any]], bo
 
 def states_costs(path: Path, key: str) -> bool:
     """Whether any result of the job `key` in `path` says what it cost."""
-    # Within a text, its quotes would be written otherwise.
+    # Within a text, its quotes would be escaped.
     return any(b'"cost":' in raw for _, _, raw in _written(path, key))
 
 

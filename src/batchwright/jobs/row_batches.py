@@ -14,7 +14,7 @@ from batchwright.jobs.mapping import plain
 
 ColumnKind: TypeAlias = Literal["text", "texts", "vector"]
 _TIMES = "mM"
-"""Kinds of arrays of numpy whose values are not what they mean."""
+"""Kinds of numpy arrays whose raw values are not what they mean."""
 
 
 class RowBatch(Protocol):
@@ -34,11 +34,11 @@ class RowBatch(Protocol):
     def with_columns(self, added: Mapping[str, tuple[ColumnKind, Sequence[Any]]], dim: int) -> object:
         """A batch of the same kind with further columns, by name; vectors have `dim` values.
 
-        The type of a column is the same for all batches, whatever is None in this one, as far as its kind has types.
+        The type of a column is the same for all batches, whichever values are None in this one, if its kind has types.
         """
 
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, object]]:
-        """The rows, with these columns, as JSON has their values."""
+        """The rows, with these columns, as JSON values."""
         found = [self.values(column) for column in columns]
         for row in zip(*found, strict=True):
             yield {name: plain(value) for name, value in zip(columns, row, strict=True)}
@@ -107,7 +107,7 @@ class _ArrowBatch(RowBatch):
 
 
 def row_batch(batch: object) -> RowBatch:
-    """The batch with an interface that does not depend on its kind. Raises `InputError` for what is none."""
+    """The batch with an interface that does not depend on its kind. Raises `InputError` for anything else."""
     if isinstance(batch, Mapping):
         return _NumpyBatch(batch)
     kinds = {("pandas", "DataFrame"): _PandasBatch, ("pyarrow", "Table"): _ArrowBatch}
@@ -126,7 +126,7 @@ def _objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
 
 
 def _matrix(vectors: Sequence[npt.NDArray[np.float32] | None], dim: int) -> npt.NDArray[np.float32]:
-    """The vectors as one array, which becomes a column of tensors; a row without one is NaN: arrays have no null."""
+    """The vectors as one array, for a column of tensors; a row without a vector is NaN: arrays have no null."""
     matrix = np.full((len(vectors), dim), np.nan, np.float32)
     for row, vector in zip(matrix, vectors, strict=True):
         if vector is not None:

@@ -98,79 +98,82 @@ def run(
     engine: EngineConfig | None = None,
     **engine_options: Any,
 ) -> RunReport:
-    """Answer every line of `input` into `output`, and return a report.
+    """Answer every line of `input`, write the answers to `output`, and return a report.
 
-    `input` is a path, several, a pattern such as `data/*.csv`, a folder of data, an address (`s3://…`, `https://…`), or
-    a data frame. Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages":
-    […]}` (`.jsonl`, or one array in `.json`), or plain prompts (`.txt`). Rows of a table (`.csv`, `.tsv`, `.parquet`,
-    `.arrow`, and with a template any JSON objects) are turned into requests by templates. The text forms may be
-    compressed (`.gz`, `.zst`). `-` is standard input or output.
+    `input` is a path, several paths, a pattern such as `data/*.csv`, a folder of data, an address (`s3://…`,
+    `https://…`), or a data frame. Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}`
+    or `{"messages": […]}` (`.jsonl`, or one array in `.json`), or plain prompts (`.txt`). Rows of a table (`.csv`,
+    `.tsv`, `.parquet`, `.arrow`, and with a template any JSON objects) are turned into requests by templates. The text
+    forms may be compressed (`.gz`, `.zst`). `-` is standard input or output.
 
-    `output` may be an address too: then lines are written into a folder of parts, as are other outputs whose names end
-    in `/`; see docs/data.md. Its name says what it contains. For a table, and in `.csv`, `.tsv` and `.parquet`, that is
-    a table made when all lines are finished: the columns of the input, the answer, its finish reason, the error and the
-    numbers of tokens. Otherwise results are written in the form of OpenAI's batch output as they finish, or by the
-    order of the input when `ordered` (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`). A line that cannot be answered becomes a
-    line with an error.
+    `output` may be an address too: then, and for any other name that ends in `/`, lines are written into a folder of
+    parts; see docs/data.md. Its name says what it contains. For an input table, and in `.csv`, `.tsv` and `.parquet`,
+    that is a table made when all lines are finished: the columns of the input, the answer, its finish reason, the error
+    and the numbers of tokens. Otherwise results are written in the form of OpenAI's batch output as they finish, or in
+    the order of the input when `ordered` (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`). A line that cannot be answered becomes
+    a line with an error.
 
     A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
     line is handed to the model: one that is not finished by then becomes a line with the error `request_timeout`.
 
     `expected_tokens` says how long the answer to a line is expected to be, which helps to plan.
 
-    Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished. Lines
-    that were appended to the input since are computed then.
+    A run that was stopped at any moment and is called again with the same arguments continues after the lines that are
+    finished. Lines that were appended to the input since then are computed too.
 
     - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
     - `embedding_model`: the model for lines for `/v1/embeddings`. `classifiers`: the models for lines for `/v1/rerank`
-      and `/v1/score`, which cross-encoders answer, else the embedding model, and `/classify`; lines that name none get
-      the first that can.
+      and `/v1/score`, which cross-encoders or else the embedding model answer, and for `/classify`; a line that names
+      no model gets the first that can answer it.
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
       its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
-      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
-      `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
-      are found and kept without being configured.
-    - `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
-      room for; they must have the same models and dialect.
-    - `replicas`: how many processes compute on this machine, each with the whole model on a GPU or a group of cores of
-      its own; `"auto"`: one for each GPU, else for each NUMA node. By default this process computes.
+      `backend_concurrency`: how many requests it is given at once, by default as many as give the highest throughput.
+      `rpm` and `tpm`: its limits of requests and tokens a minute; limits that its answers state or its refusals reveal
+      are found and respected without being configured.
+    - `also`: further endpoints with their keys, or further keys for the same one; lines are divided among them by what
+      each has room for. They must have the same models and dialect.
+    - `replicas`: how many processes compute on this machine, each with the whole model on its own GPU or group of
+      cores; `"auto"`: one for each GPU, else for each NUMA node. By default this process computes.
     - `ray`: the address of a Ray cluster on whose nodes the replicas compute (by default one): `"auto"` for that of
       this machine, `"local"` to start one here, `"host:port"` or `"ray://host:port"`. `resources`: what each takes of
       its node, as JSON or a mapping of `num_cpus`, `num_gpus`, `memory`, `accelerator_type` and `resources`; by
-      default one CPU. Replicas for which no node has room wait for one, and the others compute meanwhile.
-    - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
-      that is not there fails.
-    - `dedupe`: computes identical requests once for all lines, if their answer is the same each time: text at
-      temperature 0 or with a seed, and embeddings. False computes each.
-    - `planned`: takes up lines in the order in which a model here computes the least and leaves the fewest places empty
-      at the end: those whose prompts begin alike one after the other, and answers that are sure to be short last; for a
-      `backend`, lines with long prefixes in common one after the other. False keeps the order of the input.
-    - `budget`: dollars that all runs of the job with a `backend` may cost, as a number or a text such as `"5.00"`.
+      default one CPU. Replicas for which no node has room wait for one while the others compute.
+    - `served_model_names`: further names that lines may give as `model`, `*` for any; otherwise a line that names an
+      unknown model fails.
+    - `dedupe`: computes identical requests once for all their lines, if their answer is always the same: text at
+      temperature 0 or with a seed, and embeddings. False computes each one.
+    - `planned`: computes lines in the order in which a local model computes the least and leaves the fewest places in
+      its batches empty at the end: prompts that begin alike one after another, and answers that are sure to be short
+      last; for a `backend`, lines with long prefixes in common one after another. False keeps the order of the input.
+    - `budget`: the most dollars that all runs of the job with a `backend` may cost together, as a number or a text such
+      as `"5.00"`.
     - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
-      `cache_write`, `cache_write_1h` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for
-      published prices. By default those of the provider whose address `backend` is. `prices`: a file with such prices
-      by model (TOML, JSON).
-    - `cost`: says in the `usage` of each answer what it cost, in dollars, or in a column `cost` of a table.
+      `cache_write`, `cache_write_1h` and `batch` (the fraction of these prices that batches cost); or
+      `"openai/gpt-4o-mini"` for published prices. By default the published prices of the provider at the address
+      `backend`. `prices`: a file with such prices by model (TOML, JSON).
+    - `cost`: states what each answer cost, in dollars, in its `usage`, or in a column `cost` of a table.
     - `via`: `"batch"` has the provider compute the lines in its own batches, at its price for these. `"auto"` does so
-      as far as they will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and has the
-      rest computed as requests; with `"batch"`, lines that are not done by `deadline` fail. `batch_window`: the
-      completion window of the batches.
-    - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
-      that of `SamplingParams`, or with `backend` whatever the endpoint takes.
+      for as many as will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and sends
+      the rest as requests; with `"batch"`, lines that are not done by `deadline` fail. `batch_window`: the completion
+      window of the batches.
+    - `defaults`: sampling parameters for lines that do not set them, all or some by name. The rest default to those of
+      `SamplingParams`, or with `backend` to the endpoint's own.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
       it; by default the prompt is the column `prompt`. `messages_template`: a Jinja template of the whole chat as JSON.
-      A cell that is empty or null is empty text; a row with nothing in any column of the templates fails.
-    - `reorder_fields`: puts lines of the prompt template that name columns, where two or more follow one another, in
-      the order in which rows share the most, for each row: what is shared is computed once. It changes the prompts.
+      An empty or null cell becomes empty text; a row in which all columns of the templates are empty fails.
+    - `reorder_fields`: where two or more lines of the prompt template that name columns follow one another, reorders
+      them in each row so that rows share the most: what is shared is computed once. It changes the prompts.
     - `id_column`: the column with the custom ids of rows.
-    - `keep`: columns of the input that a table as output keeps, instead of all; `output_column`: that of the answers.
-    - `limit`: computes only the first lines; `sample`: only so many, drawn with `sample_seed`.
-    - `retry_failed`: tries failed lines of earlier runs again: those whose error may pass (True), or `"all"`.
-    - `retry_invalid`: asks a line again, so many times at most, whose answer was to be JSON and is none, as when it was
-      cut by `max_tokens`: with twice the tokens, and with the next seed if it has one. Where that does not help, the
-      `finish_reason` of the last answer is `"invalid_json"`.
+    - `keep`: columns of the input that an output table keeps, instead of all; `output_column`: the column of the
+      answers.
+    - `limit`: computes only that many lines, the first ones; `sample`: only that many, drawn at random with
+      `sample_seed`.
+    - `retry_failed`: tries failed lines of earlier runs again: those whose error may be temporary (True), or `"all"`.
+    - `retry_invalid`: asks a line again, at most this many times, if its answer should be JSON and is not, for instance
+      because `max_tokens` cut it short: with twice the tokens, and with the next seed if it has one. If that does not
+      help, the `finish_reason` of the last answer is `"invalid_json"`.
     - `dry_run`: writes no result. The report then has the lines that would fail, the tokens of all prompts and the
       first requests as they would be sent; `output` may be left out. With `probe`, a model on this machine is loaded
       for some seconds to predict how long the job takes: its steps are measured if they never were, and some lines are
@@ -178,17 +181,17 @@ def run(
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
-    - `report`: a file for the report as JSON; `-` is standard output. `report_html`: one for a page of plots of it.
+    - `report`: a file for the report as JSON; `-` is standard output. `report_html`: a file for a page of plots of it.
     - `progress`: called after lines have ended, and about ten times a second.
-    - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
-    - `inference`: what computes, in place of all of these; it is not closed.
+    - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that override it.
+    - `inference`: an object that computes in place of all of these; it is not closed.
 
-    Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
-    lines were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever
-    loading the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for
-    an hour, refuses the key or has nothing at its address, or when its quota is used up, `BudgetExhausted` when what is
-    left of `budget` does not cover the next request, and `RunInterrupted` on KeyboardInterrupt. In each case the lines
-    finished so far are kept.
+    Raises `InputError` when the input cannot be read in the given form, `InputBroken` when that shows only after lines
+    were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever loading
+    the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for an hour,
+    refuses the key or has nothing at its address, or when its quota is used up, `BudgetExhausted` when what is left of
+    `budget` does not cover the next request, and `RunInterrupted` on KeyboardInterrupt. In each case the lines finished
+    so far are kept.
     """
     _check_keywords(engine_options)
     try:
@@ -327,7 +330,7 @@ def _key(backend: str | None, given: str | EndpointKey | None, dialect: Dialect)
 
 
 def _check_keywords(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for keywords that are no options of the engine, but parameters of sampling."""
+    """Raise TypeError for keywords that are sampling parameters rather than options of the engine."""
     options = [option.name for option in engine_options()]
     for name in given:
         meant = get_close_matches(name, [*_SAMPLING_NAMES, *options], 1, 0.8)
@@ -391,7 +394,7 @@ def _check_writable(role: str, path: Path, spec: JobSpec) -> None:
 
 
 def _page_path(given: str | os.PathLike[str] | None, report: Path | None, spec: JobSpec, dry_run: bool) -> Path | None:
-    """The file for the page of the report, which can be made and written as far as that is known now."""
+    """The file for the page of the report, after checks that it can be made and written."""
     if given is None:
         return None
     if dry_run:

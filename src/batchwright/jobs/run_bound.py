@@ -1,4 +1,4 @@
-"""The bound of a run: how fast this machine could have computed it at best, and where the time above that went."""
+"""The bound of a run: how fast this machine could have computed it at best, and where the additional time went."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from batchwright.engine.work_meter import WorkMeter
 
 _LEAST_LINES = 64
-"""Fewest lines of a run before which the machine's rates are measured, which takes a few seconds."""
+"""Least number of lines of a run for the machine's rates to be measured first, which takes a few seconds."""
 
 
 class RunBound:
     """Measures one run of an engine that computes nothing else, from `begin` to `end`."""
 
     def __init__(self, engine: Engine, meter: WorkMeter, known: MachineRates | None) -> None:
-        """`known`: the rates that are kept as it begins."""
+        """`known`: the rates that are stored when it begins."""
         self._engine = engine
         self._meter = meter
         self._known = known
 
     @classmethod
     def begin(cls, engine: Engine, lines: int, progress: Progress, clock: Clock) -> RunBound:
-        """Begin to measure `engine`. `progress` is notified of what takes a while.
+        """Begin to measure `engine`. `progress` is notified of steps that take a while.
 
-        Raises `NoBound` if a bound could not be given. That is so where the times of its model's kernels are not known,
-        for a run of few `lines` before which the rates of the machine were not measured, where they cannot be, and for
-        an engine that has computed something: what it has cached costs the run nothing.
+        Raises `NoBound` if no bound could be given: if the times of its model's kernels are not known, for a run of few
+        `lines` on a machine whose rates were not measured before, if they cannot be measured, and for an engine that
+        has already computed something, since what it has cached costs the run nothing.
         """
         from batchwright.engine.machine_rates import kept_rates, machine_rates
         from batchwright.engine.work_meter import WorkMeter
@@ -56,20 +56,20 @@ class RunBound:
             rates = kept
         else:
             rates = machine_rates(body, blocks.block_size, blocks.num_blocks, progress, clock)
-        # Watched, steps take a little longer.
+        # While they are watched, steps take a little longer.
         if (seconds := body.watch()) is None:
             raise NoBound("the times of the model's products and attention cannot be told apart here")
         core.meter = WorkMeter(model, seconds, rates, blocks.block_size)
         return cls(engine, core.meter, kept_rates(body))
 
     def end(self) -> None:
-        """Measure no more, and keep rates that were better than those known before."""
+        """Stop measuring, and store rates that were better than those known before."""
         from batchwright.engine.machine_rates import keep_rates, kept_rates
 
         with suppress(BatchwrightError):  # it may be closed
             core = self._engine.core
             core.meter = None
-            # What another process has measured meanwhile is not to be mixed with what this run began with.
+            # What another process has measured meanwhile must not be mixed with what this run began with.
             if kept_rates(core.body) == self._known:
                 keep_rates(self._meter.lasting_rates, core.body)
 
@@ -99,7 +99,7 @@ class RunBound:
 
 
 def _details(bound: Bound, shares: Shares, meter: WorkMeter) -> Mapping[str, Any]:
-    """Everything from which the bound can be computed again."""
+    """Everything needed to compute the bound again."""
     return {
         "seconds": bound.seconds,
         **asdict(bound),

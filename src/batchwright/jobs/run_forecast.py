@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
 
 _MADE_EVERY = 0.5
-"""Seconds for which a forecast is used."""
+"""Seconds for which a forecast is reused."""
 _MEMORY = 120.0
-"""Seconds over which the rate of an endpoint is taken."""
+"""Seconds over which the rate of an endpoint is averaged."""
 
 
 class RunForecast:
-    """The forecast of one run. With an engine it is made of tokens, otherwise of lines."""
+    """The forecast of one run. With an engine it is based on tokens, otherwise on lines."""
 
     def __init__(self, job: Job, engine: Engine | None, clock: Clock) -> None:
         self._job = job
@@ -80,7 +80,7 @@ class RunForecast:
         )
 
     def _by_lines(self, tally: Tally, running: int, elapsed: float) -> Forecast | None:
-        """A forecast by the rate of lines that were computed; no others are a measure of it, as they end at once."""
+        """A forecast from the rate of lines that were computed; others do not count, as they end at once."""
         computed = tally.succeeded - tally.deduplicated
         self._rate.elapse(elapsed)
         self._rate.add(computed - self._counted)

@@ -1,4 +1,4 @@
-"""`RunRecorder`: reads the figures of a run while it goes on, for what its report shows over time."""
+"""`RunRecorder`: samples the figures of a run as it goes on, for what its report shows over time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RunRecorder:
         self.observe(0, {}, None)
 
     def observe(self, running: int, pacing: Mapping[str, PacerFigures], forecast: Forecast | None) -> None:
-        """Note the figures now, with `running` lines being computed, if a point is due."""
+        """Record the figures now, with `running` lines being computed, if a point is due."""
         seconds = self._clock.now() - self._began
         if self._series.is_due(seconds):
             self._series.add(self._point(seconds, running, pacing, forecast))
 
     def end(self, pacing: Mapping[str, PacerFigures]) -> None:
-        """Note the figures of the whole run."""
+        """Record the figures of the whole run."""
         self._series.add(self._point(self._clock.now() - self._began, 0, pacing, None))
 
     def _point(
@@ -88,5 +88,5 @@ class RunRecorder:
         return self._series.to_dict()
 
     def lengths(self) -> dict[str, Any]:
-        """Return the lengths of the answers, expected and real."""
+        """Return the lengths of the answers, expected and actual."""
         return lengths_of(self._tally.answers, self._tally.lengths)

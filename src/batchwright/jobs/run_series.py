@@ -1,4 +1,4 @@
-"""Figures of a run over time, and expected beside real lengths of answers, in bounded memory. Pure."""
+"""Figures of a run over time, and expected and actual lengths of answers, in bounded memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from batchwright.lines.batch_line import token_count
 from batchwright.lines.forecast import AnswerTally
 
 MOST_POINTS = 480
-"""Points that are kept of a run, however long it takes."""
+"""Most points that are kept of a run, however long it takes."""
 _FIRST_INTERVAL = 0.1
-"""Seconds between points until there are too many."""
+"""Seconds between points, until there are too many."""
 _MOST_PAIRS = 400
 _MOST_BARS = 40
 _DECIMALS = {"seconds": 3, "seconds_left": 2, "cost": 9}
@@ -21,30 +21,29 @@ _DECIMALS = {"seconds": 3, "seconds_left": 2, "cost": 9}
 
 @dataclass(frozen=True, slots=True)
 class RunPoint:
-    """The figures of a run at one moment. All but the last five are counts since its beginning."""
+    """The figures of a run at one moment. All except the last five are counts since its beginning."""
 
     seconds: float
-    """Since the loop began."""
+    """Seconds since the loop began."""
     lines: int
     """Lines that ended, with an answer or an error."""
     prompt_tokens: int
     """Prompt tokens of the lines that ended."""
     cached_tokens: int
-    """Those of them that were found in a cache of prompts."""
+    """The part of them that was found in a cache of prompts."""
     computed_prompt_tokens: int | None
-    """Prompt tokens computed, recomputed ones counted again; None without an engine, as in all that follows like this.
-    """
+    """Prompt tokens computed, recomputed ones counted again; None without an engine, as below."""
     generated_tokens: int
-    """Tokens of answers: with an engine those of unfinished answers too."""
+    """Tokens of answers: with an engine, those of unfinished answers too."""
     steps: int | None
     sequences: int | None
     """Sum over steps of the sequences in the step."""
     model_seconds: float | None
     preemptions: int | None
     sent: int | None
-    """Requests sent to an endpoint, tries that failed included; None if there is none."""
+    """Requests sent to an endpoint, including failed tries; None if there is none."""
     refused: int | None
-    """Those of them that were refused for a limit."""
+    """The part of them that was refused for a limit."""
     cost: float | None
     """Dollars; None if prices are not known."""
     running: int
@@ -61,7 +60,7 @@ class RunPoint:
 
 COLUMNS = tuple(each.name for each in fields(RunPoint))
 _PEAKS = frozenset({"running", "kv_blocks"})
-"""Figures of which a point that stands for several has the largest."""
+"""Figures of which a point that merges several has the largest."""
 
 
 class RunSeries:
@@ -79,14 +78,14 @@ class RunSeries:
         return len(self._points)
 
     def is_due(self, seconds: float) -> bool:
-        """Whether a point at this time is wanted."""
+        """Whether a point is wanted at this time."""
         return seconds >= self._next
 
     def add(self, point: RunPoint) -> None:
-        """Keep a point, which is not before the last one."""
+        """Keep a point, which must not be before the last one."""
         self._points.append(point)
         if len(self._points) > self._most:
-            # Counts lose nothing by this but resolution. The first point and the newest one stay.
+            # Counts lose only resolution by this. The first point and the newest one stay.
             first, *rest = self._points
             pairs = zip(rest[0::2], rest[1::2], strict=False)
             self._points = [first, *(_merged(one, other) for one, other in pairs), *rest[len(rest) // 2 * 2 :]]
@@ -94,7 +93,7 @@ class RunSeries:
         self._next = point.seconds + self._interval
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        """Return the values of each figure over all points, by name; figures that nothing is known of are left out."""
+        """Return the values of each figure over all points, by name; unknown figures are left out."""
         found: dict[str, list[float | None]] = {}
         for name in COLUMNS:
             values = [_rounded(name, getattr(point, name)) for point in self._points]
@@ -115,7 +114,7 @@ def _rounded(name: str, value: float | None) -> float | None:
 
 
 class LengthSample:
-    """A uniform sample of lines with the expected and the real number of tokens of their answers."""
+    """A uniform sample of lines with the expected and the actual number of tokens of their answers."""
 
     def __init__(self, most: int = _MOST_PAIRS) -> None:
         self._most = most
@@ -124,7 +123,7 @@ class LengthSample:
         self._random = random.Random(0)
 
     def add(self, expected: float, answer: Mapping[str, Any]) -> None:
-        """Count the body of a response, of whose texts `expected` tokens each were foreseen before they began."""
+        """Count the body of a response; each of its texts was `expected` to have that many tokens before it began."""
         choices = answer.get("choices")
         texts = len(choices) if isinstance(choices, list) and choices else 1
         real = token_count(answer, "completion_tokens") // texts

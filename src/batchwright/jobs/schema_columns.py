@@ -16,14 +16,14 @@ _KINDS: Mapping[str, ValueKind] = {
 }  # fmt: skip
 _OF_VALUES: Mapping[type, ValueKind] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _MOST_REFERENCES = 16
-"""References that follow each other: one of them may lead back to the first."""
+"""Most references that are followed in a row: one of them may lead back to the first."""
 _MOST_LEVELS = 4
-"""Levels of lists and of options, as in `anyOf`, that are looked into, for the same reason."""
+"""Most levels of lists and of options, as in `anyOf`, that are looked into, for the same reason."""
 _MOST_OF_FLOATS = 1e308
 
 
 class TooLargeForColumn(Exception):
-    """A whole number of more than 64 bits is to be in a column of whole numbers."""
+    """A whole number of more than 64 bits does not fit into a column of whole numbers."""
 
     def __init__(self, column: PropertyColumn) -> None:
         super().__init__(column.name)
@@ -36,7 +36,7 @@ class PropertyColumn:
 
     name: str
     kind: ValueKind
-    """Type of its values; "json" for objects and for what may be of several types."""
+    """Type of its values; "json" for objects and for values that may be of several types."""
     is_list: bool = False
     """Whether each value is a list of such values."""
 
@@ -71,7 +71,7 @@ class PropertyColumn:
 
 
 def columns_of(schema: object) -> tuple[PropertyColumn, ...]:
-    """Return the columns for a schema, or a class that has one; none if its answers are no objects, or for None."""
+    """Return the columns for a schema, or a class that has one; none if its answers are not objects, or for None."""
     if schema is None:
         return ()
     root = schema_of(schema)
@@ -95,12 +95,12 @@ def values_of(columns: Sequence[PropertyColumn], answer: object) -> list[object]
 
 
 def _plain(value: object) -> object:
-    """Return a JSON value in which halves of characters, which no file can hold, are question marks."""
+    """Return a JSON value in which lone surrogates, which no file can hold, are question marks."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _value_type(schema: object, root: Mapping[str, Any], left: int = _MOST_LEVELS) -> tuple[ValueKind, bool]:
-    """Return the type that values have beside null, and whether they are lists of values of that type."""
+    """Return the type of values other than null, and whether they are lists of values of that type."""
     resolved = _resolved(schema, root)
     values = [resolved["const"]] if "const" in resolved else resolved.get("enum")
     if isinstance(values, list):
@@ -123,7 +123,7 @@ def _common_type(found: set[tuple[ValueKind, bool]]) -> tuple[ValueKind, bool]:
 
 
 def _options(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of which a value has one; those of `allOf`, of which it has each, only if there is one."""
+    """Return the schemas of which a value matches one; those of `allOf`, which must all match, only if there is one."""
     for name in ("anyOf", "oneOf", "allOf"):
         options = schema.get(name)
         if isinstance(options, list) and (name != "allOf" or len(options) == 1):
@@ -137,7 +137,7 @@ def _is_null(schema: Mapping[str, Any]) -> bool:
 
 
 def _type_of(schema: Mapping[str, Any]) -> object:
-    """Return the type that values have beside null; None if the schema names none or several."""
+    """Return the type of values other than null; None if the schema names none or several."""
     given = schema.get("type")
     if not isinstance(given, list):
         return given

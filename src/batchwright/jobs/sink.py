@@ -15,7 +15,7 @@ class Sink:
     """Output that appends whole lines to a file descriptor. A context manager.
 
     Each line is written at once, so that it survives the death of this process; about once a second, and at the end,
-    the lines in a file are also made to survive a loss of power.
+    the lines in a file are also synced, so that they survive a power loss.
     """
 
     def __init__(self, descriptor: int, name: str, clock: Clock, *, owned: bool = False, durable: bool = False) -> None:
@@ -31,7 +31,7 @@ class Sink:
 
     @classmethod
     def append_to(cls, path: Path, size: int, clock: Clock) -> Self:
-        """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
+        """Continue after the first `size` bytes of `path`, which is created if it does not exist. Raises OSError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(descriptor, size)
         return cls(descriptor, str(path), clock, owned=True, durable=True)
@@ -52,7 +52,7 @@ class Sink:
             self._synced_at = now
 
     def read(self, offset: int, size: int) -> bytes:
-        """The bytes at a place in the file. Raises OSError, also for a stream."""
+        """Return the bytes at a place in the file. Raises OSError, also for a stream."""
         return os.pread(self._descriptor, size, offset)
 
     def __enter__(self) -> Sink:

@@ -1,4 +1,4 @@
-"""Input files as streams of numbered records, few of which are in memory at a time."""
+"""Input files as streams of numbered records, of which only a few are in memory at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Record:
 
     number: int
     """Number of the line, from 1, blank lines included (of the first line of a row); in Parquet, of the row; in a JSON
-    array, of the element. Further files of the same job go on counting."""
+    array, of the element. Numbering continues across the files of a job."""
     content: bytes | Mapping[str, object] | InvalidRequest
     """A line without its end, a row by column, or the reason why it could not be read."""
 
@@ -94,7 +94,7 @@ def format_of(path: AnyPath, given: str | None) -> InputFormat:
 
 
 def format_of_suffix(name: str) -> InputFormat | None:
-    """The format that the extension of a name stands for; None if it stands for none."""
+    """The format that the extension of a name stands for; None if it is unknown."""
     return _FORMAT_OF_SUFFIX.get(Path(without_compression(name.lower())).suffix)
 
 
@@ -170,7 +170,7 @@ class _TextWindow:
         self._ended = False
 
     def next_sign(self) -> str:
-        """The next character that is no space, which is not skipped. Raises `InputError` at the end of the file."""
+        """The next character that is not a space; it is not skipped. Raises `InputError` at the end of the file."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in _SPACE:
@@ -184,14 +184,14 @@ class _TextWindow:
         self._at += count
 
     def take(self, decode: Any) -> object:
-        """The JSON value that begins here, which is skipped. Raises `InputError` if it is none."""
+        """Skip the JSON value that begins here, and return it. Raises `InputError` if there is none."""
         while True:
             try:
                 value, end = decode(self._text, self._at)
             except (ValueError, RecursionError) as error:
                 reason: Exception = error
             else:
-                # A number may go on in what is not read yet.
+                # A number may continue in what has not been read yet.
                 if end < len(self._text) or not self._read_on():
                     self._at = end
                     return cast("object", value)
@@ -200,7 +200,7 @@ class _TextWindow:
                 raise InputError(f"{self._path} is not valid JSON: {reason}") from reason
 
     def _read_on(self) -> bool:
-        """Append what comes next in the file; False at its end."""
+        """Append what comes next in the file. Returns False at its end."""
         if self._ended:
             return False
         read = self._file.read(max(_CHUNK, len(self._text) - self._at))
@@ -214,7 +214,7 @@ class _TextWindow:
 
 
 class ChainedSource(Source):
-    """The records of several sources, one after the other, which go on counting."""
+    """The records of several sources, one after the other, numbered consecutively."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
@@ -237,7 +237,7 @@ class SelectedSource(Source):
     """Some of the records of a source: the first `limit`, or `sample` of them drawn with `seed`, or both."""
 
     def __init__(self, source: Source, *, limit: int | None, sample: int | None, seed: int) -> None:
-        """`limit` is that of the records before `sample` are drawn."""
+        """`limit` applies to the records before `sample` of them are drawn."""
         self._source = source
         self.columns = source.columns
         total = source.count()
@@ -263,7 +263,7 @@ def lines_of(path: AnyPath, limit: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 def version_of(path: AnyPath) -> Version:
-    """What shows whether a file has changed since. Raises `InputError` if it is not there."""
+    """The version of a file, which shows later whether it has changed. Raises `InputError` if it does not exist."""
     if isinstance(path, RemotePath):
         return path.version()
     try:
@@ -274,7 +274,7 @@ def version_of(path: AnyPath) -> Version:
 
 
 def fingerprint_of(path: AnyPath, version: Version) -> str:
-    """The SHA-256 of a file, in hexadecimal, or what its store has in place of it, which need not be read.
+    """The SHA-256 of a file, in hexadecimal, or what its store has in place of it, which needs no reading.
 
     Raises `InputError` if it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The specification of a job, and the checks of it that need no look into files."""
+"""The specification of a job, and the checks of it that do not read files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from batchwright.wire.requests import OPENAI_DEFAULTS
 
 TABLES = ("csv", "tsv", "parquet", "arrow")
 _NEWER = frozenset({*FORM_FIELDS, "prompt_logprobs_start"})
-"""Sampling parameters that are not among those of a job unless they are set, as they are no part of older jobs."""
+"""Sampling parameters that a job only includes if they are set, since older jobs do not have them."""
 
 RetryFailed: TypeAlias = Literal["passing", "all"]
-"""Failed lines that are tried again: those whose error may pass, or all."""
+"""Failed lines that are tried again: those whose error may be temporary, or all."""
 
 _FORM_FLAGS = {"schema": "--json-schema", "regex": "--regex", "choices": "--choices"}
 
@@ -38,7 +38,7 @@ class JobSpec:
     """The specification of a job, as the caller gave it."""
 
     inputs: tuple[str, ...]
-    """Paths and addresses, one of which may be `-` for standard input if it is the only one."""
+    """Paths and addresses, or `-` alone for standard input."""
     output: str
     """A path, an address, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
     model: str | None
@@ -58,7 +58,7 @@ class JobSpec:
     system_template: str | None = None
     messages_template: str | None = None
     reorder_fields: bool = False
-    """Whether independent fields of the prompt template come in the order in which rows share the most."""
+    """Whether independent fields of the prompt template are ordered so that rows share the most."""
     chat: bool = False
     system: str | None = None
     id_column: str | None = None
@@ -70,7 +70,7 @@ class JobSpec:
     """Columns of the output if it is a table."""
     retry_failed: RetryFailed | None = None
     retry_invalid: int = 0
-    """Times that a line is asked again whose answer was to be JSON and is none."""
+    """Times that a line is asked again if its answer should be JSON and is not."""
     ordered: bool = False
     overwrite: bool = False
     max_line_bytes: int = 2**20
@@ -123,12 +123,12 @@ class JobSpec:
 
     @property
     def writes_rows(self) -> bool:
-        """Whether the output is a table of answers, made of the results when all are there."""
+        """Whether the output is a table of answers, made from the results when all are there."""
         return not self.to_stream and (self.is_table or self.form.is_table)
 
     @property
     def table_columns(self) -> TableColumns:
-        """Columns of the output if it is a table, those for the properties of the job's schema included."""
+        """Columns of the output if it is a table, including those for the properties of the job's schema."""
         given = self.defaults
         schema = given.schema if isinstance(given, SamplingParams) else given.get("schema")
         return replace(self.columns, properties=columns_of(schema))
@@ -149,7 +149,7 @@ class JobSpec:
         given = {} if isinstance(self.defaults, SamplingParams) else self.defaults
         defaults = self.defaults if isinstance(self.defaults, SamplingParams) else replace(OPENAI_DEFAULTS, **given)
         chosen = {
-            # The others are known by their values.
+            # The others show in the values.
             "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
             "backend": self.backend,
             "dialect": self.dialect,
@@ -178,7 +178,7 @@ class JobSpec:
         }
 
     def check(self) -> None:
-        """Check everything that needs no look into files. Raises `InputError`."""
+        """Check everything that can be checked without reading files. Raises `InputError`."""
         self._check_input()
         self._check_output()
         input_format = self.resolved_format()
@@ -208,10 +208,10 @@ class JobSpec:
         self._check_form()
 
     def _check_form(self) -> None:
-        """Check that the form of answers that the job asks for is one, before each of its lines fails by it."""
+        """Check that the form of answers that the job asks for is valid, before each of its lines fails for it."""
         form = self.defaults.constraint if isinstance(self.defaults, SamplingParams) else None
         if form is None or self.backend is not None:
-            return  # an endpoint has its own notion of what it can keep to
+            return  # an endpoint decides for itself which forms it supports
         from batchwright.engine.grammars import refusal_of
 
         try:

@@ -17,7 +17,7 @@ from batchwright.pricing.rates import Picodollars
 
 _FORM = 1
 _LONGEST = 16 * 2**20
-"""Bytes of a journal from which on it is compacted while the job runs."""
+"""Bytes from which a journal is compacted while the job runs."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,13 +34,13 @@ class SpendTotals:
     """Cost of answers."""
     answers: int = 0
     kept: Picodollars = 0
-    """Most that requests may have cost whose answers were lost, or did not say what they cost."""
+    """Most that requests may have cost whose answers were lost or did not state the cost."""
     lost: int = 0
     """Number of those requests."""
     unbounded: int = 0
-    """Number of those whose cost has no bound, which are not in `kept`."""
+    """Number of those requests whose cost has no bound; they are not in `kept`."""
     saved_by_cache: Picodollars = 0
-    """What the provider's cache saved, less what writing to it cost more."""
+    """What the provider's cache saved, less the extra cost of writing to it."""
     saved_by_batch: Picodollars = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +63,7 @@ class Settlement:
 
 
 class OpenReservation(NamedTuple):
-    """A reservation without an end."""
+    """A reservation that has not ended."""
 
     number: int
     """Number in the journal."""
@@ -100,17 +100,17 @@ class _Entry(msgspec.Struct, omit_defaults=True):
 class SpendJournal:
     """`OUTPUT.spend`: one line when money is reserved, before the call is sent, and one when its cost is known.
 
-    A run that is killed at any moment leaves reservations without an end. The next run counts them as spent at most
-    (`SpendTotals.kept`), but for those of lines in a provider's batches, whose batch goes on without us: these it finds
-    in `inherited`. Lines are written at once, so that they survive the death of this process. When the journal is
-    opened for writing and when it is closed, it is replaced by one with the totals.
+    A run that is killed leaves open reservations. The next run counts them as the most that may have been spent
+    (`SpendTotals.kept`), except those of lines in a provider's batches, which go on without us: these are in
+    `inherited`. Lines are written at once, so that they survive the death of this process. When the journal is opened
+    for writing and when it is closed, it is replaced by one with the totals.
 
-    One process at a time may have it, which the lock of the job sees to. Before the first reservation nothing is
-    written.
+    Only one process at a time may have it, which the lock of the job ensures. Nothing is written before the first
+    reservation.
     """
 
     def __init__(self, path: Path | None, job: str, *, starts_over: bool = False, longest: int = _LONGEST) -> None:
-        """Reads what earlier runs spent, also those of a job with another key than `job`; `starts_over`: nothing.
+        """Reads what earlier runs spent, even of a job whose key is not `job`; with `starts_over`, nothing.
 
         `path` None: nothing is read or written, as for a job that cannot be resumed. Raises `InputError` for a file
         that cannot be read, `ResumeRefused` for one that no run wrote.
@@ -123,7 +123,7 @@ class SpendJournal:
         self._last = 0
         """Number of the last reservation."""
         self._broken: OSError | None = None
-        """Error after which nothing may be appended: half a line may stand at the end."""
+        """Error after which nothing may be appended: there may be half a line at the end."""
         self._open: dict[int, _Entry] = {}
         self._is_of_another_job = False
         self.totals = SpendTotals()
@@ -138,7 +138,7 @@ class SpendJournal:
                 self._keep(number)
 
     def reserve(self, call: str, amount: Picodollars, *, batch: bool = False, bounded: bool = True) -> int:
-        """Write down a reservation and return its number. Raises OSError, also when anything before failed."""
+        """Write down a reservation and return its number. Raises OSError, also if an earlier write failed."""
         if self._broken is not None:
             raise self._broken
         self._last += 1
@@ -170,11 +170,11 @@ class SpendJournal:
 
     @property
     def open(self) -> list[OpenReservation]:
-        """All reservations without an end, those of this run included."""
+        """All open reservations, including those of this run."""
         return [OpenReservation(number, entry.amount, entry.bounded) for number, entry in self._open.items()]
 
     def keep_open(self) -> None:
-        """Write down that all reservations without an end count as spent."""
+        """Write down that all open reservations count as spent."""
         for number in [*self._open]:
             self.keep(number)
 
@@ -191,7 +191,7 @@ class SpendJournal:
         self._apply(entry)
 
     def _write(self, entry: _Entry) -> None:
-        """Append a line that was not applied yet. An error is noted, not raised, since an answer may just be paid."""
+        """Append a line that was not applied yet. An error is noted, not raised: an answer may just have been paid."""
         if self._path is None or self._broken is not None:
             return
         try:
@@ -229,8 +229,8 @@ class SpendJournal:
             first = msgspec.json.decode(header, type=_Header)
             if first.form != _FORM:
                 raise ResumeRefused(f"{path} was written by another version of batchwright: go on with that")
-            # One with other options had no results, or it would have been refused; it may have cost something all the
-            # same, and the budget is that of the output.
+            # A job with other options had no results, or it would have been refused; it may still have cost something,
+            # and the budget is that of the output.
             self._is_of_another_job = first.job != self._job
             self.totals = replace(SpendTotals(), **first.totals)
             decode = msgspec.json.Decoder(_Entry).decode
@@ -247,7 +247,7 @@ class SpendJournal:
             ) from error
 
     def _apply(self, entry: _Entry) -> None:
-        """Note what a line says. Raises KeyError for a reservation that is not open."""
+        """Apply what a line says. Raises KeyError for a reservation that is not open."""
         if entry.act == "reserve":
             self._last = max(self._last, entry.number)
             self._open[entry.number] = entry

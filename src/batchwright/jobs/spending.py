@@ -1,4 +1,4 @@
-"""What is said of the money of a run: how it is to be spent, and what it was spent on."""
+"""The money of a run: how it may be spent, and what it was spent on."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from batchwright.wire.requests import CHAT_URL, ENCODER_URLS, filled, with_defau
 _ENOUGH_ANSWERS = 10
 """Answers whose mean cost predicts that of the others."""
 _LOOKED_AT = 100
-"""Lines without a bound after which all are taken to have none."""
+"""Lines without a bound after which all are assumed to have none."""
 _NOTHING = CacheableTokens()
 _QUOTED_TOKENS = 100
-"""Tokens of an answer whose price is quoted where no answers are known."""
+"""Tokens of an answer whose price is quoted if no answers are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class Spending:
     """What a job has cost, in dollars."""
 
     cost: float
-    """Cost of the answers of this run, those included whose lines were not finished."""
+    """Cost of the answers of this run, including those whose lines were not finished."""
     cost_of_all_runs: float
     """Cost of the answers of this run and of earlier ones."""
     unknown_at_most: float | None
-    """Most that requests of all runs may have cost besides whose cost is not known; None if that has no bound."""
+    """Most that requests of unknown cost, of all runs, may have cost in addition; None if that has no bound."""
     unknown_requests: int
-    """Number of those requests: their answers were lost, or did not say what they cost."""
+    """Number of those requests: their answers were lost, or did not state the cost."""
     in_batches_at_most: float | None
-    """Most that lines may cost besides which are in batches at the provider; None if that has no bound."""
+    """Most that lines in batches at the provider may cost in addition; None if that has no bound."""
     in_batches: int
     """Number of those lines."""
     budget: float | None
     saved_by_caching: float
-    """What the provider's prompt cache saved in this run, less what writing to it cost more."""
+    """What the provider's prompt cache saved in this run, less the extra cost of writing to it."""
     saved_by_batching: float
     """What the provider's batches saved in this run."""
     cached_tokens: int
@@ -62,7 +62,7 @@ class Spending:
     cached_share: float
     """Their share of the prompt tokens."""
     unpriced_requests: int
-    """Requests of this run for models whose price is not known, which count in nothing above."""
+    """Requests of this run for models whose price is not known, which are in none of the figures above."""
 
     @classmethod
     def of(cls, meter: JobMeter) -> Spending | None:
@@ -92,13 +92,13 @@ class PlannedPrice:
     """What a job would cost one way, in dollars."""
 
     at_most: float | None
-    """None if a line has no bound, such as one without `max_tokens`."""
+    """Most that it may cost; None if a line has no bound, such as one without `max_tokens`."""
     prompts: float
     """Expected cost of the prompts."""
     answers_per_100_tokens: float
     """Cost of 100 tokens of each answer, or of as many as its line allows."""
     expected: float | None
-    """Expected cost of everything, if answers are as long as those that the job has got so far; None: it has none."""
+    """Expected cost of everything, if answers are as long as those that the job has so far; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class PlannedCost:
     no_bound: str | None = None
     """Why the first line without a bound has none."""
     cached: PlannedPrice | None = None
-    """As `live`, if prefixes that prompts share are found in the provider's cache, and all else of what it keeps is put
-    into it, which may cost more; None if that changes nothing."""
+    """As `live`, if prefixes that prompts share are found in the provider's cache, and everything else that it keeps is
+    written to it, which may cost more; None if that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class SpendingTerms:
         return JobMeter(self.book, journal, limit=self.budget, states_costs=self.states_costs)
 
     def require_price(self, model: str | None) -> None:
-        """Raise `InputError` if the price of the model of all lines must be known, and is not."""
+        """Raise `InputError` if the price of the model of all lines must be known but is not."""
         if self.book.of(model) is not None or not (self.budget or self.states_costs):
             return
         raise InputError(
@@ -182,7 +182,7 @@ class SpendingTerms:
 
 
 def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]) -> None:
-    """Raise `InputError` if none of the first lines of `job` that are left says how long its answer may be."""
+    """Raise `InputError` if none of the first remaining lines of `job` says how long its answer may be."""
     endless = 0
     for record in job.source.records():
         if record.number in job.finished or not isinstance(line := job.parser.parse(record), Line):
@@ -206,7 +206,7 @@ def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]
 
 
 def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) -> str:
-    """The message with which a run ends whose budget is spent."""
+    """The message with which a run ends when its budget is spent."""
     assert meter.limit is not None
     totals = meter.totals
     lost = (
@@ -219,9 +219,9 @@ def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) ->
 
 
 def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int | None:
-    """Return for how many of `lines` the budget is about enough, by the answers so far; None: for all, or unknown.
+    """Return for about how many of `lines` the budget is enough, by the answers so far; None: for all, or unknown.
 
-    `lines_per_answer`: lines that end for each answer that is paid.
+    `lines_per_answer`: lines that end for each answer that is paid for.
     """
     totals = meter.totals
     if meter.limit is None or totals.answers < _ENOUGH_ANSWERS or not totals.spent:
@@ -232,9 +232,9 @@ def lines_covered(meter: JobMeter, lines: int, lines_per_answer: float) -> int |
 
 
 def lines_per_answer(tally: Tally, repeats: Repeats | None, lines: int) -> float:
-    """Return how many of `lines` are done for each answer that is paid: copies and failures are free, repeats are not.
+    """Return how many of `lines` end per answer that is paid for: copies and failures are free, repeats are not.
 
-    `repeats`: the lines that are asked once with others; None: each is asked.
+    `repeats`: the lines that share one request with others; None: each is asked.
     """
     copies = 0 if repeats is None else len(repeats) - repeats.groups
     answered = tally.succeeded - tally.deduplicated
@@ -256,13 +256,13 @@ class CostPlanner:
         self._most: list[Picodollars] = [0, 0]
         self._prompts: list[Picodollars] = [0, 0]
         self._saved: Picodollars = 0
-        """What prompts would cost less, live, if all that the provider's cache keeps of them were found in it."""
+        """How much less prompts would cost, live, if all that the provider's cache keeps of them were found in it."""
         self._saved_by_writing: Picodollars = 0
-        """The same if all of it were put into the cache: below 0 where that costs more."""
+        """The same if all of it were written to the cache: below 0 if that costs more."""
         self._answers: list[Picodollars] = [0, 0]
-        """Cost of 100 tokens for each line; like the others, live and as a batch."""
+        """Cost of 100 tokens for each line; like the next, live and as a batch."""
         self._limited: list[Picodollars] = [0, 0]
-        """The same for each answer, but of no more than its line allows."""
+        """The same for each answer, but at most for the tokens that its line allows."""
         self._lines = 0
         self._no_bound: str | None = None
 
@@ -273,7 +273,7 @@ class CostPlanner:
         prompt_tokens: int,
         cacheable: CacheableTokens = _NOTHING,
     ) -> None:
-        """Add a line whose prompts have about `prompt_tokens`, of which a provider's cache keeps those `cacheable`."""
+        """Add a line whose prompts have about `prompt_tokens` tokens, of which a provider's cache keeps `cacheable`."""
         if endpoint not in ENCODER_URLS:
             body = with_defaults(body, self._defaults, chat=endpoint == CHAT_URL)
         body = {"model": self._model, **body}
@@ -302,7 +302,7 @@ class CostPlanner:
     def result(self, cached_share: float = 0.0) -> PlannedCost | None:
         """What the lines would cost; None if no price is known.
 
-        `cached_share`: of the tokens that the provider's cache keeps, those that are found in it.
+        `cached_share`: share of the tokens that the provider's cache keeps which are found in it.
         """
         if not self._lines:
             return None

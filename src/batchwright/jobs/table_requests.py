@@ -1,6 +1,6 @@
-"""Batch lines made of the rows of a table, or of prompts.
+"""Batch lines made from the rows of a table, or from prompts.
 
-As a program, it writes the lines to standard output: a table of strangers is read in a process of its own, whose memory
+As a program, it writes the lines to standard output: an untrusted table is read in a process of its own, whose memory
 and time are limited, since a small Parquet file may decompress to any size.
 """
 
@@ -35,7 +35,7 @@ _LONGEST_ERROR = 4000
 _SECONDS = 120
 """Most seconds of processor time."""
 _NICENESS = 10
-"""How much everything else goes before it, such as the engine of the service."""
+"""Niceness of the process: everything else goes first, such as the engine of the service."""
 
 
 class TableOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_template: str | None = None
     """Text with columns as `{column}`. None: each line is a prompt, or an object with one."""
     system_template: str | None = None
-    """System message, in the same way; without columns it is the same for all rows."""
+    """System message, in the same form; without columns it is the same for all rows."""
     messages_template: str | None = None
     """Jinja template of a JSON list of messages, in place of the others."""
     body: Mapping[str, Any] = {}
@@ -64,7 +64,7 @@ class TableRequests:
     rows: int = 0
     """Rows that became requests."""
     skipped: list[int] = field(default_factory=list)
-    """Numbers of rows that have nothing in the columns of the template."""
+    """Numbers of rows that are empty in all columns of the template."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield batch lines. Raises `InputError` and `InvalidRequest`, which name the row and what is wrong with it."""
@@ -140,7 +140,7 @@ class TableRequests:
 
 
 def main() -> int:
-    """Write the lines of the table on file descriptor `argv[1]` to standard output, by the options on standard input.
+    """Write the lines of the table on file descriptor `argv[1]` to standard output; options are on standard input.
 
     At the end, write what was found to standard error, as a line of JSON: the rows, or the error.
     """

@@ -29,10 +29,10 @@ def open_source(
     wanted: Collection[str] | None = None,
     rows: bool = False,
 ) -> Source:
-    """The source of the records of `paths`, one file after the other. Raises `InputError` if one cannot be read so.
+    """The source of the records of `paths`, one file after the other. Raises `InputError` if one cannot be read.
 
     `wanted`: the columns of a table that will be used, so that others need not be read; None: all. `rows`: whether JSON
-    objects are rows of a table, and not requests.
+    objects are rows of a table rather than requests.
     """
     sources = [_source_of(path, input_format, max_line_bytes, wanted) for path in paths]
     for path, source in zip(paths, sources, strict=True):
@@ -62,7 +62,7 @@ class JsonRowSource(Source):
     """A source with one record for each JSON object, whose fields are the columns."""
 
     def __init__(self, objects: Source) -> None:
-        """Reads `objects` once, for the names of the columns: all fields that there are, as they first appear."""
+        """Reads `objects` once, for the names of the columns: all fields, in the order in which they first appear."""
         self._objects = objects
         self._count = 0
         self.types: dict[str, set[type]] = {}
@@ -109,7 +109,7 @@ class TextRowSource(Source):
 
 
 class CsvSource(Source):
-    """A source with one record for each row of a table with a header, quoted as RFC 4180 says."""
+    """A source with one record for each row of a table with a header, quoted as in RFC 4180."""
 
     columns: tuple[str, ...]
 
@@ -142,7 +142,7 @@ class CsvSource(Source):
 
     def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
         lines = _CsvLines(lines_of(self._path, self._max_line_bytes), self._max_line_bytes)
-        # Strict: a quote in the wrong place is an error of its row: it must not silently change a prompt.
+        # Strict: a quote in the wrong place is an error of its row, and must not silently change a prompt.
         reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
         while True:
             number = lines.number + 1
@@ -168,7 +168,7 @@ class CsvSource(Source):
 
 
 class _CsvLines:
-    """Iterator of text lines for the csv module, which, unlike a generator, goes on after it raised."""
+    """Iterator of text lines for the csv module, which, unlike a generator, continues after it raised."""
 
     def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
         self._lines = lines

@@ -1,4 +1,4 @@
-"""Templates, which make a prompt or the messages of a chat from one row of a table."""
+"""Templates that make a prompt or the messages of a chat from one row of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchwright.errors import InputError, InvalidRequest, MissingExtra, shown
 
 
 class TextTemplate(Protocol):
-    """What makes a text of a row."""
+    """A template that makes a text from a row."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class MessagesTemplate:
             raise InputError(f"messages template, line {error.lineno}: {error.message}") from error
 
     def render(self, row: Mapping[str, object]) -> list[Any]:
-        """The messages for one row. Raises `InvalidRequest` if what the template gives is no JSON list."""
+        """The messages for one row. Raises `InvalidRequest` if the template does not give a JSON list."""
         from jinja2 import TemplateError
 
         try:
@@ -114,7 +114,7 @@ class Templates:
 
     @classmethod
     def of(cls, prompt: str | None, system: str | None, messages: str | None) -> Templates:
-        """The templates with these texts, of which at least one is given. Raises `InputError`."""
+        """The templates with these texts, at least one of which is given. Raises `InputError`."""
         if messages is not None and (prompt is not None or system is not None):
             raise InputError("a messages template makes the whole chat: leave the prompt and system templates out")
         parsed = cls(
@@ -145,7 +145,8 @@ class Templates:
     def render(self, row: Mapping[str, object]) -> dict[str, Any]:
         """The fields of the request for one row: `prompt` or `messages`.
 
-        A cell that is empty or null is empty text. Raises `InvalidRequest` if all cells that the templates read are.
+        An empty or null cell becomes empty text. Raises `InvalidRequest` if all cells that the templates read are
+        empty.
         """
         if all(row.get(column) in (None, "", b"") for column in self.columns):
             columns = ", ".join(map(repr, self.columns))

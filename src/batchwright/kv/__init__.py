@@ -1,4 +1,4 @@
-"""Decisions about where each sequence's keys and values lie: blocks, reference counts, prefix cache."""
+"""Decisions about where each sequence's keys and values are stored: blocks, reference counts, prefix cache."""
 
 from batchwright.kv.blocks import BlockManager, BlockTable
 

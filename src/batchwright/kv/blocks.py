@@ -1,16 +1,16 @@
 """Fixed-size KV blocks with reference counts and a prefix cache.
 
-A sequence's keys and values lie in blocks of `block_size` tokens, named by its `BlockTable`. A full block is
-*published* under (prefix before it, its tokens), so that a later sequence that begins with the same tokens takes the
-block instead of computing it again. A prefix is a serial number that is never given twice, and the dictionary compares
-the tokens of every hit, so two prefixes are one only if all their tokens are the same: no digest is trusted.
+A sequence's keys and values are in blocks of `block_size` tokens, listed in its `BlockTable`. A full block is
+*published* under (prefix before it, its tokens), so that a later sequence that begins with the same tokens uses the
+block instead of computing it again. A prefix is a serial number that is never reused, and the dictionary compares the
+tokens of every hit, so two prefixes are equal only if all their tokens are the same: no digest is trusted.
 
 Invariants (checked by `BlockManager.check`, which the tests call after every operation):
 
-- a block is free if and only if no table names it; its reference count is the number of tables that do;
-- free blocks keep their contents, and stay in the prefix cache, until they are handed out again: first those that were
-  closed as being of no more use, then the oldest;
-- only full blocks are published, and each prefix names at most one block.
+- a block is free if and only if no table contains it; its reference count is the number of tables that do;
+- free blocks keep their contents, and stay in the prefix cache, until they are allocated again: first those that were
+  closed as no longer useful, then the oldest;
+- only full blocks are published, and each prefix identifies at most one block.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _NOTHING = 0
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, in order; made and changed by a `BlockManager` only."""
+    """The blocks of one sequence, in order; created and changed only by a `BlockManager`."""
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     prefixes: list[int] = field(default_factory=list)
-    """Prefixes up to and including each of its leading full blocks, as far as they have been published or matched."""
+    """Prefixes up to and including each of its leading full blocks, if they have been published or matched."""
 
     def __len__(self) -> int:
         return len(self.blocks)
 
 
 class BlockManager:
-    """Hands out blocks and finds shared prefixes.
+    """Allocates blocks and finds shared prefixes.
 
-    Raises ValueError when `num_blocks` or `block_size` is not positive.
+    Raises ValueError if `num_blocks` or `block_size` is not positive.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
@@ -61,7 +61,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds (they may still be cached)."""
+        """Number of blocks that no sequence holds (they may still be cached)."""
         return len(self._free)
 
     @property
@@ -75,9 +75,9 @@ class BlockManager:
     def can_open(
         self, tokens: Sequence[int], spare: int = 0, *, without: Sequence[BlockTable] = (), most: int | None = None
     ) -> bool:
-        """Return whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free.
+        """Return whether all of `tokens` would fit now, counting prefix hits, and leave `spare` blocks free.
 
-        `without` are open tables: the answer is for the time after they were closed. `most` as in `open`.
+        `without` are open tables that are assumed to be closed. `most` is as in `open`.
         """
         missing = self.blocks_for(len(tokens)) + spare
         if missing - self._most_matches(tokens, most) > len(self._free) + sum(len(table) for table in without):
@@ -94,7 +94,7 @@ class BlockManager:
     def open(self, tokens: Sequence[int], *, most: int | None = None) -> tuple[BlockTable, int]:
         """Return a table that holds the cached prefix of `tokens`, and how many tokens that is: `most`, or fewer.
 
-        At least the last token is always left to compute, since its logits are wanted.
+        At least the last token is always left to compute, since its logits are needed.
         """
         table = BlockTable()
         for block, prefix in self._match(tokens, most):
@@ -104,7 +104,7 @@ class BlockManager:
         return table, len(table.blocks) * self.block_size
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make room in `table` for `num_tokens` tokens in all. False, and nothing changes, when blocks are lacking."""
+        """Make room in `table` for `num_tokens` tokens in total. False, without any change, if blocks are lacking."""
         missing = self.blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
             return True
@@ -121,7 +121,7 @@ class BlockManager:
         """Offer the blocks filled by the first `num_tokens` of `tokens` to later sequences.
 
         May be called when the step that computes them is planned: a sequence that joins in the same step reads each
-        layer's keys after they have been written. `retract` takes the offer back if that step fails.
+        layer's keys after they have been written. `retract` withdraws the offer if that step fails.
         """
         if not self.prefix_caching:
             return
@@ -146,10 +146,10 @@ class BlockManager:
         del table.prefixes[full:]
 
     def close(self, table: BlockTable, *, useful: int | None = None) -> None:
-        """Release all blocks. The last ones are handed out again first, so that prefixes stay cached longest.
+        """Release all blocks. The last ones are reused first, so that prefixes stay cached longest.
 
-        `useful`: how many of the first blocks can be of use to later sequences; None: all. The others are handed out
-        before any that are cached, and before memory that was never written, which takes page faults to get.
+        `useful`: how many of the first blocks may be useful to later sequences; None: all. The others are reused before
+        any cached blocks, and before memory that was never written, which costs page faults.
         """
         for index in reversed(range(len(table.blocks))):
             block = table.blocks[index]

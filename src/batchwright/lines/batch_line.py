@@ -1,7 +1,7 @@
-"""Lines of OpenAI's batch files: reading them, the checks of each before it is computed, and the lines of results.
+"""Lines of OpenAI's batch files: reading them, checking each before it is computed, and the lines of results.
 
-Only the frame of a line is checked here. Its sampling parameters, its messages and so on are checked where it is
-computed. Codes and messages of errors are OpenAI's, and the same for all sources of lines.
+Only the frame of a line is checked here. Its sampling parameters, messages and so on are checked where it is computed.
+Codes and messages of errors are OpenAI's, and the same for all sources of lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CUSTOM_ID = 512
 
 ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL, RERANK_URL, SCORE_URL, CLASSIFY_URL)
 REQUEST_TIMEOUT = "request_timeout"
-"""OpenAI's error code of a line whose time was over."""
+"""OpenAI's error code for a line whose time is up."""
 _OK = 200
 _NAMES_OF_RESPONSES = {
     "prompt_tokens": "input_tokens",
@@ -42,7 +42,7 @@ _NAMES_OF_RESPONSES = {
 _encode = msgspec.json.Encoder().encode
 _BOM = b"\xef\xbb\xbf"
 _PIECE = 2**20
-"""Bytes of a line over the limit that are read, and forgotten, at a time."""
+"""Bytes of a line over the limit that are read and discarded at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class BatchLine:
 
     @property
     def model(self) -> str | None:
-        """The model that the body names; None if it names none, and gets the default model."""
+        """The model that the body names; None if it names none, so that the default model is used."""
         return self.body.get("model")
 
 
 def split_lines(file: IO[bytes], limit: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Number (from 1), offset in bytes, and content of each line of `file`, which is read from its beginning.
 
-    The content lacks the end of the line, and a byte order mark at the start of the file, which the offset counts all
-    the same. It is None for a line of more than `limit` bytes, which is never held whole.
+    The content lacks the end of the line, and a byte order mark at the start of the file, although the offset counts
+    it. It is None for a line of more than `limit` bytes, which is never held whole.
     """
     # Room for a byte order mark and both bytes of a line end: a line that fills it without ending is over the limit.
     room = limit + len(_BOM) + 2
@@ -85,7 +85,7 @@ def split_lines(file: IO[bytes], limit: int) -> Iterator[tuple[int, int, bytes |
 
 
 def decode_line(content: bytes) -> dict[str, Any]:
-    """The JSON object in one line (without its newline). Raises nothing but `InvalidRequest`, whatever the bytes."""
+    """The JSON object in one line (without its newline). Raises only `InvalidRequest`, whatever the bytes."""
     try:
         line = msgspec.json.decode(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
@@ -185,7 +185,7 @@ def output_id(key: str, number: int) -> str:
 
 
 def request_id(key: str, number: int) -> str:
-    """The id of the call that computes a line, the same at each try."""
+    """The id of the call that computes a line, the same for each try."""
     return f"{request_prefix(key)}{number}"
 
 
@@ -200,7 +200,7 @@ def encode_answer(key: str, number: int, custom_id: str, body: Mapping[str, Any]
 
 
 def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer for a line that was not asked, since an identical one was: its usage says so."""
+    """The answer for a line that was not asked because an identical one was: its usage says so."""
     usage = answer.get("usage")
     marked = {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}
     if "cost" in marked:
@@ -219,7 +219,7 @@ def encode_failure(key: str, number: int, custom_id: str, error: Mapping[str, An
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a line failed because its time was over, which is a `REQUEST_TIMEOUT`."""
+    """Whether a line failed because its time was up, which is a `REQUEST_TIMEOUT`."""
     return isinstance(error, (TimeoutError, DeadlineExceeded))
 
 
@@ -233,9 +233,9 @@ def line_error(error: BaseException) -> dict[str, Any]:
 
 
 def token_count(body: Mapping[str, Any], name: str, detail: str | None = None) -> int:
-    """A count in the `usage` of a response, or in its part `detail`; 0 if an endpoint sent none, or nonsense.
+    """A count in the `usage` of a response, or in its part `detail`; 0 if an endpoint sent none, or an invalid one.
 
-    Names are those of chats. An answer of `/v1/responses` calls prompts input, and completions output.
+    Names are those of chats. Answers of `/v1/responses` call prompts input, and completions output.
     """
     counts = _part(body, "usage")
     if "prompt_tokens" not in counts and name == "prompt_tokens" and "input_tokens" not in counts:

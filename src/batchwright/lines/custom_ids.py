@@ -38,7 +38,7 @@ class IdTable:
         return self.claim_digest(blake2b(custom_id.encode(), digest_size=16).digest(), line)
 
     def claim_digest(self, digest: bytes, line: int) -> int | None:
-        """Like `claim`, for the 16 bytes of a hash of what is claimed."""
+        """Like `claim`, for a 16-byte hash of what is claimed."""
         high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         slot = high % self._capacity
         while holder := self._line[slot]:
@@ -55,7 +55,7 @@ class IdTable:
         """The id under which the result of `line` is written, and the error if the id in the line is taken.
 
         A line without an id gets `line-<number>`. A line whose id is taken fails, and its error is written under
-        `line-<number>`, so that no id is in the output twice. Asked again for the same line, it says the same.
+        `line-<number>`, so that no id is in the output twice. Another call for the same line returns the same.
         """
         default = f"line-{line}"
         wanted = default if custom_id is None else custom_id
@@ -69,7 +69,7 @@ class IdTable:
 
 
 def duplicate_id(holder: int, default: str | None = None) -> InvalidRequest:
-    """The error of a line whose id line `holder` has already. `default`: the id that it got, if it has none itself."""
+    """The error of a line whose id line `holder` already has. `default`: the id that it got, if it has none itself."""
     which = "This custom_id" if default is None else f"This line has no custom_id, and its default {default!r}"
     return InvalidRequest(
         f"{which} is already used on line {holder}: give each line its own.",

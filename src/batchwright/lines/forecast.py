@@ -1,8 +1,8 @@
 """Forecast of when a job will be done, from the tokens that it has computed and those that it still needs. Pure.
 
-Answers end when they end, so the work that is left is not known. Their lengths are estimated by the product-limit
-estimator (Kaplan and Meier, 1958), which learns from unfinished answers as well: those that ended first are the short
-ones, and an average of them alone would promise too much.
+Nobody knows when answers will end, so the work that is left is not known. Their lengths are estimated by the
+product-limit estimator (Kaplan and Meier, 1958), which learns from unfinished answers as well: those that end first are
+the short ones, and their average alone would be too optimistic.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from batchwright.lines.batch_line import token_count
 from batchwright.request import SamplingParams
 
 _STEPS_REMEMBERED = 1000.0
-"""Steps over which the work of others is averaged."""
+"""Steps over which other work is averaged."""
 _FITTED = 64
 """Measurements of seconds that are remembered."""
 _FIRST_ENDED = 3
 """Answers that must have ended before lengths are estimated, unless no line is left to start."""
 LONGEST_COUNTED = 2**17
-"""Tokens of an answer from which on it counts as having just so many."""
+"""Tokens of an answer that longer answers count as having."""
 
 _Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 _Counted: TypeAlias = "Sequence[int] | _Array"
@@ -48,7 +48,7 @@ class AnswerLengths:
         """`ended` and `cut`: how many answers ended by themselves, and by their limit, with each number of tokens (by
         index). `running`: tokens of each unfinished answer so far, and its limit. `limits`: how many lines have each
         limit. `prior`: weight, as a number of answers, of the possibility that answers go on beyond the longest that
-        ended, before any was seen to.
+        ended, before any was seen to do so.
         """
         self._limits = limits
         cap = max((*limits, *(limit for _, limit in running), len(ended), len(cut), 1))
@@ -65,9 +65,9 @@ class AnswerLengths:
         last = survival[-1] if survival[-1] > 0 else prior / max(1.0, float(at_risk[0]))
         tail = last * np.exp(-rate * np.arange(1, max(0, cap - top) + 1))
         self._survival: _Array = np.concatenate([np.maximum(survival, last), tail, [0.0]])
-        """Probability that an answer has more than so many tokens, by index."""
+        """Probability that an answer has more tokens than the index."""
         self._sums: _Array = np.concatenate([[0.0], np.cumsum(self._survival)])
-        """Sum of the probabilities before an index: the expected tokens of an answer with such a limit."""
+        """Sum of the probabilities before an index: the expected tokens of an answer with that limit."""
 
     @property
     def mean(self) -> float:
@@ -84,13 +84,13 @@ class AnswerLengths:
 
     @property
     def left(self) -> float:
-        """Expected tokens that the unfinished answers still get, in all."""
+        """Expected number of tokens that the unfinished answers still get, in total."""
         more = self._sums[self._running_limits] - self._sums[np.minimum(self._tokens, self._running_limits)]
         return float(np.sum(more / self._survival[self._tokens]))
 
     @property
     def longest_left(self) -> float:
-        """Median of the most tokens that any of the unfinished answers still gets."""
+        """Median of the most tokens that any unfinished answer still gets."""
 
         def all_end_within(more: int) -> float:
             after = self._tokens + more
@@ -100,13 +100,13 @@ class AnswerLengths:
         return _first(len(self._survival), all_end_within)
 
     def longest_residual(self, answers: int) -> float:
-        """Median of the most tokens that so many answers still get, when they are met at any moment of their growth."""
+        """Median of the most tokens that any of so many answers still gets, seen at a random moment of its growth."""
         whole = self._residual(0)
         return _first(len(self._survival), lambda more: (1.0 - min(1.0, self._residual(more) / whole)) ** answers)
 
     @property
     def mean_residual(self) -> float:
-        """Expected tokens that an answer still gets, when it is met at any moment of its growth."""
+        """Expected tokens that an answer still gets, observed at a random moment of its growth."""
         # The mean of the square over twice the mean.
         positions = np.arange(len(self._survival)) * self._survival
         sums = np.concatenate([[0.0], np.cumsum(positions)])
@@ -143,7 +143,7 @@ class AnswerTally:
     ended: list[int] = field(default_factory=list)
     """Numbers of answers that ended by themselves, by their tokens (the index)."""
     cut: list[int] = field(default_factory=list)
-    """Numbers of answers that ended by their limit, in the same way."""
+    """Numbers of answers that were ended by their limit, in the same way."""
 
     def count(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count the answers in the body of a response, each of which could have had `limit` tokens."""
@@ -153,7 +153,7 @@ class AnswerTally:
             return
         each = min(token_count(answer, "completion_tokens") // len(choices), LONGEST_COUNTED)
         for choice in choices:
-            # A response, which is an only choice, is incomplete when its limit ended it.
+            # A response, which counts as a single choice, is incomplete when its limit ended it.
             is_cut = isinstance(choice, dict) and (
                 choice.get("finish_reason") == "length" or choice.get("status") == "incomplete"
             )
@@ -164,7 +164,7 @@ class AnswerTally:
 
 
 def default_limit(defaults: SamplingParams | Mapping[str, Any]) -> int | None:
-    """Return the most tokens of an answer to a line that names no limit; None: the endpoint decides."""
+    """Return the most tokens of an answer to a line that names no limit; None if the endpoint decides."""
     return defaults.max_tokens if isinstance(defaults, SamplingParams) else defaults.get("max_tokens")
 
 
@@ -177,7 +177,7 @@ def allowed_tokens(body: Mapping[str, Any], default: int) -> int:
     """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
     given = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     if not given and body.get("max_tokens") == 0:
-        return 1  # of a prompt that is only scored, no answer is the longest one
+        return 1  # a prompt that is only scored has no answer
     return given if type(given) is int and given > 0 else default
 
 
@@ -191,11 +191,11 @@ class WorkSoFar:
     """Part of the input that was taken up, in any unit; `weight_total` is all of it."""
     weight_total: float
     lines_read: int
-    """Lines that were taken up, those that failed at once included."""
+    """Lines that were taken up, including those that failed at once."""
     lines_total: int
     steps: int
     step_tokens: int
-    """Tokens of prompts and answers that those steps computed, of other work too."""
+    """Tokens of prompts and answers that those steps computed, including other work."""
     prompt_tokens: int
     """Prompt tokens computed."""
     generated_tokens: int
@@ -214,7 +214,7 @@ class Forecast:
 
     seconds_left: float
     tokens_done: float
-    """Tokens computed. A run that does not know them has lines in their place, here and below."""
+    """Tokens computed. A run that does not know them has lines instead, here and below."""
     tokens_left: float
 
     @property
@@ -254,7 +254,7 @@ class Forecaster:
         left = lengths.left + unread * lengths.mean
         steps = self._steps(now, lengths, unread, left)
         # A token costs the same in a prompt and in an answer. A batch that is always full would not separate the cost
-        # of the answers' tokens from that of the steps, but prompts do.
+        # of answer tokens from that of steps, but prompts do.
         others = max(0.0, self._others.rate)
         of_step, of_token = self._cost.coefficients
         seconds = float(of_step * steps + of_token * (prompt_left + left + others * steps))
@@ -275,7 +275,7 @@ class Forecaster:
             self._others.add(tokens - (prompt + generated))
 
     def _steps(self, now: WorkSoFar, lengths: AnswerLengths, unread: float, left: float) -> float:
-        """Steps that are left: while places are full, as many as the tokens need, and then the longest answer's."""
+        """Steps that are left: while places are full, as many as the tokens need; then those of the longest answer."""
         waiting = unread + max(0, len(now.running) - now.places)
         if waiting < 1.0:
             return lengths.longest_left

@@ -16,19 +16,19 @@ from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_compute
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
-"""Lines that one task computes: if all of them fail at once, the task holds the event loop for so many lines."""
+"""Lines that one task computes: if all of them fail at once, the task holds the event loop for that many lines."""
 _SHOWN = 160
 """Characters of an error that `why_pausing` shows."""
 LATEST = ", the last after: "
-"""What stands before an error in `why_pausing`."""
+"""Text before an error in `why_pausing`."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
-"""The body of the response; or the error in its place; or None if the line was not tried to the end."""
+"""The body of the response, the error in its place, or None if the line was not tried to the end."""
 
 
 class LineExecutor(Generic[_Line]):
-    """An executor of lines, in as many tasks as the model wants, each of which computes one line after the other.
+    """Executes lines in as many tasks as the model wants, each of which computes one line after another.
 
     Lines are of any type, which `call_of` turns into calls.
     """
@@ -69,9 +69,9 @@ class LineExecutor(Generic[_Line]):
         self._in_vain = 0
         """Failures of lines since one succeeded."""
         self._failing_since = 0.0
-        """Time of the first of them."""
+        """Time of the first of these failures."""
         self._alone = asyncio.Lock()
-        """Held by the one line that is tried again while all fail."""
+        """Held by the only line that is tried again while all fail."""
         self._with_model = 0
         self.tried_again = 0
 
@@ -92,7 +92,7 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def all_fail(self) -> bool:
-        """Whether so many lines failed, and none succeeded in between, that only one at a time is tried again."""
+        """Whether so many lines in a row failed that only one at a time is tried again."""
         return self._in_vain >= self._retries.most_in_vain
 
     @property
@@ -102,7 +102,7 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def why_pausing(self) -> str | None:
-        """Numbers of lines that wait for money, or to be tried again, and the error of the latest; None: none does."""
+        """How many lines wait for money, or to be tried again, and the error of the latest; None if none does."""
         failures = [error for error in self._pausing.values() if not isinstance(error, WaitsForBudget)]
         unpaid = len(self._pausing) - len(failures)
         parts = [f"{unpaid:,} until there is room in the budget"] if unpaid else []
@@ -192,7 +192,7 @@ class LineExecutor(Generic[_Line]):
                 if not failures.may_go_on(self._retries, self._clock.now(), self._successes):
                     return error
                 retry_after = getattr(error, "retry_after", None)
-                # Where all fail, each line has the pause that their number has earned, not its own failures.
+                # While all fail, the pause of each line depends on the failures of all, not on its own.
                 in_a_row = max(failures.in_a_row, self._in_vain - self._retries.most_in_vain + 1)
                 delay = self._retries.delay(in_a_row, retry_after, self._draw)
                 self._pauses(task, error)
@@ -203,7 +203,7 @@ class LineExecutor(Generic[_Line]):
         self._in_vain += 1
 
     async def _try_again(self, call: Call, task: _Task, delay: float) -> dict[str, Any]:
-        """Try a line that failed again, `delay` seconds after it may be its turn."""
+        """Retry a line that failed, `delay` seconds after it may be its turn."""
         if self.all_fail:
             async with self._alone:
                 if self.all_fail:
@@ -237,7 +237,7 @@ class LineExecutor(Generic[_Line]):
 class _TaskTimeouts:
     """One timer that cancels every task that takes longer than `seconds`: the oldest task is always due first.
 
-    `asyncio.timeout` for each task would cost a third of what a line costs otherwise.
+    `asyncio.timeout` for each task would add a third to the cost of a line.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Decisions whether and when a line that failed is tried again. Pure: time is an argument."""
+"""Decides whether and when a line that failed is tried again. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def passing(error: BaseException) -> bool:
 
 
 def nobody_computes(error: BaseException) -> bool:
-    """Whether the inference is closed, closing, or known not to answer: the line is not to blame, and is given back."""
+    """Whether the inference is closed, closing, or known not to answer: the line is not to blame, and is returned."""
     return isinstance(error, (EngineClosed, BatcherClosed, Cancelled, EndpointDown))
 
 
@@ -40,8 +40,8 @@ class RetryPolicy:
     first_delay: float = 0.5
     longest_delay: float = 60.0
     most_in_vain: int = 100
-    """Failures of all lines in a row from which on only one line at a time is tried again, until one succeeds: what
-    fails all of them is not to get many times the requests of the job."""
+    """Failures of all lines in a row from which on only one line at a time is tried again, until one succeeds: whatever
+    fails all of them should not get many times the requests of the job."""
 
     def delay(self, failures: int, retry_after: float | None, draw: random.Random) -> float:
         """Seconds until the next try, after `failures` (≥ 1) failures in a row."""
@@ -51,7 +51,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Failures:
-    """Failures of one line since an executor took it up."""
+    """Failures of one line since an executor started it."""
 
     in_a_row: int = 0
     counted: int = 0

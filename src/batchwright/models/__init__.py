@@ -1,6 +1,6 @@
 """Models: built-in names, local folders, GGUF files and hub ids, all resolved to a folder that can be loaded.
 
-`resolve` is the one entry point: it returns a local folder in transformers format for any name that a user may type.
+`resolve` is the single entry point: it returns a local folder in transformers format for any name that a user may type.
 Built-in models and GGUF files are converted once and kept in `cache_dir()`.
 """
 

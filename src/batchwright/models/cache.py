@@ -37,14 +37,14 @@ Progress = Callable[[str], None]
 CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 MANIFEST = "batchwright-model.json"
 GGUF_PREFIX = "gguf"
-"""Beginning of the keys of GGUF files that users gave."""
+"""Prefix of the keys of users' GGUF files."""
 _MANIFEST_SCHEMA = 1
 _CONVERSION_REVISION = 1
 """Part of every key. Raise it whenever the output of the GGUF converter changes."""
 
 
 def cache_dir() -> Path:
-    """Return the absolute path of the cache: `$BATCHWRIGHT_CACHE`, else in the platform's folder for user caches."""
+    """Return the absolute path of the cache: `$BATCHWRIGHT_CACHE`, or else in the platform's folder for user caches."""
     configured = os.environ.get(CACHE_VARIABLE)
     folder = Path(configured).expanduser() if configured else Path(platformdirs.user_cache_dir("batchwright"))
     return folder.absolute()
@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """The state of one key of the cache. When the entry is absent, `manifest` and `damage` are both None."""
+    """The state of one key of the cache. If the entry is absent, `manifest` and `damage` are both None."""
 
     folder: Path
     manifest: Manifest | None = None
@@ -154,13 +154,13 @@ def inspect(key: str) -> CachedModel:
 def build(
     key: str, origin: Origin, fill: Callable[[Path, Path], None], *, needs_bytes: int, progress: Progress
 ) -> Path:
-    """Return the folder of entry `key`, made by `fill(work, model)` unless it exists already.
+    """Return the folder of entry `key`, created by `fill(work, model)` unless it exists already.
 
     `fill` puts the model's files into the existing empty folder `model`, and may use the folder `work` for anything
-    else it needs; both are on the disk of the cache, and `work` is removed afterwards. When another process is building
+    else it needs; both are on the disk of the cache, and `work` is removed afterwards. If another process is building
     the same key, wait for it.
 
-    Raises ModelCacheError when fewer than `needs_bytes` bytes are free or the cache cannot be written, and whatever
+    Raises ModelCacheError if fewer than `needs_bytes` bytes are free or the cache cannot be written, and whatever
     `fill` raises; in either case nothing is left behind.
     """
     root = cache_dir()
@@ -182,7 +182,7 @@ def build(
 
 
 def require_free(root: Path, needs_bytes: int) -> None:
-    """Raise ModelCacheError when fewer than `needs_bytes` bytes are free on the disk of the cache `root`."""
+    """Raise ModelCacheError if fewer than `needs_bytes` bytes are free on the disk of the cache `root`."""
     free = shutil.disk_usage(root).free
     if free < needs_bytes:
         raise ModelCacheError(
@@ -226,7 +226,7 @@ def _seal(model: Path, origin: Origin) -> None:
 
 
 def _publish(model: Path, folder: Path, work: Path) -> Path:
-    """Move the sealed folder to its place, from which a damaged entry is removed first."""
+    """Move the sealed folder to its place, after removing a damaged entry."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rename(work / "damaged")
@@ -237,13 +237,13 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
-    """Hold the lock of `key`. When another process holds it, wait, or without `progress` yield False at once.
+    """Hold the lock of `key`. If another process holds it, wait or, without `progress`, yield False immediately.
 
-    Raises OSError when the cache cannot be written.
+    Raises OSError if the cache cannot be written.
     """
     path = root / "locks" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
+    # Read-only is enough for flock, and also lets other users of a shared cache take the lock.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
     held = True
     try:
@@ -260,7 +260,7 @@ def locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
 
 
 def remove_abandoned(root: Path, held: str, leftovers: Iterable[tuple[str, Path]]) -> None:
-    """Remove folders of dead processes, given with keys: those of `held`, whose lock we have, and of free keys."""
+    """Remove folders of dead processes, given with keys: those of `held`, whose lock we hold, and of free keys."""
     for key, folder in leftovers:
         with contextlib.nullcontext(True) if key == held else locked(root, key, None) as free:
             if free:

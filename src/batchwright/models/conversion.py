@@ -1,7 +1,7 @@
 """Converting a GGUF file to a folder in transformers format.
 
 The work is done by a child process (`batchwright.models.convert_gguf`): it can set up transformers and gguf without
-touching the caller's settings or terminal, and all the memory that it takes is given back.
+touching the caller's settings or terminal, and all of its memory is freed afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHILD_ENVIRONMENT = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One line that the child writes to stdout: progress, the room that it needs, or the reason why it gave up.
+    """One line that the child writes to stdout: progress, the space that it needs, or the reason why it gave up.
 
     `kind` is "progress", "room", "write" (the output cannot be written) or "unsupported" (the file cannot be
     converted).
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True):
     text: str
     kind: str = "progress"
     needs_bytes: int = 0
-    """Bytes that the output takes while it is written, where `kind` is "room"."""
+    """Bytes that the output takes while it is written, if `kind` is "room"."""
 
 
 def require_converter() -> None:
@@ -64,12 +64,12 @@ def convert_gguf(source: Path, model: Path, work: Path, progress: Progress, *, a
     """Convert the GGUF file `source` into the existing folder `model`; the child's log goes into `work`.
 
     The weights are stored in bfloat16: rounding to it moves a quantized weight by at most 1/256 of its value, far less
-    than the quantization itself did. A file that holds float16 or float32 weights keeps them exactly. With `as_numbers`
-    those of the layers of Llamas and their kin stay the numbers that the file has (`gguf_numbers.py`), which take a
-    third of the room, and which nothing but the fused body reads.
+    than the quantization itself did. A file that holds float16 or float32 weights keeps them exactly. With
+    `as_numbers`, the layers' weights of Llamas and similar models remain the numbers in the file (`gguf_numbers.py`),
+    which take a third of the space, and which only the fused body reads.
 
-    Raises UnsupportedModel when transformers cannot convert this file correctly, ModelCacheError when the cache has not
-    enough room, the result cannot be written or the child was killed.
+    Raises UnsupportedModel if transformers cannot convert this file correctly, ModelCacheError if the cache has too
+    little space, the result cannot be written or the child was killed.
     """
     # -P: a file in the current folder must not shadow one of the libraries.
     command = [sys.executable, "-P", "-m", "batchwright.models.convert_gguf", str(source), str(model)]

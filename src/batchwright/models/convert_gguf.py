@@ -29,7 +29,7 @@ from batchwright.models.gguf_numbers import ARCHITECTURES, WEIGHTS, Numbers, Sto
 _FLOAT32_FILE, _FLOAT16_FILE = 0, 1
 """Values of `general.file_type` for files that are not quantized."""
 _WITHOUT_BIASES = frozenset({"llama", "qwen3"})
-"""Architectures whose biases transformers passes over: its configs of them say that there are none."""
+"""Architectures whose biases transformers ignores: its configs say that there are none."""
 
 _DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 """Values of `tokenizer.ggml.pre` for which every digit is split off before GPT-2's pattern is applied.
@@ -43,7 +43,7 @@ class Unsupported(Exception):
 
 
 def main(source: Path, folder: Path, form: str) -> int:
-    """Convert `source` into `folder`. Returns the exit status: 0 when everything was written."""
+    """Convert `source` into `folder`. Returns the exit status: 0 if everything was written."""
     from safetensors import SafetensorError
 
     try:
@@ -65,8 +65,8 @@ def _convert(source: Path, folder: Path, *, as_numbers: bool) -> None:
 
     # Reading a GGUF file makes hundreds of thousands of small live objects: no cycles, but much to scan.
     gc.disable()
-    # transformers reads the file three times, and builds the table of names once per module. Both depend on their
-    # arguments only, so they are cached in this process.
+    # transformers reads the file three times, and builds the table of names once per module. Both depend only on their
+    # arguments, so they are cached in this process.
     library: Any = gguf
     library.GGUFReader = functools.cache(gguf.GGUFReader)
     library.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
@@ -126,7 +126,7 @@ def _save_model(source: Path, folder: Path, dtype: torch.dtype) -> int | None:
 
 
 def _keep_numbers(reader: Any, folder: Path) -> None:
-    """Put the numbers of layers' weights in the place of the values that are stored of them."""
+    """Replace the stored values of layers' weights by their numbers."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     stored = {tensor.name: tensor for tensor in reader.tensors}

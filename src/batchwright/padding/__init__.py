@@ -1,4 +1,4 @@
-"""How sequences of unlike lengths share a rectangle: padding, buckets, packing. Decides shapes; needs numpy only."""
+"""How sequences of different lengths share a rectangle: padding, buckets, packing. Decides shapes; needs only numpy."""
 
 from batchwright.padding.buckets import Bucket, BucketedPadding, fit_boundaries
 from batchwright.padding.packing import PackedBatch, PackedRow, PackedSequences

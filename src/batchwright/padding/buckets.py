@@ -1,4 +1,4 @@
-"""Buckets of like length: sequences are padded to the boundary of their bucket, so few shapes occur."""
+"""Buckets of similar lengths: sequences are padded to the boundary of their bucket, so few shapes occur."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Bucket:
 class BucketedPadding:
     """Sorts sequences into buckets and pads each to its boundary.
 
-    A sequence longer than the last boundary goes into an overflow bucket that is padded to its own longest: nothing
-    is cut. `buckets` keeps the places of the sequences in the input, which `bucket_sequences` does not. Raises
-    ValueError for boundaries that are not positive and rising, for none at all, and for a `pad_token_id` that is not a
-    whole number of at least 0.
+    A sequence longer than the last boundary goes into an overflow bucket that is padded to its longest sequence:
+    nothing is cut. `buckets` keeps the positions of the sequences in the input; `bucket_sequences` does not. Raises
+    ValueError for boundaries that are not positive and ascending, for no boundaries, and for a `pad_token_id` that is
+    not an integer of at least 0.
     """
 
     def __init__(self, bucket_boundaries: Sequence[int] | None = None, pad_token_id: int = 0) -> None:
@@ -46,25 +46,25 @@ class BucketedPadding:
             raise ValueError(f"bucket_boundaries={boundaries}: give at least one, and each above the one before it")
         check_size("pad_token_id", pad_token_id, least=0)
         self.boundaries: Sequence[int] = tuple(boundaries)
-        """Boundaries, rising."""
+        """Boundaries, ascending."""
         self.pad_token_id = pad_token_id
 
     @classmethod
     def fit(cls, lengths: Sequence[int], num_buckets: int, pad_token_id: int = 0) -> BucketedPadding:
-        """Buckets with the boundaries that pad a sample of `lengths` least. Raises as `fit_boundaries`."""
+        """Return buckets whose boundaries pad a sample of `lengths` least. Raises as `fit_boundaries` does."""
         return cls(fit_boundaries(lengths, num_buckets), pad_token_id)
 
     def get_bucket(self, length: int) -> int | None:
-        """Return the boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them.
+        """Return the boundary to which a sequence of `length` tokens is padded; None if it is longer than all of them.
 
-        Raises ValueError for a `length` that is not a whole number of at least 0.
+        Raises ValueError for a `length` that is not an integer of at least 0.
         """
         check_size("length", length, least=0)
         index = bisect_left(self.boundaries, length)
         return self.boundaries[index] if index < len(self.boundaries) else None
 
     def buckets(self, sequences: Sequence[Tokens]) -> list[Bucket]:
-        """Return the buckets that are not empty, by boundary, overflow last; each keeps the order of the input."""
+        """Return the non-empty buckets by boundary, overflow last; each keeps the order of the input."""
         buckets: dict[int | None, Bucket] = {}
         for index, sequence in enumerate(sequences):
             boundary = self.get_bucket(len(sequence))
@@ -75,7 +75,7 @@ class BucketedPadding:
         return sorted(buckets.values(), key=lambda bucket: overflow if bucket.boundary is None else bucket.boundary)
 
     def bucket_sequences(self, sequences: Sequence[Tokens]) -> dict[int, list[Tokens]]:
-        """Return the sequences by the width that they are padded to: a boundary, or the longest of the overflow."""
+        """Return the sequences by the width to which they are padded: a boundary, or the longest of the overflow."""
         return {_width(bucket): bucket.sequences for bucket in self.buckets(sequences)}
 
     @overload
@@ -87,7 +87,7 @@ class BucketedPadding:
     def pad_bucket(self, bucket: Bucket | Sequence[Tokens], bucket_size: int | None = None) -> tuple[Ids, Mask] | Ids:
         """Return a bucket of `buckets` as `(ids, mask)`, as `PaddingOptimizer.pad_batch` does.
 
-        Sequences, with the width that `bucket_sequences` gives them, are returned as ids alone. Raises ValueError for a
+        Sequences, given with their width from `bucket_sequences`, are returned as ids only. Raises ValueError for a
         sequence that is longer, and TypeError for anything else.
         """
         if isinstance(bucket, Bucket):
@@ -108,19 +108,19 @@ class BucketedPadding:
 
 
 def _width(bucket: Bucket) -> int:
-    """Return the width that the sequences of a bucket are padded to."""
+    """Return the width to which the sequences of a bucket are padded."""
     if bucket.boundary is not None:
         return bucket.boundary
     return max((len(sequence) for sequence in bucket.sequences), default=0)
 
 
 def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
-    """Return at most `num_buckets` boundaries with the least padding in all for a sample of `lengths`.
+    """Return at most `num_buckets` boundaries with the least total padding for a sample of `lengths`.
 
     Exact, by dynamic programming over the distinct lengths: the best k buckets for the shortest j lengths end in one
-    bucket (i, j], padded to the longest of it, after the best k - 1 buckets for the shortest i. O(k · m²) for m
-    distinct lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError when there
-    are no lengths above 0 or no buckets, or one that is not a whole number.
+    bucket (i, j], padded to its longest, after the best k - 1 buckets for the shortest i. O(k · m²) for m distinct
+    lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError if there are no
+    lengths above 0 or no buckets, or a number that is not an integer.
     """
     check_size("num_buckets", num_buckets)
     values, counts = _distinct(lengths)

@@ -26,7 +26,7 @@ class PackedRow:
     ids: Ids
     """Token ids [tokens, separators included]."""
     position_ids: Positions
-    """Positions [tokens], counted from 0 in each sequence; a separator counts on from the sequence before it."""
+    """Positions [tokens], counted from 0 in each sequence; a separator continues the sequence before it."""
     cu_seqlens: Boundaries
     """Where each sequence begins [sequences + 1], separators included; the last is the length of the row."""
     indices: list[int]
@@ -37,14 +37,14 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """All sequences, in as many rows as it took."""
+    """All sequences, in as many rows as needed."""
 
     rows: list[PackedRow]
     max_length: int
 
     @property
     def efficiency(self) -> float:
-        """Share of the rows, each `max_length` long, that is filled; 1 without rows."""
+        """Filled share of the rows, each `max_length` long; 1 without rows."""
         cells = len(self.rows) * self.max_length
         return sum(len(row.ids) for row in self.rows) / cells if cells else 1.0
 
@@ -53,7 +53,7 @@ class PackedSequences:
     """Packs sequences into rows of at most `max_length` tokens.
 
     With a `separator_id`, that token follows each sequence and counts towards the length of its row. Raises ValueError
-    for a `max_length` that is not a whole number of at least 1, and a `separator_id` that is not one of at least 0.
+    for a `max_length` that is not an integer of at least 1, and a `separator_id` that is not one of at least 0.
     """
 
     def __init__(self, max_length: int = 2048, separator_id: int | None = None) -> None:
@@ -66,10 +66,11 @@ class PackedSequences:
     def pack(
         self, sequences: Sequence[Tokens], separator_token: int | None = None
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return all sequences in one row, and where each begins and ends in it, separators excluded.
+        """Return all sequences in one row, and where each begins and ends in it, excluding separators.
 
-        `separator_token` follows each sequence; None is the `separator_id` of this packer, and below 0 there is none.
-        Raises ValueError when a row does not hold them all: `pack_all` takes several rows, and `pack_row` what fits.
+        `separator_token` follows each sequence; None stands for the `separator_id` of this packer, and a negative one
+        for no separator. Raises ValueError if one row cannot hold them all: `pack_all` uses several rows, and
+        `pack_row` takes what fits.
         """
         separator = self.separator_id if separator_token is None else separator_token
         check_size("separator_token", -1 if separator is None else separator, least=-(2**63))
@@ -91,8 +92,8 @@ class PackedSequences:
     def pack_row(self, sequences: Sequence[Tokens]) -> tuple[PackedRow, list[int]]:
         """Return one row with as many of the leading sequences as fit, and the indices of those that did not.
 
-        A sequence that does not fit is passed over, and later ones that do are taken. None is dropped or cut: what is
-        longer than a row is among the indices returned.
+        A sequence that does not fit is skipped, and later ones that fit are taken. None is dropped or cut: sequences
+        longer than a row are among the returned indices.
         """
         rows = self._rows(sequences)
         room, taken, left = self.max_length, [], []
@@ -105,7 +106,7 @@ class PackedSequences:
         return self._join(rows, taken), left
 
     def pack_all(self, sequences: Sequence[Tokens]) -> PackedBatch:
-        """Pack all sequences in few rows: best-fit decreasing, at most 11/9 of the fewest possible (+ 4).
+        """Pack all sequences into few rows: best-fit decreasing, at most 11/9 of the fewest possible (+ 4).
 
         Raises ValueError, with its position, for a sequence that no row can hold.
         """
@@ -145,9 +146,9 @@ class PackedSequences:
     ) -> list[Ids] | list[list[Any]]:
         """Return the sequences, without separators, in the order of their indices: the inverse of packing.
 
-        Of a row of `pack`, or of what a model gave for each of its tokens, with the positions of `pack`, a list for
-        each sequence. Of one `PackedRow`, those that it holds; of a batch, all. Raises TypeError for anything else, and
-        ValueError for positions that are not in the row.
+        For a row of `pack`, or a model's output for each of its tokens, with the positions of `pack`: a list for each
+        sequence. For one `PackedRow`, the sequences that it holds; for a batch, all. Raises TypeError for anything
+        else, and ValueError for positions that are not in the row.
         """
         if positions is not None and not isinstance(packed, (PackedRow, PackedBatch)):
             return _parts(packed, positions)

@@ -45,9 +45,9 @@ class PaddingOptimizer:
     def pad_batch(self, sequences: Sequence[Tokens], max_length: int | None = None) -> tuple[Ids, Mask]:
         """`(ids, mask)`, both [len(sequences), width] int64; the mask is 1 at tokens and 0 at padding.
 
-        The width is that of the longest sequence, or `max_length` when given, which may not exceed the config's.
-        Raises ValueError when it does, and, with the positions of the offenders, when a sequence is longer than
-        `max_length` or than the config allows: nothing is cut.
+        The width is that of the longest sequence, or `max_length` if given, which may not exceed the config's. Raises
+        ValueError if it does, and, with the positions of the offenders, if a sequence is longer than `max_length` or
+        than the config allows: nothing is cut.
         """
         limit = self._limit(max_length)
         rows = [as_ids(sequence, position) for position, sequence in enumerate(sequences)]
@@ -80,19 +80,19 @@ class PaddingOptimizer:
         return max_length
 
     def compute_padding_efficiency(self, sequences: Sequence[Tokens]) -> float:
-        """Return the share of the padded rectangle that is tokens, 0 to 1; 1 for a batch without any cell."""
+        """Return the share of the padded rectangle that is tokens, 0 to 1; 1 for a batch without cells."""
         lengths = [len(sequence) for sequence in sequences]
         return efficiency(lengths)
 
 
 def efficiency(lengths: Sequence[int]) -> float:
-    """Return tokens over cells when sequences of these lengths are padded to the longest."""
+    """Return tokens over cells if sequences of these lengths are padded to the longest."""
     cells = max(lengths, default=0) * len(lengths)
     return sum(lengths) / cells if cells else 1.0
 
 
 def as_ids(sequence: Tokens, position: int) -> Ids:
-    """Return `sequence` as int64. Raises ValueError, naming its position, for what is not a row of whole numbers."""
+    """Return `sequence` as int64. Raises ValueError, naming its position, if it is not a row of integers."""
     row = np.asarray(sequence)
     if row.size == 0 and row.ndim == 1:
         return np.empty(0, np.int64)

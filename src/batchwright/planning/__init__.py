@@ -1,1 +1,1 @@
-"""Plans of a job whose lines are known before they are computed: what is asked at all, and in which order. Pure."""
+"""Plans of a job whose lines are known before they are computed: which are computed, and in which order. Pure."""

@@ -1,4 +1,4 @@
-"""The order of lines that are known, by what their prompts share and by what is expected of their answers."""
+"""The order of known lines, by what their prompts share and by the expected lengths of their answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 _TRUNK = 0.9
 """Share of the lines whose common prefix stays in the cache during the whole job, in whatever order they come."""
 _RESERVED = 0.35
-"""Work that is kept for the end, in the time of the longest answer on all places. The places become free one after the
-other while it ends: if all lengths were known, half of that work would fill them."""
+"""Work kept for the end, as a share of what all places do in the time of the longest answer. While that answer ends,
+the places become free one after another: if all lengths were known, half of that work would fill them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineShape:
-    """What is known of a line before it is computed."""
+    """What is known about a line before it is computed."""
 
     prompt_tokens: int
     limit: int
@@ -35,7 +35,7 @@ class LineShape:
     blocks: _Ints
     """Ids of the full blocks of its prompt: equal ids in equal places, after equal ones, are the same tokens."""
     expected: int | None = None
-    """Tokens of its answer, as the line says itself; None if it does not."""
+    """Tokens of its answer, as stated by the line itself; None if it states none."""
 
 
 class Caches(NamedTuple):
@@ -43,7 +43,7 @@ class Caches(NamedTuple):
 
     number: int
     blocks: int
-    """Blocks of all of them."""
+    """Blocks of all of them together."""
     block_tokens: int
 
 
@@ -51,11 +51,11 @@ class Arrangement(NamedTuple):
     """An order of lines, given by their indices."""
 
     first: _Ints
-    """Those that come first."""
+    """Lines that come first."""
     last: _Ints
-    """Those that are kept for the end of the job."""
+    """Lines that are kept for the end of the job."""
     clusters: list[Cluster]
-    """For each line, the cluster whose answers its own is expected to be like."""
+    """For each line, the cluster whose answers its own is expected to resemble."""
     shared_blocks: int
     """Number of blocks that lines have in common with earlier ones."""
 
@@ -73,20 +73,19 @@ def arranged(
     """The order in which lines cost the least and leave the fewest of `places` empty at the end.
 
     - Lines whose prompts begin alike follow one another, depth first, so that each prefix is computed once, and its
-      blocks are free for others when the last of them has begun.
-    - Prefixes, and lines that share none, are spread so that those with like sizes come evenly over the whole job,
-      and so are lines within a prefix: prompts and answers stay mixed, of which the ones need multipliers and the
-      others bandwidth.
-    - Unless `more` lines are to come, each begins so early that an answer of its expected length ends with the
-      job; of those that cannot, the longest first.
-    - Those whose answers are the surest to be short are kept for the end, among them the longest first.
+      blocks are free for others once the last of these lines has begun.
+    - Prefixes, and lines that share none, are spread so that those of similar size come evenly over the whole job, and
+      so are lines within a prefix: prompts, which need multipliers, stay mixed with answers, which need bandwidth.
+    - Unless `more` lines are to come, each begins early enough that an answer of its expected length ends with the job;
+      of those that cannot, the longest come first.
+    - Lines whose answers are the surest to be short are kept for the end, the longest of them first.
 
-    `cached` are the blocks that are in the cache now: what goes on after them comes first. For replicas, as many
-    prefixes are gone through side by side as they have `caches`; where these hold all prefixes anyway, lines need
-    not follow one another. `earlier` are the clusters that the lines were given when they were arranged before.
+    `cached` are the blocks that are in the cache now: lines that continue them come first. For replicas, as many
+    prefixes are worked through side by side as they have `caches`; if these hold all prefixes anyway, lines need not
+    follow one another. `earlier` are the clusters that the lines were given when they were last arranged.
     """
     nothing = np.zeros(0, np.int64)
-    # What is cached is put among the lines, as one that comes before all others.
+    # The cached blocks are put among the lines, as one that comes before all others.
     paths = Paths.joined([*(each.blocks for each in shapes), nothing if cached is None else cached])
     tree = PrefixTree.of(paths)
     prefixes = _units(tree, len(shapes))
@@ -119,7 +118,7 @@ def _fits(
 
 
 def _units(tree: PrefixTree, lines: int) -> _Ints:
-    """For each prompt, the number of what it follows or is followed by whatever else comes: a prefix, or itself."""
+    """For each prompt, the number of its unit, which stays together in every order: a prefix, or the prompt alone."""
     below = tree.below(tree.counts_of(lines) >= _TRUNK * lines)
     alone = np.arange(len(below)) + len(tree.parents)
     return np.unique(np.where(below < 0, alone, below), return_inverse=True)[1]
@@ -140,7 +139,7 @@ def _expected(shapes: Sequence[LineShape], clusters: Sequence[Cluster], lengths:
 def _ranks(
     units: _Ints, clusters: Sequence[Cluster], expected: Lengths, places: int, *, more: bool
 ) -> tuple[_Ints, _Bools]:
-    """For each unit, its place among all units, and whether it is kept for the end. The last is that of the cache."""
+    """For each unit, its place among all units, and whether it is kept for the end. The last unit is the cache's."""
     count, cached, units = int(units.max()) + 1, int(units[-1]), units[:-1]
     sizes = np.bincount(units, minlength=count)
     work = np.bincount(units, expected.means, minlength=count).astype(np.float64)
@@ -149,7 +148,7 @@ def _ranks(
     np.minimum.at(first, units, np.arange(len(units)))
     wanted = _RESERVED * places * float(expected.tails.max(initial=0.0))
     is_kept, last = _kept(work, sizes, longest, first, wanted, cached)
-    # Prefixes are spread among themselves, and lines alone by their clusters.
+    # Prefixes are spread among themselves, and single lines by their clusters.
     kind = np.zeros(count, np.int64)
     kind[units] = np.where(sizes[units] > 1, 0, 1 + _numbered(clusters))
     spread = _evenly(kind, first)
@@ -176,15 +175,15 @@ def _greatest(units: _Ints, values: _Floats, count: int) -> _Floats:
 
 
 def _in_time(work: _Floats, due: _Floats) -> list[int]:
-    """The order in which pieces of work end when they are due, or before, and else as they come; numbers of pieces.
+    """The order in which pieces of work end by the time they are due, otherwise as given; numbers of pieces.
 
-    Time is counted in work. Filled from its end, each place with the last that may end so late. Where none may, the
-    least late is taken: pieces that cannot be in time come by when they are due.
+    Time is counted in work. The order is filled from its end, each place with the last piece that may end so late. If
+    none may, the least late is taken: pieces that cannot be in time come in the order in which they are due.
     """
     waiting, left = np.argsort(due, kind="stable").tolist(), float(work.sum())
     due_at, sizes = due.tolist(), work.tolist()
     free: list[int] = []
-    """Numbers of those that may end now, negative."""
+    """Numbers of the pieces that may end now, negated."""
     found = list[int]()
     while waiting or free:
         while waiting and (due_at[waiting[-1]] >= left or not free):
@@ -209,7 +208,7 @@ def _kinds(units: _Ints, clusters: Sequence[Cluster]) -> _Ints:
 def _side_by_side(units: _Ints, work: _Floats, caches: int) -> _Ints:
     """The order in which lines, which come by unit, are divided among caches that take them at the same pace.
 
-    A unit goes to the cache that has the least to do, and one of more than a cache's share to several.
+    A unit goes to the cache that has the least to do, and one larger than a cache's share to several.
     """
     share = float(work.sum()) / caches
     before = np.cumsum(work) - work
@@ -234,8 +233,8 @@ def _kept(
 ) -> tuple[_Bools, np.intp | None]:
     """The units that are kept for the end, and the one that comes right before them, if it matters which.
 
-    Kept are the surest to be short, as long as they are at most half of all work. A prefix that is more than is
-    still wanted comes before them: its last lines are what others, less sure than it, would be.
+    The units that are the surest to be short are kept, up to half of all work. A prefix with more work than is still
+    wanted comes right before them: its last lines serve instead of other units, which are less sure.
     """
     is_kept = np.zeros(len(work), np.bool_)
     left = min(wanted, work.sum() / 2)

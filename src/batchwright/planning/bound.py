@@ -1,15 +1,15 @@
 """A lower bound of the time of a job on one machine, and where the time above it went.
 
-The bound is made of amounts that can be counted and of rates that were measured, each of which `assumptions` names:
+The bound is computed from countable amounts and measured rates, each of which `assumptions` names:
 
 - *Matrix products* take the longer of two times, since the weights can be read while others are multiplied: all
-  operations at the best rate, and the least time of a step for as many steps as are needed: those of the longest
-  chain, and those that give all chains their turns in the places there are.
+  operations at the best rate, and the least time of a step times the number of steps needed: at least those of the
+  longest chain, and enough to give all chains their turns in the available places.
 - *Attention* takes the longer of two times as well: its operations at the best rate, and the keys that no other
   sequence shares, read once in each step of an answer, at the bandwidth of memory.
-- Each core does one after the other, so both add.
+- Each core does one after the other, so the two add up.
 
-Operations are multiplications and additions; of products with 8 bits in a bfloat16 model, half their number.
+Operations are multiplications and additions; products with 8 bits in a bfloat16 model count half their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ModelCosts:
     layer_operations: float
     """Operations of the products of one row in all layers."""
     last_operations: float
-    """Those of them that only rows with logits need: all of the last layer but queries, keys and values."""
+    """The part of them that only rows with logits need: all of the last layer except queries, keys and values."""
     head_operations: float
     """Operations of the head for a row with logits."""
     likeliest_operations: float
@@ -55,24 +55,24 @@ def _seen(end: int, window: int | None) -> int:
 
 @dataclass(slots=True)
 class Work:
-    """Amounts of work: of steps that were computed, or of answers that had to be."""
+    """Amounts of work, either of computed steps or of required answers."""
 
     rows: float = 0.0
     """Tokens that went through the layers."""
     logit_rows: float = 0.0
-    """Those of them whose logits were computed."""
+    """Rows whose logits were computed."""
     likeliest_rows: float = 0.0
-    """Those of them of which only the likeliest token was found."""
+    """Rows of which only the likeliest token was found."""
     pairs: float = 0.0
     """Pairs of a query and a key, in all layers."""
     unshared_prompt_keys: float = 0.0
     """Keys of prompts that no other sequence has, which single rows of answers read, counted for each such row, in one
-    layer. What several have in common can be read for all of them at once."""
+    layer. Keys that several sequences share can be read for all of them at once."""
     unshared_answer_keys: float = 0.0
-    """Keys of answers that they read."""
+    """Keys of answers that such rows read."""
 
     def add(self, other: Work, times: float = 1.0) -> None:
-        """Add `other`, so many times."""
+        """Add `other`, multiplied by `times`."""
         self.rows += times * other.rows
         self.logit_rows += times * other.logit_rows
         self.likeliest_rows += times * other.likeliest_rows
@@ -120,8 +120,8 @@ class MachineRates:
     bandwidth: float
     """Bytes per second that are read from memory."""
     settled: bool = True
-    """Whether repetitions of the measurement agreed: not while others use the processors, when a machine is slower than
-    it can be."""
+    """Whether repeated measurements agreed. They do not while others use the processors, which makes a machine slower
+    than it can be."""
 
     def with_best(self, other: MachineRates) -> MachineRates:
         """Return these rates, or those of `other` where they are better."""
@@ -142,10 +142,10 @@ class NeededSteps:
     longest_chain: int = 0
     """Steps that the longest sequence takes, one after another."""
     of_all_chains: float = 0.0
-    """Sum over all sequences."""
+    """Sum of the steps of all sequences."""
 
     def least(self, places: int) -> float:
-        """Return how many steps there are at least, with at most so many sequences in each."""
+        """Return the least number of steps with at most `places` sequences in each."""
         return max(float(self.longest_chain), self.of_all_chains / max(1, places))
 
 
@@ -180,7 +180,7 @@ def bound_of(
     drafts: bool = False,
     sampled: bool = False,
 ) -> Bound:
-    """Return the bound of `work`, which is needed, on a machine with `rates`.
+    """Return the bound of the needed `work` on a machine with `rates`.
 
     - `places`: the most sequences in a step.
     - `drafts`: whether guesses at the next tokens made chains shorter; `sampled`: whether `work` is an estimate.
@@ -270,7 +270,7 @@ class SpentTime:
 
 
 class NoBound(Exception):
-    """The reason why the bound of a run is not known, in words that go on after "not known: "."""
+    """The reason why the bound of a run is not known, worded to follow "not known: "."""
 
 
 PART_NAMES = {
@@ -281,11 +281,11 @@ PART_NAMES = {
     "recomputation": "computed again or in vain",
     "other": "rest of the model",
 }
-"""What time is spent on, with what people are shown of it. The tail is products of steps that nothing is left to fill;
-the host is everything outside the model: reading, planning, sampling, writing."""
+"""What time is spent on, and how it is shown to people. The tail is products of steps that nothing is left to fill; the
+host is everything outside the model: reading, planning, sampling, writing."""
 PARTS = tuple(PART_NAMES)
 LEAST_SHARE_SHOWN = 0.005
-"""Share of the time that people are shown."""
+"""Least share of the time that is shown to people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def shares_of(
     model: ModelCosts,
     rates: MachineRates,
 ) -> Shares:
-    """Return where the time of a run went, whose steps computed `computed` where `needed` was needed."""
+    """Return where the time of a run went whose steps computed `computed` when `needed` was needed."""
 
     def attention(work: Work) -> float:
         return work.attention_operations(model, rates.unshared_cost)
@@ -328,7 +328,7 @@ def shares_of(
         none = dict.fromkeys(PARTS, 0.0)
         return Shares(none, none)
     lost = dict(spent)
-    # Steps at the end that read the weights for few rows are needed as far as the bound has them.
+    # Steps at the end that read the weights for few rows are needed as far as the bound includes them.
     for names, needed_seconds in (
         (("products", "tail"), bound.products_seconds),
         (("attention",), bound.attention_seconds),

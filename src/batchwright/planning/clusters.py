@@ -1,4 +1,4 @@
-"""Clusters of lines whose answers are expected to have like lengths, by templates, which a tree of prompts shows."""
+"""Clusters of lines whose answers should have similar lengths, by templates found in a tree of prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchwright.planning.expected_lengths import Cluster, ExpectedLengths, Temp
 from batchwright.planning.prefix_tree import Paths, PrefixTree
 
 _LEAST_SHARED = 8
-"""Lines with a common prefix from which on it may say something about their answers."""
+"""Least number of lines with a common prefix for it to say something about their answers."""
 
 
 def clusters_of(
@@ -19,9 +19,9 @@ def clusters_of(
     """The clusters of lines, which are the first prompts of `tree`; `paths` are those of all its prompts.
 
     The template of a line is the longest prefix that it shares with at least seven other lines, and the broader one
-    the next shorter. `earlier` are the clusters that the lines had while others were held too: a longer template is
-    kept, since the lines that shared it are being answered, and a shorter one is the broader one if it is longer than
-    any other, since answers are known of it.
+    the next shorter. `earlier` are the clusters that the lines had while others were held too: if its template was no
+    shorter, the earlier cluster is kept, since the lines that shared it are being answered; a shorter template becomes
+    the broader one if it is longer than that, since answers to it are known.
     """
     found = []
     for line, (tokens, (template, broader)) in enumerate(

@@ -1,4 +1,4 @@
-"""Lengths that answers may have, learned from those of like requests while a job runs."""
+"""Lengths that answers may have, learned from those of similar requests while a job runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BINS = 90
 _FINE, _COARSE = 1.05, 2.0
 """Ratio of the most to the fewest prompt tokens in a cluster, and in what it falls back on."""
 _PRIOR = 4.0
-"""Answers as which all is counted that is known of a cluster from beyond it."""
+"""Number of answers that everything known from beyond a cluster counts as."""
 _SURE = 0.995
 """Share of the answers of a cluster that are not longer than its `Lengths.tails`."""
 _MOST_CLUSTERS = 16_384
-"""Histograms that are remembered, those used last."""
+"""Most histograms that are remembered, those used last."""
 
 
 class Template(NamedTuple):
@@ -39,14 +39,14 @@ class Template(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Requests whose answers are expected to have like lengths."""
+    """Requests whose answers are expected to have similar lengths."""
 
     template: Template | None
     """What their prompts begin with; None if nothing is known to be shared."""
     size: int
     """Prompt tokens, to within 5%."""
     broader: Template | None = None
-    """Another prefix of them, with which more requests begin."""
+    """Another prefix of theirs, with which more requests begin."""
 
     @property
     def blocks(self) -> int:
@@ -79,11 +79,11 @@ _LENGTHS = _GROWTH ** np.arange(_BINS)
 
 
 class ExpectedLengths:
-    """Learns how long the answers to like requests are, and says how long others are going to be.
+    """Learns how long the answers to similar requests are, and predicts the lengths of others.
 
-    Like are requests whose prompts begin alike and are equally long: traffic that is made by templates shows in both.
-    What is not known of a cluster is filled in from requests with the same prefix and about the size, then from all
-    with that prefix, then from those with the broader one, then from all, and then from the limits of the requests.
+    Requests are similar if their prompts begin alike and are equally long: traffic made from templates shows in both.
+    What is not known of a cluster is filled in from requests with the same prefix and about the same size, then from
+    all with that prefix, then from those with the broader one, then from all, and then from the limits of the requests.
     Takes 720 bytes for each of these.
     """
 
@@ -94,7 +94,7 @@ class ExpectedLengths:
 
     @staticmethod
     def cluster(prompt_tokens: int, template: Template | None = None, broader: Template | None = None) -> Cluster:
-        """The cluster of a request with so many prompt tokens, which begins with `template`."""
+        """The cluster of a request with `prompt_tokens` tokens that begins with `template`."""
         return Cluster(template, round(math.log(max(1, prompt_tokens)) / math.log(_FINE)), broader)
 
     def observe(self, cluster: Cluster, tokens: int) -> None:
@@ -112,7 +112,7 @@ class ExpectedLengths:
             self._counts.popitem(last=False)
 
     def mean(self, cluster: Cluster, limit: int) -> float:
-        """Tokens that an answer has on average, which can have `limit`."""
+        """Mean number of tokens of an answer that can have at most `limit`."""
         shares: _Bins = np.zeros(_BINS)
         shares[_bin(limit)] = 1.0
         for key in reversed(_levels(cluster)):
@@ -141,7 +141,7 @@ class ExpectedLengths:
 
 
 def _with(counts: _Bins, shares: _Bins) -> _Bins:
-    """The shares of bins, of which `shares` was known before so many answers in each bin were observed."""
+    """The shares of bins once `counts` answers were observed in each, if `shares` was known before."""
     found: _Bins = (counts + _PRIOR * shares) / (counts.sum(axis=-1, keepdims=True) + _PRIOR)
     return found
 
@@ -158,7 +158,7 @@ def _exceeded(shares: _Shares, beyond: float) -> _Floats:
 
 
 def _levels(cluster: Cluster) -> tuple[_Level | None, ...]:
-    """Keys of what is known of a cluster, from all that concerns only it to what concerns all; None where it has none.
+    """Keys of what is known of a cluster, from what concerns only it to what concerns all; None where it has none.
 
     The tuples of all clusters are equally long.
     """

@@ -1,10 +1,10 @@
-"""The order of independent fields in the prompts of a table's rows, such that these begin alike as far as they can.
+"""The order of independent fields in the prompts of a table's rows that makes prompts begin alike the most.
 
 Rows often repeat in some columns what others say: the product of a review, the article of a comment. Where the fields
 of a prompt may come in any order, what is repeated comes first, so that it is computed once and then found in a cache.
 Which field is the best to begin with differs from row to row. The groups are found greedily and recursively, much as
 in "Optimizing LLM Queries in Relational Data Analytics Workloads" (Liu et al., 2025): the value that saves the most
-begins all rows that have it, within them the next one is found among the other fields, and likewise among the rows
+begins all rows that have it; within these the next one is found among the other fields, and likewise among the rows
 without it.
 """
 
@@ -20,12 +20,12 @@ Row = Sequence[str]
 """The texts of a row's fields, in the order of the template."""
 
 _LEAST_ROWS = 2
-"""Rows with a value from which on it is worth a group."""
+"""Least number of rows with a value for it to be worth a group."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Rows that begin alike, and what becomes of them after that."""
+    """Rows that begin alike, and how they are divided after that."""
 
     rest: tuple[int, ...]
     """Order of the fields of rows that are in none of the groups."""
@@ -34,13 +34,13 @@ class _Group:
 
 
 class FieldOrder:
-    """Says for each row in which order its fields come. Rows that were not among those it was made of get one too."""
+    """Says for each row in which order its fields come. Rows that it was not made from get one too."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         """Find the groups among `rows`, all of which have the same number of fields. Takes memory for the values."""
         count = len(rows[0]) if rows else 0
         found = []
-        # What saves the most of each row finds groups within groups; what saves the most of all, large ones.
+        # Maximizing the saving per row finds groups within groups; maximizing the total, large ones.
         for weight in (0.0, 1.0):
             self._root = _grouped(rows, range(len(rows)), tuple(range(count)), weight)
             found.append((_shared(rows, [self.of(row) for row in rows]), -weight, self._root))
@@ -76,7 +76,7 @@ class FieldReuse:
 
 
 def reuse_of(rows: Sequence[Row], order: FieldOrder) -> FieldReuse:
-    """Return how much of `rows` is computed already when it is computed, if a cache holds all that was."""
+    """Return how much of `rows` is in a cache by the time it is computed, if the cache holds all that was."""
     total = max(1, sum(len(value.encode()) for row in rows for value in row))
     before = _shared(rows, [tuple(range(len(row))) for row in rows])
     return FieldReuse(before / total, _shared(rows, [order.of(row) for row in rows]) / total, len(rows))
@@ -104,7 +104,7 @@ def _grouped(rows: Sequence[Row], members: Sequence[int], names: tuple[int, ...]
     found = _Group(tuple(sorted(names, key=lambda name: (-saved[name], name))))
     if len(names) < 2:
         return found
-    # The heap may promise what rows in earlier groups took: each value is looked at again when its turn comes.
+    # The heap may count rows that earlier groups took: each value is evaluated again when its turn comes.
     heap = [(-_saved(rows, each, names, weight), *key) for key, each in having.items() if len(each) >= _LEAST_ROWS]
     heapq.heapify(heap)
     taken = set[int]()
@@ -137,8 +137,8 @@ def _having(rows: Sequence[Row], members: Sequence[int], names: tuple[int, ...])
 def _saved(rows: Sequence[Row], members: Sequence[int], names: tuple[int, ...], weight: float) -> float:
     """Return the characters of each row that need not be computed if all begin with what they have in common.
 
-    They count as often as there are rows, to the power of `weight`: 1 for the characters of all, 0 for those of each,
-    so that many rows with a short value in common are not taken before some of them that share a longer one.
+    They are multiplied by the number of rows to the power of `weight`: 1 for the characters of all, 0 for those of
+    each, so that many rows with a short value in common are not taken before some of them that share a longer one.
     """
     if len(members) < _LEAST_ROWS:
         return 0.0

@@ -13,23 +13,23 @@ _Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
 _SIZES = (256, 1024, 4096, 16384)
 """Bytes of the prefixes that are compared."""
 _BITS = 32
-"""Of a hash of a prefix, which is 0 where the prompt is shorter. Of a million, a few hundred agree by chance."""
+"""Bits of the hash of a prefix, which is 0 where the prompt is shorter. Of a million, a few hundred agree by chance."""
 _PIECE = 2**20
-"""Lines that are looked at together."""
+"""Lines that are processed together."""
 _LEAST_GAIN = 0.02
-"""Share of the text of all prompts that an order has to find beyond what windows of the file do."""
+"""Share of the text of all prompts that an order must find shared, beyond what windows of the file find."""
 
 
 class FileOrder:
     """Finds an order in which lines that begin alike follow one another, for a file of any length.
 
-    A line is known by hashes of prefixes of its prompt, of 256 bytes and four times as many each time up to 16 KiB,
-    which take 16 bytes. Lines with the same hashes may differ: the windows through which the file then goes are
-    arranged by all of their tokens. What this decides is which lines meet in a window.
+    A line is identified by hashes of prefixes of its prompt, of 256 bytes and each time four times as many up to 16
+    KiB; they take 16 bytes. Lines with the same hashes may differ: the windows through which the file then goes are
+    arranged by all of their tokens. This only decides which lines meet in a window.
     """
 
     def __init__(self, least_shared: int = 0) -> None:
-        """`least_shared`: bytes of a prefix below which it is worth nothing that lines share it."""
+        """`least_shared`: bytes below which a shared prefix is worth nothing."""
         self._least_shared = least_shared
         self._high, self._low = array("Q"), array("Q")
         self._bytes = 0
@@ -72,7 +72,7 @@ class FileOrder:
         return None if gained < _LEAST_GAIN * self._bytes else _by_first(found, high)
 
     def _shared_bytes(self, high: _Words, low: _Words) -> int:
-        """Sum of the bytes with which each line, noted by `high` and `low`, begins as the one before it."""
+        """Sum of the bytes that each line, by `high` and `low`, has in common with the start of the one before it."""
         is_same = np.ones(max(0, len(high) - 1), np.bool_)
         total, counted = 0, 0
         for level, end in enumerate(_SIZES):

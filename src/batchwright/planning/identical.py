@@ -1,4 +1,4 @@
-"""Decisions which of identical requests are asked, which wait for the answer to another, and which are answered."""
+"""Decides which of several identical requests are asked, which wait for another's answer, and which are answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES_APART = 2
 
 
 class RepeatFinder:
-    """Finds out which of many lines ask the same. Holds 24 bytes a line until `repeats` is called."""
+    """Finds out which of many lines ask for the same. Holds 24 bytes a line until `repeats` is called."""
 
     def __init__(self) -> None:
         self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
@@ -32,7 +32,7 @@ class RepeatFinder:
         self._low.append(int.from_bytes(identity[8:], "little"))
 
     def repeats(self) -> Repeats:
-        """The groups of lines that ask the same. The finder is empty afterwards."""
+        """The groups of lines with the same request. The finder is empty afterwards."""
         numbers, high, low = (np.asarray(each) for each in (self._numbers, self._high, self._low))
         self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
         # The second halves need to be looked at only where the first halves are equal.
@@ -60,7 +60,7 @@ def _beside_equal(ordered: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.nd
 
 
 class Repeats:
-    """Groups of lines that ask the same, by the numbers of their lines. Takes 12 bytes for each such line."""
+    """Groups of lines with the same request, by line number. Takes 12 bytes for each such line."""
 
     def __init__(self, numbers: array[int], groups: array[int]) -> None:
         """`numbers`: those of all such lines, rising; `groups`: the group of each, counted from 0."""
@@ -74,7 +74,7 @@ class Repeats:
         return len(self._numbers)
 
     def group_of(self, number: int) -> int | None:
-        """The group of a line; None if no other line asks the same."""
+        """The group of a line; None if no other line has the same request."""
         index = bisect_left(self._numbers, number)
         return self._groups[index] if index < len(self._numbers) and self._numbers[index] == number else None
 
@@ -96,7 +96,7 @@ class _Asked(Generic[_Line]):
     """A request that is being asked."""
 
     first: _Line
-    """The line with it that was taken up first."""
+    """The first line with it that was taken up."""
     under_way: int = 1
     """Lines with it that are being asked."""
     waiting: deque[tuple[_Line, int]] = field(default_factory=deque)
@@ -104,11 +104,11 @@ class _Asked(Generic[_Line]):
 
 
 class Sharing(Generic[_Line]):
-    """Has each of identical requests asked once, as long as that succeeds, and knows where its answer is.
+    """Has identical requests asked only once, as long as that succeeds, and knows where the answer is.
 
-    Lines that ask the same as one that is being asked wait. An answer is for all of them. After an error, which is that
-    line's alone, the next one is asked; after a second error, all the others are, or requests that always fail would be
-    asked one after the other. Takes 13 bytes for each group, and what waiting lines take.
+    While a line is being asked, others with the same request wait, and its answer is for all of them. An error is for
+    that line alone, and the next one is asked; after a second error, all the others are asked, since otherwise requests
+    that always fail would be asked one after another. Takes 13 bytes for each group, and what waiting lines take.
     """
 
     def __init__(self, repeats: Repeats) -> None:
@@ -129,13 +129,13 @@ class Sharing(Generic[_Line]):
         return Place(self._offsets[group], self._sizes[group])
 
     def asked_like(self, number: int) -> _Line | None:
-        """A line that was taken up for the request that a line asks, and is still asked; None if there is none."""
+        """A line with the same request as line `number` that is still being asked; None if there is none."""
         group = self.repeats.group_of(number)
         asked = None if group is None else self._asked.get(group)
         return None if asked is None else asked.first
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:
-        """Take up a line of `size` bytes for which there is no answer yet. Returns whether to ask it, or it waits."""
+        """Take up a line of `size` bytes for which there is no answer yet. Returns whether to ask it; else it waits."""
         group = self.repeats.group_of(number)
         if group is None:
             return True

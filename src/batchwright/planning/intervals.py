@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COVERED = 0.9
-"""Share of forecasts whose interval is to hold the truth."""
+"""Share of forecasts whose interval should contain the truth."""
 _KEPT = 64
 """Forecasts, and errors, that are remembered."""
 _SPACING = 0.02
 """Share of the work after which a forecast is remembered."""
 _LEAST_SPAN = 0.1
-"""Share of what a forecast was about that must have been done before it is judged."""
+"""Share of the work a forecast was about that must be done before it is judged."""
 _FIRST_ERROR = 0.7
-"""Error that is assumed before there are enough: the truth within half of the forecast and twice that."""
+"""Error that is assumed until there are enough: the truth is between half of the forecast and twice that."""
 
 _MOST_ERROR = 10.0
-"""Error that says no more than that the forecast was worth nothing."""
+"""Error from which on a forecast was simply worth nothing."""
 
 
 def covering_error(errors: Sequence[float], first: float) -> float:
-    """Return the error that nine of ten of those to come do not exceed, if they are like `errors`.
+    """Return the error that nine in ten future ones do not exceed, if they are like `errors`.
 
     This is split conformal prediction (Vovk, Gammerman and Shafer, 2005). `first`: the least that is returned while
     there are too few errors, fewer than nine.
@@ -47,9 +47,9 @@ class ForecastIntervals:
     """Finds intervals that hold the end of a job in nine cases of ten, whatever makes its forecasts wrong.
 
     Each forecast of a job says how long any part of the rest takes. When a part is done, it shows by which factor the
-    forecasts before it were wrong; the errors of the present one are taken to be like the last of those
-    (conformal prediction in a window). So the interval is honest for noise and for changes that have come already; of a
-    pace that goes on to change nothing warns.
+    forecasts before it were wrong; the error of the present one is assumed to be like the latest of those (conformal
+    prediction in a window). So the interval accounts for noise and for changes that have already come; nothing warns of
+    a pace that keeps changing.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class ForecastIntervals:
         """Absolute logarithms of true over forecast seconds."""
 
     def observe(self, at: float, done: float, left: float, seconds: float) -> tuple[float, float]:
-        """Return the least and the most seconds that are left, of which a forecast says that they are `seconds`.
+        """Return the least and the most seconds that are left, where a forecast says that `seconds` are.
 
-        `done` and `left` are amounts of work, in any unit. To be called with rising `at`, in seconds of any clock.
+        `done` and `left` are amounts of work, in any unit. `at`, in seconds of any clock, must rise from call to call.
         """
         last = self._forecasts[-1] if self._forecasts else None
         if (
@@ -79,9 +79,9 @@ class ForecastIntervals:
         return covering_error(self._errors, _FIRST_ERROR)
 
     def _judge(self, at: float, done: float) -> None:
-        """Note how wrong the forecasts were that spoke of the time until now."""
+        """Note how wrong the forecasts of the time until now were."""
         # One error for each moment, of the latest forecast of which enough came true: what a job did long ago says
-        # little of what it does next.
+        # little about what it does next.
         for forecast in reversed(self._forecasts):
             share = (done - forecast.done) / forecast.left
             expected = forecast.seconds * min(1.0, share)

@@ -1,4 +1,4 @@
-"""`JobOrder`: the order in which an engine takes up the lines of a job, a window of which is known ahead."""
+"""`JobOrder`: the order in which an engine starts the lines of a job, of which a window is known ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchwright.planning.expected_lengths import Cluster, ExpectedLengths
 _Item = TypeVar("_Item")
 
 MOST_LINES, MOST_BYTES = 16_384, 2**26
-"""Lines and their bytes that are held at most, unless others are given."""
+"""Most lines, and most bytes of lines, that are held by default."""
 _FIRST_LINES = 4
 """Lines for each place that are known before the first is computed, unless reading them takes longer than reading as
 many lines that are none to compute."""
@@ -37,10 +37,10 @@ class _Entry(Generic[_Item]):
 class JobOrder(Generic[_Item]):
     """Hands out lines in the order that `arranged` finds for those that are held.
 
-    At most `most_lines` lines or `most_bytes` bytes are held. The first line is given when a few for each place are
-    there, and more are to be added than are taken, until it is full. The order is decided anew when as many lines are
-    new as have a place in it, and when the lengths of answers say more than before. Lines that are kept for the
-    end wait for the end of the job. A line that says how urgent it is goes before all others, or after them.
+    At most `most_lines` lines or `most_bytes` bytes are held. The first line is handed out when a few for each place
+    are there; until the order is full, more lines should be added than taken. It is decided anew when as many lines are
+    new as have a place in it, and when the lengths of answers say more than before. Lines that are kept for the end
+    wait for the end of the job. A line with a priority of its own goes before all others, or after them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class JobOrder(Generic[_Item]):
         """Clusters of the lines that were taken and have not ended, by number."""
         self._look_at = _FIRST_LOOK
         self._waited = 0
-        """Times in a row that no line was given while there were others to be added."""
+        """Times in a row that no line was given while others could still be added."""
 
     def __len__(self) -> int:
         """Number of lines that were added and not taken."""
@@ -82,14 +82,14 @@ class JobOrder(Generic[_Item]):
 
     @property
     def full(self) -> bool:
-        """Whether no more lines are taken in until others are taken."""
+        """Whether no more lines are accepted until others are taken."""
         return len(self) >= self._most_lines or self._bytes >= self._most_bytes
 
     def add(self, number: int, item: _Item, *, size: int, shape: LineShape, priority: int | None = None) -> None:
         """Add a line that takes `size` bytes.
 
-        `priority` is that of a line that waits for no other: up to 0 it goes before those without one, above 0 after
-        them, and the lower first.
+        `priority` is for a line that waits for no other: up to 0 it goes before those without one, above 0 after them;
+        lower values go first.
         """
         entry = _Entry(number, item, size + 8 * len(shape.blocks), shape, priority or 0)
         self._bytes += entry.size
@@ -122,7 +122,7 @@ class JobOrder(Generic[_Item]):
         return None if cluster is None or not self.lengths.observed else self.lengths.mean(cluster, limit)
 
     def ended(self, number: int, tokens: int | None) -> None:
-        """Note that a line that was taken has an answer of so many tokens; None: it has no answer."""
+        """Note that a line that was taken has an answer of `tokens` tokens; None: it has no answer."""
         cluster = self._under_way.pop(number, None)
         if cluster is not None and tokens is not None:
             self.lengths.observe(cluster, tokens)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from batchwright.planning.bound import MachineRates, ModelCosts, NeededSteps, Work
 
 _MOST_KNOWN = 2**18
-"""Blocks that are remembered; of more, a sample is."""
+"""Most blocks that are remembered; of more, a sample is."""
 _SAFE = 4.0
 """Standard errors by which an estimate is lowered."""
 
@@ -19,9 +19,9 @@ _SAFE = 4.0
 class NeededWork:
     """The sum of the work that the answers of a job needed, in bounded memory.
 
-    A block of tokens is known by a digest of it and of all before it, so only the same prefix is the same. Once
-    there are more than `most_known` blocks, a part of them is remembered, chosen by their digests, and each of these
-    counts for as many as were left out: the sums are estimates then, without bias.
+    A block of tokens is identified by a digest of it and of all before it, so only equal prefixes match. Once there are
+    more than `most_known` blocks, a part of them is remembered, chosen by their digests, and each of these counts for
+    those that were left out: the sums are then unbiased estimates.
     """
 
     def __init__(self, model: ModelCosts, block_size: int, *, most_known: int = _MOST_KNOWN) -> None:
@@ -34,7 +34,7 @@ class NeededWork:
         """One in 2 to this power is remembered."""
         self._work = Work()
         self._variance = 0.0
-        """Of the rows."""
+        """Variance of the rows."""
         self._longest_chain = 0
         self._chains = 0.0
 
@@ -71,9 +71,9 @@ class NeededWork:
         """Count a sequence that was answered.
 
         - `tokens`: those that had to be computed; the first `prompt` are its prompt.
-        - `chain`: steps that chose tokens for it; `turns`: those of them that computed nothing of it but what was
-          chosen last. `chosen`: the tokens that they chose, right guesses included, without those that a form left no
-          choice about. `likeliest`: whether these are found without all logits.
+        - `chain`: steps that chose tokens for it; `turns`: those of them that computed nothing of it but the latest
+          choice. `chosen`: the tokens that they chose, including right guesses, except those about which a form left no
+          choice. `likeliest`: whether these are found without all logits.
         - `scored`: positions of the prompt whose logits were wanted: from the first one on, nothing is shared.
         """
         self._longest_chain = max(self._longest_chain, chain)
@@ -95,7 +95,7 @@ class NeededWork:
             begin, after = block * size, (block + 1) * size
             keys = max(0, min(after, prompt) - begin) * turns
             if block >= sharable:
-                # It is computed whoever has it; that others can have it from there is recorded all the same.
+                # It is computed in any case; that others can reuse it is recorded all the same.
                 if number & mask == 0:
                     self._known[number] = 0 if number in self._known else keys
             elif number & mask:
@@ -132,8 +132,8 @@ class NeededWork:
     def _span(self, first: int, end: int, prompt: int, turns: int) -> Work:
         """Work of the tokens at positions `first` to before `end` of a sequence, without the keys of its prompt.
 
-        Each of its turns reads the keys so far. Where they are fewer than the tokens of its answer, some computed
-        several, and fewest keys were read if that was as late as can be.
+        Each of its turns reads the keys so far. If there are fewer turns than tokens of its answer, some computed
+        several, and the fewest keys were read if that was as late as possible.
         """
         answered, begin = prompt + turns, max(first, prompt)
         return Work(
@@ -160,11 +160,11 @@ class Answered:
 
 
 def least_work(answered: Answered) -> Work:
-    """Return the matrix products that lines took at least, of which only the sums are known.
+    """Return the least matrix products that lines took, where only their sums are known.
 
-    All tokens went through the layers but the last of each line, and at least one token of each line was chosen. How
-    many more were, and what attention took, depends on what is not known: forced tokens, and lengths. Of a line with
-    several answers, the last tokens of all but one are too many.
+    All tokens except the last of each line went through the layers, and at least one token of each line was chosen. How
+    many more were chosen, and what attention took, depends on unknowns: forced tokens, and lengths. For a line with
+    several answers, the last tokens of all but one are counted in excess.
     """
     computed = answered.prompt_tokens - answered.cached_tokens + answered.generated_tokens
     rows = max(0, computed - answered.lines)

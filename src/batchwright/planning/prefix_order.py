@@ -1,4 +1,4 @@
-"""The order in which lines are taken up so that a cache of prompts finds what several of them have in common."""
+"""The order in which lines are sent so that a prompt cache finds what several of them have in common."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Generic, TypeAlias, TypeVar
 _Item = TypeVar("_Item")
 
 MOST_LINES, MOST_BYTES = 4096, 2**24
-"""Lines of a window and their bytes, unless others are given."""
+"""Lines of a window, and their bytes, by default."""
 
 LEAST_SHARED = 4096
-"""Bytes from which on a common prefix is worth something: about 1,024 tokens, the least that OpenAI caches."""
+"""Bytes from which a common prefix is worth something: about 1,024 tokens, the least that OpenAI caches."""
 _STEP = 512
-"""Bytes in whose multiples more than that counts: about 128 tokens."""
+"""Bytes in multiples of which a longer prefix counts: about 128 tokens."""
 _ALONE = 2.0
 """Seconds for which the first request with a prefix goes alone, if it is not answered before."""
 _REMEMBERED = 1024
@@ -54,7 +54,7 @@ _Unit: TypeAlias = "_Entry[_Item] | _Group[_Item]"
 
 @dataclass(slots=True)
 class _Held(Generic[_Item]):
-    """Lines that wait until the first with their prefix was answered, or `since` is long enough ago."""
+    """Lines that wait until the first with their prefix is answered, or `since` is long enough ago."""
 
     since: float
     root: bytes | None
@@ -69,12 +69,13 @@ class PrefixOrder(Generic[_Item]):
       or more, follow the first of them; within a group the same holds for lines that share `step` bytes more, and so
       on.
     - The first line of a group goes ahead of the others, as a cache has a prefix only once it was processed: they
-      follow when it was `answered`, or after `alone` seconds. Other lines go meanwhile. If there are no others, only a
-      prefix that is new since long is waited for.
+      follow when it was `answered`, or after `alone` seconds. Meanwhile other lines go. If there are none, only lines
+      whose first `least_shared` bytes are new keep waiting.
     - Lines of a better priority go before the others in the window.
-    - A line is overtaken by lines of its own window, and of later ones only while it waits for the first of its group.
+    - A line may be overtaken by lines of its own window, and by those of later ones only while it waits for the first
+      of its group.
 
-    A window is `most_lines` lines or `most_bytes` bytes. While one is read, lines of those before it are left, so 2½
+    A window is `most_lines` lines or `most_bytes` bytes. While one is read, lines of earlier ones are left, so up to 2½
     windows may be held.
     """
 
@@ -150,7 +151,7 @@ class PrefixOrder(Generic[_Item]):
 
     @property
     def _has_room(self) -> bool:
-        """Whether so few lines are left that those of another window may be added to them."""
+        """Whether few enough lines are left for those of another window to be added to them."""
         return self._left <= self._most_lines // 2 and self._left_bytes <= self._most_bytes // 2
 
     def _first_of(self, unit: _Unit[_Item], now: float) -> _Entry[_Item] | None:

@@ -1,4 +1,4 @@
-"""The tree of what prompts begin with, in blocks of tokens, and the order in which a cache finds the most of it."""
+"""The tree of the prefixes of prompts, in blocks of tokens, and the order in which a cache finds the most of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def block_ids(tokens: Sequence[int] | _Ints, block_size: int) -> _Ints:
 
 @lru_cache
 def _factors(count: int) -> _Ints:
-    """So many powers of `_FACTOR`, modulo 2⁶⁴."""
+    """The first `count` powers of `_FACTOR`, modulo 2⁶⁴."""
     return np.cumprod(np.full(count, _FACTOR))
 
 
@@ -83,7 +83,7 @@ class PrefixTree:
 
     @classmethod
     def of(cls, paths: Paths) -> PrefixTree:
-        """The tree of prompts. Takes time for the blocks that are shared, and one more of each prompt."""
+        """The tree of prompts. Takes time proportional to the shared blocks and one more of each prompt."""
         return _Builder(paths).tree()
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class PrefixTree:
     def ids(self, paths: Paths) -> _Ints:
         """Ids of the prefixes of nodes: equal for equal ones, and for others as long with a chance of about 2⁻⁶⁴.
 
-        `paths` are those of the prompts of the tree. Takes time for the blocks that are shared.
+        `paths` are those of the prompts of the tree. Takes time proportional to the shared blocks.
         """
         own, first = self.own_blocks, self._first()
         ends = np.cumsum(own)
@@ -127,9 +127,9 @@ class PrefixTree:
         return ids
 
     def below(self, above: _Bools) -> _Ints:
-        """For each prompt, its node right below those that are chosen by `above`; -1 for a prompt of one of them.
+        """For each prompt, its node right below the nodes chosen by `above`; -1 for a prompt of one of these.
 
-        `above` has the root, and of any other node its parent.
+        `above` contains the root, and the parent of every other node in it.
         """
         found = np.arange(len(self.parents))
         for level in self._by_level():
@@ -139,7 +139,7 @@ class PrefixTree:
         return found[self.nodes]
 
     def nearest(self, chosen: _Bools) -> _Ints:
-        """For each node, the deepest that is `chosen` of itself and those above it; -1 if none is."""
+        """For each node, the deepest `chosen` one among itself and those above it; -1 if there is none."""
         found = np.where(chosen, np.arange(len(self.parents)), -1)
         for level in self._by_level():
             found[level] = np.where(chosen[level], level, found[self.parents[level]])
@@ -148,9 +148,9 @@ class PrefixTree:
     def order(self, expected: _Floats) -> _Ints:
         """The order in which a cache that holds one path of the tree computes each prefix once.
 
-        Depth first, so that prompts with a prefix follow one another. Inside that freedom, what has the greatest
-        value in `expected`, one for each prompt, comes first; of equals, the first by number. With expected lengths of
-        answers, the longest begin early, and the last to begin are short.
+        Depth first, so that prompts with a common prefix follow one another. Within that constraint, the greatest value
+        in `expected`, which has one for each prompt, comes first; of equals, the lowest number. With expected lengths
+        of answers, the longest begin early, and the last to begin are short.
         """
         leaves = len(self.nodes)
         greatest, first = self._greatest(expected), self._first()

@@ -1,9 +1,9 @@
 """Drafts: guesses at a sequence's next tokens from its own past, so that one step can compute several of them.
 
-Reading the weights is what a step of few rows costs, and further rows are free. So a sequence that decodes may bring
-along what it is likely to say next: what followed the last time that it came to its last few tokens (prompt lookup
-decoding). The model computes the guesses as if they were known and chooses after each, so a wrong guess costs a row and
-changes nothing: the tokens are those that it would have chosen one by one.
+A step of few rows costs as much as reading the weights, and further rows are free. So a decoding sequence may add its
+likely next tokens: those that followed the last occurrence of its last few tokens (prompt lookup decoding). The model
+computes the guesses as if they were known and chooses a token after each, so a wrong guess costs a row and changes
+nothing: the tokens are those that it would have chosen one by one.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _SIZES = (4, 2)
-"""Numbers of tokens that must match, the better sign first."""
+"""Numbers of tokens that must match, the stronger evidence first."""
 _FIRST = 4
 """Number of guesses at a time, until it is known how good they are."""
 
 
 class Drafter:
-    """Draft maker for one sequence of tokens, which only grows."""
+    """Draft maker for one sequence of tokens, which may only grow."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
-        """Where the last occurrence of these tokens ends, with a token after it."""
+        """Where the last occurrence of these tokens that is followed by a token ends."""
         self._indexed = 0
         self._length = _FIRST
 
@@ -34,13 +34,13 @@ class Drafter:
             if at is not None:
                 drafts: list[int] = []
                 for place in range(at, at + min(most, self._length)):
-                    # What repeats itself reaches its own guesses.
+                    # In a repetition, the copied tokens may themselves be guesses.
                     drafts.append(tokens[place] if place < known else drafts[place - known])
                 return drafts
         return []
 
     def settle(self, drafted: int, accepted: int) -> None:
-        """Learn that the first `accepted` of `drafted` guesses were right, to guess more next time, or fewer."""
+        """Learn that the first `accepted` of `drafted` guesses were right, to guess more or fewer next time."""
         self._length = 2 * max(drafted, self._length) if accepted == drafted else accepted + 1
 
     def _index(self, tokens: Sequence[int]) -> None:

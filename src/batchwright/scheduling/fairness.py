@@ -1,20 +1,20 @@
 """Fair shares of the engine: between owners (API keys), and between the requests of one owner.
 
-Each is a `Share`, in a tree of two levels. Three rules keep one that asks for much from crowding out the others. They
-apply only while sequences of several requests with a `Flow` are there; otherwise nothing here is asked.
+Each has a `Share`, in a tree of two levels. Three rules keep one that demands much from crowding out the others. They
+apply only while there are sequences of several requests with a `Flow`; otherwise this module is not used.
 
-- **Places.** The next place goes to the share that has the fewest in proportion to its weight. Where none is free, one
-  whose share has more loses its own, as long as that share has at least as many afterwards (weighted max-min fairness):
-  so places settle, and never move back and forth.
-- **Tokens.** Prompts, and places between equals, go in the order of the tokens that their share has been served,
-  divided by its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked
-  for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
-  its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
-- **Rows.** A step with a request that has given out nothing yet carries no more tokens of shares with more places than
-  it carries of such requests, or 16, and no more than take half as long as these requests alone are predicted to take,
-  or a single token. So they lengthen the step by about half at most, however many there are and however long their
-  contexts; and since they get a part of each step, they are not stopped either. When it is the turn of a larger share's
-  prompt, or of a sequence of a better priority, this does not hold.
+- **Places.** The next place goes to the share that has the fewest in proportion to its weight. If none is free, a
+  sequence of a share that has more loses its place, as long as that share still has at least as many afterwards
+  (weighted max-min fairness): so places settle, and never move back and forth.
+- **Tokens.** Prompts, and places between equals, are ordered by the tokens that their share has been served, divided by
+  its weight: start-time fair queueing (Goyal et al. 1996) by what was computed instead of what was requested, as in the
+  virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of its parent, so
+  no one accumulates a claim by sending nothing, and no one is penalized for having used an idle engine.
+- **Rows.** A step with a request that has delivered nothing yet carries no more tokens of shares with more places than
+  of such requests, or 16, and no more than are predicted to take half as long as these requests alone, or a single
+  token. So the larger shares lengthen the step by about half at most, however many sequences there are and however long
+  their contexts; and since they get a part of each step, they do not stop either. This does not apply to a larger
+  share's prompt whose turn it is, or to a sequence of a better priority.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from batchwright.scheduling.sequence import Sequence
 from batchwright.scheduling.slo import SloController, StepRoom
 
 _FEW_ROWS = 16
-"""Number of decodes that cost a step little beside the weights that it reads anyway."""
+"""Number of decodes that cost little compared with the weights that a step reads anyway."""
 _OWNERS_KEPT = 1024
-"""Number of idle owners whose account is remembered while it is ahead of the virtual time."""
+"""Number of idle owners whose accounts are remembered while they are ahead of the virtual time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Share:
     served: float = 0.0
     """Tokens computed, divided by the weight; in the virtual time of the parent."""
     time: float = 0.0
-    """Virtual time of the children: what each of them would have been served, had all been served evenly."""
+    """Virtual time of the children: what each of them would have been served if all had been served evenly."""
     children: dict[Hashable, Share] = field(default_factory=dict)
     active_weight: float = 0.0
     """Sum of the weights of the children that have sequences."""
@@ -55,9 +55,9 @@ class Share:
     places: int = 0
     """Number of running sequences."""
     began: int = 0
-    """Serial number among all that became active."""
+    """Serial number in the order of becoming active."""
     placed_at: float = 0.0
-    """When a sequence was last given a place, or the first one arrived."""
+    """When a sequence was last given a place, or else when the first one arrived."""
     priorities: Counter[int] = field(default_factory=Counter)
     """Numbers of an owner's sequences by priority."""
 
@@ -67,7 +67,7 @@ class Share:
         return self.places / self.weight
 
     def starves(self, now: float, patience: float) -> bool:
-        """Return whether the share has no place, and got none for as long as `patience`."""
+        """Return whether the share has no place, and has been given none for `patience`."""
         return not self.places and now - self.placed_at >= patience
 
 
@@ -85,12 +85,12 @@ class FairShares:
 
     @property
     def contended(self) -> bool:
-        """Whether sequences of several requests are there."""
+        """Whether there are sequences of several requests."""
         return self._requests > 1
 
     @property
     def named(self) -> bool:
-        """Whether sequences are there that name their owner."""
+        """Whether there are sequences that name their owner."""
         return self._named > 0
 
     def enter(self, sequence: Sequence) -> None:
@@ -118,7 +118,7 @@ class FairShares:
         sequence.share = request
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence that has ended, whatever its state was."""
+        """Remove a sequence that has ended, whatever its state."""
         request, owner = nodes(sequence)
         self._named -= sequence.flow is not None
         request.sequences -= 1
@@ -134,18 +134,18 @@ class FairShares:
             self._forget(owner)
 
     def place(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence was given a place at `now`."""
+        """Record that a sequence was given a place at `now`."""
         for share in nodes(sequence):
             share.places += 1
             share.placed_at = now
 
     def drop(self, sequence: Sequence) -> None:
-        """Note that a sequence has lost its place."""
+        """Record that a sequence has lost its place."""
         for share in nodes(sequence):
             share.places -= 1
 
     def serve(self, sequence: Sequence, tokens: int) -> None:
-        """Note that a step computes `tokens` of a sequence. Optional while nothing is `contended`."""
+        """Record that a step computes `tokens` of a sequence. Optional while nothing is `contended`."""
         request, owner = nodes(sequence)
         root = self._root
         root.time += tokens / root.active_weight
@@ -162,20 +162,20 @@ class FairShares:
             parent.active_weight += share.weight
 
     def _forget(self, idle: Share) -> None:
-        """Forget an owner that has no sequences: later, if it is ahead of the others and would be again."""
+        """Forget an owner without sequences; if it is ahead of the others, and would be again, later."""
         owners = self._root.children
         if idle.served <= self._root.time:
             del owners[idle.key]
         if len(owners) > 2 * self._owners + _OWNERS_KEPT:
             self._root.children = {key: owner for key, owner in owners.items() if owner.sequences}
         if not self._requests:
-            self._root = Share(None)  # nobody is behind anybody, and rounding errors end here
+            self._root = Share(None)  # no one is behind anyone, and rounding errors end here
 
 
 def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
     """Return those of `running` (by urgency) whose place `newcomer` may take, the least urgent last.
 
-    Of each share only as many as leave it at least the places that the newcomer's has then, those of its largest
+    For each share, only as many as leave it at least as many places as the newcomer's share then has, from its largest
     requests; none of a higher rank.
     """
     allowed: dict[Share, int] = {}
@@ -209,16 +209,17 @@ def _by_place(running: Items[Sequence]) -> list[Sequence]:
 
 @dataclass(slots=True)
 class Precedence:
-    """Limits on tokens of larger shares in a step that also serves newcomers: sequences without output so far.
+    """Limits on tokens of larger shares in a step that also serves newcomers, which are sequences without output so
+    far.
 
-    Only newcomers of the best priority count. Sequences of a better one than theirs give way to nobody.
+    Only newcomers of the best priority count. Sequences of a better priority than theirs give way to no one.
     """
 
     priority: int
     fewest_of_owners: float
-    """Places of the newcomers' owners in proportion to their weights, the fewest of them."""
+    """The fewest places of a newcomer's owner, in proportion to its weight."""
     fewest_of_requests: dict[Share, float]
-    """By owner, the fewest places of its newcomers' requests."""
+    """The fewest places of a newcomer's request, by owner."""
     room: StepRoom
     """Room for sequences of shares with more places."""
     has_heavier: bool = False
@@ -235,7 +236,7 @@ class Precedence:
 
 
 def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Precedence | None:
-    """Return the limits for a step of at most `budget` tokens; None where no newcomer is among `running`."""
+    """Return the limits for a step of at most `budget` tokens; None if no newcomer is among `running`."""
     silent = [each for each in running if each.is_silent]
     if not silent:
         return None
@@ -256,7 +257,7 @@ def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Pre
 
 
 def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
-    """Return what a step of `budget` tokens would compute of `newcomers` if it computed nothing else."""
+    """Return what a step of `budget` tokens would compute for `newcomers` if it computed nothing else."""
     parts: list[Chunk] = []
     for sequence in newcomers:
         if not (count := min(sequence.remaining, budget)):
@@ -267,10 +268,10 @@ def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
 
 
 def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
-    """Return the sequences of `running` that decode and get their token in this step, those of small shares first.
+    """Return the decoding sequences of `running` that get their token in this step, those of small shares first.
 
-    Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
-    without for longest first.
+    Beside newcomers, sequences of larger shares are included as far as there is room, which is then used up, in the
+    order in which they have gone without a token for longest.
     """
     ready = sorted((each for each in running if each.awaits_decode), key=_by_weighted_places)
     if first is None:
@@ -286,7 +287,8 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
 def by_turn(sequence: Sequence) -> tuple[int, tuple[float, ...], int]:
     """Sort key of prompts: by priority, then by what their shares have been served, then by arrival.
 
-    Of shares that were served alike the newest goes first: what one was served while it was alone is not counted.
+    Among shares that were served equally, the newest goes first: what a share was served while it was alone is not
+    counted.
     """
     request, owner = nodes(sequence)
     return sequence.priority, (owner.served, -owner.began, request.served, -request.began), sequence.ordinal
@@ -311,7 +313,7 @@ def _last_turn(sequence: Sequence) -> int:
 
 
 def _opponents(holder: Sequence, newcomer: Sequence) -> tuple[Share, Share]:
-    """Return the shares of two sequences at the level at which these differ; twice the same where they do not."""
+    """Return the shares of two sequences at the level at which they differ; the same one twice if they do not."""
     (held, held_by), (wanted, wanted_by) = nodes(holder), nodes(newcomer)
     return (held, wanted) if held_by is wanted_by else (held_by, wanted_by)
 

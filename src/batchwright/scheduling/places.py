@@ -1,9 +1,9 @@
 """Places: which sequences run, which wait, and which gives up a place or a block for another.
 
-A sequence with a place has blocks for all its known tokens, so only a decode can lack any. Then the least urgent
-running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the prefix
-cache. The most urgent sequence is never preempted, so something always ends. A sequence of which a step computes
-anything is not preempted any more once a block of the step is published, so nobody shares a block that this step drops.
+A sequence with a place has blocks for all its known tokens, so only a decode can lack one. Then the least urgent
+running sequence is preempted: its blocks are freed and its tokens recomputed later, many of them from the prefix cache.
+The most urgent sequence is never preempted, so some sequence always ends. A sequence of which a step computes anything
+is no longer preempted once a block of the step is published, so no sequence shares a block that this step drops.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from batchwright.scheduling.waiting import FairQueue
 
 
 class Places:
-    """At most `max_num_seqs` sequences that run, with their blocks, and all those that wait.
+    """At most `max_num_seqs` running sequences, with their blocks, and all waiting ones.
 
-    A waiting sequence that got no place for `promote_after` goes first; None turns that off.
+    A waiting sequence that has had no place for `promote_after` goes first; None turns this off.
     """
 
     def __init__(self, blocks: BlockManager, max_num_seqs: int, promote_after: float | None) -> None:
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
-        """Running sequences by urgency, so online ones first."""
+        """Running sequences by urgency, with online ones first."""
         self.waiting: dict[Traffic, FairQueue] = {
             "online": FairQueue(promote_after),
             "batch": FairQueue(promote_after, by_priority=False),
         }
         self.shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
         self.keeps_answers = True
-        """Whether blocks of answers are kept in the prefix cache as long as others when their sequences have ended."""
+        """Whether blocks of answers are kept in the prefix cache as long as others after their sequences have ended."""
         self._num_online = 0
         """Number of running online sequences."""
         self._now = 0.0
-        """Time of the plan that is being made."""
+        """Time of the current plan."""
         self._token_budget = 0
-        """Token budget of the step that is being planned."""
+        """Token budget of the current plan."""
 
     @property
     def online(self) -> list[Sequence]:
@@ -99,7 +99,7 @@ class Places:
     def end(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended. Removing it again changes nothing."""
         if sequence.status is Status.RUNNING:
-            # What a step that may yet fail was to write is nothing to share.
+            # Blocks to be written by a step that may still fail must not be shared.
             self.blocks.retract(sequence.table, sequence.num_computed)
             prompt = sequence.num_prompt // self.blocks.block_size
             self._drop(sequence, useful=None if self.keeps_answers else prompt)
@@ -108,7 +108,7 @@ class Places:
         if sequence.status is not Status.FINISHED and sequence.share is not None:
             self.shares[sequence.traffic].leave(sequence)
         sequence.status = Status.FINISHED
-        # What lies deep in a queue is let go of once it is most of it.
+        # Ended sequences deep in a queue are removed once they are most of it.
         if sequence.share is not None:
             self.waiting[sequence.traffic].sweep(sequence)
 
@@ -125,7 +125,7 @@ class Places:
     # Admission
 
     def place(self, sequence: Sequence) -> None:
-        """Move a sequence to the running ones, with its cached prefix and blocks for its tokens: it must fit."""
+        """Move a sequence to the running ones, with its cached prefix and blocks for its tokens. It must fit."""
         sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens, most=sequence.reusable)
         if not self.blocks.grow(sequence.table, len(sequence.tokens)):
             raise RuntimeError("a sequence was admitted without room for its tokens")
@@ -140,7 +140,7 @@ class Places:
         self._num_online += not sequence.is_batch
 
     def place_alone(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Admit a sequence at the cost of any others. Once nothing else runs it fits, or it was never let in."""
+        """Admit a sequence at the cost of any others. Once nothing else runs it fits, or it was never accepted."""
         while self.running and not (
             len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens, most=sequence.reusable)
         ):
@@ -162,7 +162,7 @@ class Places:
             claimed += urgent.remaining
 
     def place_fairly(self, plan: StepPlan, budget: int) -> None:
-        """Admit online sequences at the cost of shares that have more places, and before prompts of those served more.
+        """Admit online sequences at the cost of shares with more places, and before prompts of shares served more.
 
         No more of them than this step, of `budget` tokens, can begin.
         """
@@ -181,15 +181,15 @@ class Places:
         """Return whether a waiting sequence can have a place now."""
         if self.is_full:
             return False
-        # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
+        # One spare block per running sequence keeps a newcomer from being preempted in its first steps.
         return self.blocks.can_open(sequence.tokens, spare=len(self.running), most=sequence.reusable)
 
     def clear_of_batches(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Preempt as many sequences of batches as an online one needs. False when all would not be enough."""
+        """Preempt as many sequences of batches as an online one needs. False if all would not be enough."""
         return self._clear(sequence, plan, self._removable())
 
     def _goes_first(self, waiting: Sequence) -> bool:
-        """Return whether its prompt would have its turn before those of all running sequences."""
+        """Return whether its prompt would get its turn before those of all running sequences."""
         turn = fairness.by_turn(waiting)
         return all(fairness.by_turn(each) > turn for each in self.online if not each.is_decode)
 
@@ -215,7 +215,7 @@ class Places:
         ]
 
     def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
-        """Preempt as many of `lower` as necessary. False, and nothing is preempted, when all would not be enough."""
+        """Preempt as many of `lower` as necessary. False, without preempting any, if all would not be enough."""
         others = len(self.running) - len(lower)
         if not lower or others >= self._slots:
             return False
@@ -230,7 +230,7 @@ class Places:
 
     @property
     def _slots(self) -> int:
-        # A sequence beyond the budget would hold blocks for nothing, and decodes would leave prompts no tokens.
+        # A sequence beyond the budget would hold blocks in vain, and decodes would leave no tokens for prompts.
         return min(self.max_num_seqs, self._token_budget)
 
     # Blocks
@@ -239,7 +239,7 @@ class Places:
         """Make room for `count` more tokens, at the cost of the least urgent sequence, which may be this one: False
         then.
 
-        `planned`: ordinals of those that lose nothing, as this step computes them.
+        `planned`: ordinals of sequences that lose nothing, since this step computes them.
         """
         if sequence.num_computed + count <= len(sequence.table) * self.blocks.block_size:
             return True
@@ -253,7 +253,7 @@ class Places:
     def reserve(self, sequences: Sequences[Sequence], steps: int) -> int:
         """Give decoding sequences blocks for their next `steps` tokens, or for fewer if too few blocks are free.
 
-        Return for how many tokens they have room then; nobody gives up a block.
+        Return for how many tokens they then have room; no sequence gives up a block.
         """
         while steps > 1 and sum(self._missing(each, steps) for each in sequences) > self.blocks.num_free:
             steps //= 2
@@ -278,14 +278,14 @@ class Places:
         self.requeue(victim)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the queue; nothing of it is computed."""
+        """Move a running sequence back to the queue, with none of its tokens computed."""
         self._drop(sequence)
         sequence.num_computed = 0
         sequence.kept = False
         self.waiting[sequence.traffic].add(sequence)
 
     def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
-        """Return the sequence to give up its blocks: the least urgent not in this step; last, `lacking`."""
+        """Return the sequence to give up its blocks: the least urgent one not in this step; lastly, `lacking`."""
         candidates: Iterable[Sequence] = reversed(self.running)
         if self.shares["online"].contended:
             candidates = sorted(self.running, key=fairness.by_burden, reverse=True)

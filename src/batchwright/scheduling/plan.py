@@ -1,4 +1,4 @@
-"""The plan of one step, and drafts added to it where rows are to spare."""
+"""The plan of one step, and drafts added to it if there are spare rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Chunk:
     start: int
     count: int
     fresh: bool
-    """Whether it is the first chunk since its sequence was admitted, as a rule by this plan."""
+    """Whether it is the first chunk since its sequence was admitted, usually by this plan."""
 
     samples: bool
-    """Whether it reaches the last known token, whose logits choose the next one."""
+    """Whether it includes the last known token, whose logits choose the next one."""
 
     is_decode: bool = False
-    """Whether it is the last chosen token, with those that were appended together with it."""
+    """Whether it consists of the last chosen token, with tokens that were appended together with it."""
     scored: range = range(0)
-    """Positions in it whose logits are wanted for a known token, the one that follows."""
+    """Positions in it whose logits are wanted for the known token that follows."""
 
     ends: bool = False
-    """Whether it reaches the last token that its sequence will ever have, so that no token is chosen."""
+    """Whether it includes the last token that its sequence will ever have, so that no token is chosen."""
 
     drafts: list[int] = field(default_factory=list)
-    """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
+    """Guesses at the tokens after it, computed with it; the logits of each choose the token after it."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     expired: list[Sequence] = field(default_factory=list)
     alone: bool = False
-    """Whether it computes one sequence by itself, to see whether that makes a step fail."""
+    """Whether it computes one sequence alone, to see whether that makes a step fail."""
 
     @property
     def is_pure_decode(self) -> bool:
@@ -73,7 +73,7 @@ class StepPlan:
 
     @property
     def num_batch_tokens(self) -> int:
-        """Number of those that are of batch sequences."""
+        """Number of tokens of batch sequences."""
         return sum(chunk.count for chunk in self.chunks if chunk.sequence.is_batch)
 
 
@@ -85,7 +85,7 @@ def repeated(plan: StepPlan) -> StepPlan:
 
 
 def add_drafts(plan: StepPlan, blocks: BlockManager, rows: int) -> None:
-    """Add drafts to decodes, as far as they cost nothing: no row beyond `rows`, no block of another sequence."""
+    """Add drafts to decodes as long as they cost nothing: no row beyond `rows`, no block of another sequence."""
     decodes = [chunk for chunk in plan.chunks if chunk.is_decode and chunk.samples and chunk.sequence.drafter]
     room = rows - plan.num_tokens
     for place, chunk in enumerate(decodes):

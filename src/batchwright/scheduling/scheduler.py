@@ -1,31 +1,30 @@
-"""The token-level scheduler: one budget of tokens a step, no prefill phase and no decode phase.
+"""The token-level scheduler: one budget of tokens per step, without separate prefill and decode phases.
 
-Online sequences are planned first, then those of batches, each class of traffic in this order, each part by urgency
-(priority, then deadline, then arrival):
+Online sequences are planned first, then those of batches, each class of traffic in the following order, and each part
+by urgency (priority, then deadline, then arrival):
 
-1. waiting sequences of a higher priority than a running one are admitted, at the cost of lower ones where they must;
-2. every running sequence that lacks only its last token gets it (a decode), with those that are certain to follow it;
+1. waiting sequences of a higher priority than a running one are admitted, at the cost of lower ones if necessary;
+2. every running sequence that lacks only its last token gets it (a decode), with tokens that are certain to follow it;
 3. running sequences that lack more get a chunk of it;
 4. waiting sequences are admitted, with their cached prefix, while slots, blocks and budget last: an online one at the
-   cost of batch ones where it must.
+   cost of batch ones if necessary.
 
-So batches fill what online traffic leaves of a step, and an online sequence waits for no batch longer than the step
-that is being computed. What is left may be less than the budget: `SloController` says how much time a step may take.
-Where it is less than the decodes of batches, those go first that have gone without for longest; they keep their blocks
-meanwhile.
-`BatchShare` is the one exception: what it owes to batches they get first.
+So batches fill what online traffic leaves of a step, and an online sequence never waits for a batch longer than the
+current step. What is left may be less than the budget: `SloController` sets how much time a step may take. If it is
+less than the decodes of batches, those that have gone without a token for longest go first; the others keep their
+blocks meanwhile. `BatchShare` is the one exception: the tokens that it owes to batches go to them first.
 
-Who is admitted, and who gives up a place or blocks for another, is decided in `places.py`. Where sequences of several
-requests with a `Flow` are there, `fairness.py` has a say in all of this: whose turn a place and a prompt's tokens are,
-who gives up a place, and which decodes go along with the prompt of a newcomer.
+`places.py` decides which sequences are admitted, and which give up a place or blocks for others. If there are sequences
+of several requests with a `Flow`, `fairness.py` influences all of this: who gets the next place and prompt tokens, who
+gives up a place, and which decodes go along with the prompt of a newcomer.
 
-Within its class nothing waits for ever: a sequence that arrived `promote_after` seconds ago goes before all priorities,
+Within its class nothing waits forever: a sequence that arrived `promote_after` seconds ago goes before all priorities,
 and such sequences are served in order of arrival.
 
 The scheduler is a state machine without a clock: `schedule(now)` plans, then exactly one of `commit(plan)` (the step
-was computed) or `rollback(plan)` (it was not) must follow. A step may be committed while it is still being computed, to
-plan the next one meanwhile: the tokens that it chooses have places in `tokens` already, and those that will be the last
-of their sequences are not appended, so that nothing is planned for them.
+was computed) or `rollback(plan)` (it was not) must follow. A step may be committed while it is still being computed, in
+order to plan the next one: the tokens that it chooses already have placeholders in `tokens`, and those that will be the
+last of their sequences are not appended, so that nothing is planned for them.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from batchwright.scheduling.timetable import Timetable
 
 _STEPS_BEFORE_REGROWTH = 64
 _STEPS_IN_COMPANY = 256
-"""Number of steps after requests were there together for which another one is expected at any time."""
+"""Number of steps, after there were several requests together, for which another one is expected at any time."""
 
 
 def kv_refusal(num_prompt: int, max_tokens: int, capacity: int) -> str | None:
@@ -65,9 +64,9 @@ class Scheduler:
     """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
 
     `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
-    batches get whatever online traffic there is, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up
-    to it with drafts. `slo` bounds the steps; without it, nothing does. `max_scored` is the most tokens of a step whose
-    logits are wanted for the known tokens that follow them. Raises ValueError for a setting out of range.
+    batches get regardless of online traffic, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up to it
+    with drafts. `slo` limits the time of steps; without it, there is no limit. `max_scored` is the most tokens of a
+    step whose logits are wanted for the known tokens that follow them. Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Scheduler:
         self.max_scored = max_scored
         self.slo = slo or SloController()
         self.record = StepRecord()
-        """What the steps took."""
+        """Measured times of the steps."""
         self.token_budget = max_batch_tokens
         """Tokens that a step may have now: `max_batch_tokens`, or less after `shrink`."""
         self._places = Places(blocks, max_num_seqs, promote_after)
@@ -105,11 +104,11 @@ class Scheduler:
         self._turns = 0
         self._steps_since_shrink = 0
         self._steps_alone = _STEPS_IN_COMPANY
-        """Steps since online sequences of several requests were there."""
+        """Steps since there were last online sequences of several requests."""
 
     @property
     def running(self) -> list[Sequence]:
-        """Sequences that have a place, by urgency, so online ones first."""
+        """Sequences that have a place, by urgency, with online ones first."""
         return self._places.running
 
     @property
@@ -118,7 +117,7 @@ class Scheduler:
 
     @property
     def has_free_place(self) -> bool:
-        """Whether a place is free that nobody waits for."""
+        """Whether there is a free place for which no sequence waits."""
         return not self.num_waiting and len(self.running) < self.max_num_seqs
 
     @property
@@ -140,7 +139,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
 
-        Raises `InvalidRequest` when it has no tokens, `ContextLengthExceeded` when it could never be computed.
+        Raises `InvalidRequest` if it has no tokens, `ContextLengthExceeded` if it could never be computed.
         """
         if not sequence.tokens:
             raise InvalidRequest("the prompt has no tokens: give at least one", param="prompt")
@@ -152,16 +151,16 @@ class Scheduler:
         self._places.enter(sequence)
 
     def forget_answers(self) -> None:
-        """Keep blocks of answers in the prefix cache no longer than they are needed: no prompt will begin with them."""
+        """Keep blocks of answers in the prefix cache no longer than needed: no prompt will begin with them."""
         self._places.keeps_answers = False
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing.
 
-        It may be called between a plan and its commit or rollback.
+        May be called between a plan and its commit or rollback.
         """
         self._places.end(sequence)
-        # What lies deep in the timetable is let go of once it is most of it.
+        # Ended sequences deep in the timetable are removed once they are most of it.
         self._timetable.sweep(self.num_waiting + len(self.running))
 
     def schedule(self, now: float) -> StepPlan:
@@ -185,20 +184,21 @@ class Scheduler:
         return plan
 
     def reserve_steady_steps(self, plan: StepPlan, most: int) -> int:
-        """Return how many steps, up to `most`, decode the same sequences as `plan`, which is open, and nothing else.
+        """Return how many steps, up to `most`, decode only the same sequences as `plan`, which is open.
 
-        So many in a row need no other plan, as long as none of the sequences ends before its last token, nothing
-        arrives, and they are over before `next_event`. Sequences get blocks for all of them.
+        This many consecutive steps need no new plan, as long as none of the sequences ends before its last token,
+        nothing arrives, and they end before `next_event`. Sequences get blocks for all of them.
         """
         sequences = [chunk.sequence for chunk in plan.chunks]
         is_steady = (
             plan.is_pure_decode
             and len(sequences) == len(self.running)
             and self.token_budget == self.max_batch_tokens
-            # Who waits for blocks rather than for a place may find more of its prefix in the cache after any step.
+            # A sequence that waits for blocks rather than a place may find more of its prefix in the cache after any
+            # step.
             and (not self.num_waiting or self._places.is_full)
             and not (self._isolated or self.slo.bounds_steps or self._places.contended or self._places.is_mixed)
-            # Drafts may be found for the next step where there were none for this one.
+            # Drafts may be found for the next step even if there were none for this one.
             and not (len(sequences) < self.draft_rows and any(each.drafter for each in sequences))
         )
         if not is_steady:
@@ -207,7 +207,7 @@ class Scheduler:
         return self._places.reserve(sequences, min(most, left))
 
     def next_event(self) -> float:
-        """Return the time until which waiting changes nothing: no deadline passes, and nobody is promoted."""
+        """Return the time until which waiting changes nothing: no deadline passes, and no sequence is promoted."""
         return self._timetable.next_event()
 
     def commit(self, plan: StepPlan) -> None:
@@ -232,13 +232,13 @@ class Scheduler:
                 self._steps_since_shrink = 0
 
     def accept_draft(self, sequence: Sequence) -> None:
-        """Count the last known token as computed: it was a right draft of the step that was just committed."""
+        """Count the last known token as computed: it was a correct draft in the step that was just committed."""
         if sequence.status is Status.RUNNING:
             sequence.num_computed += 1
             self._publish_decoded(sequence)
 
     def measured(self, plan: StepPlan, seconds: float, pause: float = 0.0) -> float | None:
-        """Learn that the step took `seconds`, and return what was predicted for it, or None.
+        """Learn that the step took `seconds`, and return the prediction for it, or None.
 
         `pause`: seconds between the end of the step before and its beginning, if there was work.
         """
@@ -247,7 +247,7 @@ class Scheduler:
         return self.slo.observe(plan, shape, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
-        """Undo a step that was not computed: take back what was offered to others, and requeue new sequences."""
+        """Undo a step that was not computed: withdraw blocks offered to others, and requeue new sequences."""
         for chunk in plan.chunks:
             if chunk.sequence.status is Status.RUNNING:
                 self.blocks.retract(chunk.sequence.table, chunk.start)
@@ -256,12 +256,12 @@ class Scheduler:
                 self._places.requeue(chunk.sequence)
 
     def repeat_last(self, sequence: Sequence) -> None:
-        """Compute the last known token once more, because the token that was to follow it was lost after `commit`."""
+        """Compute the last known token again, because the token that was to follow it was lost after `commit`."""
         if sequence.status is Status.RUNNING and sequence.remaining == 0:
             sequence.num_computed -= 1
 
     def shrink(self, failed: StepPlan) -> bool:
-        """Plan smaller steps for a while, after one ran out of memory. False when the step could not be smaller."""
+        """Plan smaller steps for a while, after one ran out of memory. False if the step could not be smaller."""
         tokens = failed.num_tokens
         if tokens <= 1:
             return False
@@ -270,7 +270,7 @@ class Scheduler:
         return True
 
     def isolate(self, sequences: Iterable[Sequence]) -> None:
-        """Compute each of these alone for one step, to find out which of them makes a step fail."""
+        """Compute each of these sequences alone for one step, to find out which one makes a step fail."""
         self._isolated.extend(sequences)
 
     @property
@@ -279,7 +279,8 @@ class Scheduler:
         return bool(self._isolated)
 
     def forget(self, sequence: Sequence) -> None:
-        """Withdraw all that a running sequence offered to the prefix cache, since its contents cannot be trusted.
+        """Withdraw everything that a running sequence offered to the prefix cache, since its contents cannot be
+        trusted.
 
         Called before `finish`, which must follow before the next commit (that would offer them again).
         """
@@ -293,7 +294,7 @@ class Scheduler:
 
     def _promote(self, now: float) -> None:
         of_age = iter(lambda: self._timetable.next_of_age(now), None)
-        # No more at once than could be admitted: a long queue that comes of age together holds up no step.
+        # No more at once than could be admitted: a long queue that reaches the age together must not hold up a step.
         self._places.promote(islice(of_age, self.max_num_seqs))
 
     def _note_first_tokens(self, now: float) -> None:
@@ -332,11 +333,11 @@ class Scheduler:
         decodes = fairness.decodes(online, first) if contended else online
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
-        # Beside newcomers what the others get is bounded already; and what prompts leave, batches would take.
+        # Beside newcomers the others' part is limited already; and batches would take what prompts leave.
         bounded = self._in_company and not self._places.wants_batch and (first is None or not first.has_heavier)
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
-        # Nor is a step to be much longer than the others.
+        # Nor should a step be much longer than the others.
         room = self.slo.even_room(budget) if bounded else StepRoom(budget)
         prompts = [each for each in self._places.online if not each.is_decode]
         if contended:
@@ -361,7 +362,7 @@ class Scheduler:
         return max(self.token_budget // 2 - decodes, self.token_budget // 8, 1)
 
     def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
-        """Plan decodes as far as `budget` and blocks go, and return the number of their tokens."""
+        """Plan decodes as far as `budget` and blocks allow, and return the number of their tokens."""
         planned, left = set[int](), budget
         for sequence in decodes:
             if not left:
@@ -370,7 +371,7 @@ class Scheduler:
             if (
                 sequence.awaits_decode
                 and sequence.status is Status.RUNNING
-                # Where urgency alone decides, those that are planned already are never victims.
+                # If urgency alone decides, sequences that are planned already are never victims.
                 and self._places.make_room(sequence, count, plan, planned)
             ):
                 self._plan(sequence, count, plan)
@@ -383,7 +384,7 @@ class Scheduler:
         queue = self._places.waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
             if first is not None and first.must_defer(waiting) and not first.room.most_prompt(len(waiting.tokens), 1):
-                break  # it would get no tokens in this step: nobody loses a place for it yet
+                break  # it would get no tokens in this step: no sequence loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (
                 self._places.fits(waiting) or self._places.clear_of_batches(waiting, plan)
@@ -409,9 +410,10 @@ class Scheduler:
     # Batches
 
     def _seat_owed(self) -> tuple[int, bool]:
-        """Give places to batch sequences that are owed tokens; return those, and whether one still lacks its place.
+        """Give places to batch sequences that are owed tokens; return these tokens, and whether one still lacks its
+        place.
 
-        While one does, no online sequence is admitted, or a stream of them would keep it out for ever.
+        While one does, no online sequence is admitted, or a stream of them would keep it out forever.
         """
         owed = self._share.due(self.token_budget) if self._places.wants_batch else 0
         if not owed:
@@ -427,8 +429,8 @@ class Scheduler:
 
     def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> StepRoom:
         online = self._places.online
-        # One that waits though nothing online is computed waits for a place that a batch holds: a short step would make
-        # it wait longer.
+        # If an online sequence waits although nothing online is computed, it waits for a place that a batch holds: a
+        # short step would make it wait longer.
         waiting = self._places.waiting["online"].peek() if plan.chunks else None
         limit = self.slo.limit(now, online, waiting, self.token_budget)
         return self.slo.room(limit, plan.chunks, tokens, owed)
@@ -445,7 +447,7 @@ class Scheduler:
                     room.take_prompt(sequence.num_computed, count)
                     self._plan(sequence, count, plan)
         queue = self._places.waiting["batch"]
-        # Where it will begin is not known before it has its place: not after its last token.
+        # Where it will begin is not known before it has its place, but not after its last token.
         while (waiting := queue.peek()) is not None and room.most_prompt(len(waiting.tokens), 1):
             if waiting in plan.preempted or not self._places.fits(waiting):
                 return
@@ -488,7 +490,7 @@ class Scheduler:
     def _plan(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         start = sequence.num_computed
         end = start + count
-        # Nothing follows the last token of a prompt of which only log-probabilities are wanted.
+        # Nothing follows the last token of a prompt for which only log-probabilities are wanted.
         samples = end == len(sequence.tokens) < sequence.max_total
         chunk = Chunk(
             sequence, start, count, not sequence.started, samples, sequence.is_decode, ends=end == sequence.max_total

@@ -1,4 +1,4 @@
-"""One sequence of tokens as the scheduler sees it."""
+"""One sequence of tokens, from the scheduler's point of view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Urgency: TypeAlias = tuple[bool, bool, int, float, int]
 
 _LONGEST_SILENCE = 8
-"""Tokens after which a sequence counts as heard, whether they have a text or not."""
+"""Tokens after which a sequence no longer counts as silent, whether they have text or not."""
 
 
 class Status(Enum):
@@ -32,8 +32,8 @@ class Status(Enum):
 class Sequence:
     """Sequence whose computed tokens chase its known tokens: a step computes some of `tokens[num_computed:]`.
 
-    The caller appends a token to `tokens` after a step that computed all of them, and with it others that are certain
-    to follow it, if there are any. It sets nothing else but `forced` and `text_pending`; the scheduler sets the rest.
+    The caller appends a token to `tokens` after a step that computed all of them, together with others that are certain
+    to follow it. Otherwise it sets only `forced` and `text_pending`; the scheduler sets the rest.
     """
 
     tokens: list[int]
@@ -44,18 +44,18 @@ class Sequence:
     priority: int = 5
     """Priority; lower is sooner."""
     deadline: float = math.inf
-    """Absolute time after which it is given up."""
+    """Absolute time after which it is abandoned."""
     arrived_at: float = 0.0
     traffic: Traffic = "online"
     """Class of traffic: online sequences go before those of a batch, whatever the priorities."""
     flow: Flow | None = None
     """Flow whose share of the engine it uses."""
     drafter: Drafter | None = None
-    """Maker of drafts, where the caller can see from all their logits at once which are right; else None."""
+    """Maker of drafts, if the caller can check all of them at once by their logits; else None."""
     scored: range = range(0)
     """Positions of the prompt whose logits are still wanted, besides those of the last known token.
 
-    Set by the caller before `Scheduler.add`; what a step has computed is taken off its beginning.
+    Set by the caller before `Scheduler.add`; positions that a step has computed are removed from the beginning.
     """
     ordinal: int = 0
     """Order of arrival, set by `Scheduler.add`."""
@@ -71,13 +71,13 @@ class Sequence:
     started: bool = False
     """Whether a step has computed any of it since it was last admitted."""
     kept: bool = False
-    """Whether it is of a batch, and in the place that `batch_share` is owed: no online sequence takes it."""
+    """Whether it is a batch sequence in a place that is owed to `batch_share`, which no online sequence takes."""
     first_token_at: float | None = None
     """Time of the first plan after its first token."""
     last_turn: int = 0
     """Serial number of the last chunk of it that was computed."""
     text_pending: bool = False
-    """Whether a reader of its text has not been given any yet. Set by the caller."""
+    """Whether a reader of its text has not received any yet. Set by the caller."""
     forced: int = 0
     """Number of tokens that were appended together with the last one that was chosen. Set by the caller."""
     share: Share | None = None
@@ -97,17 +97,17 @@ class Sequence:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it lacks no more than the last chosen token, with those that were appended together with it."""
+        """Whether it lacks only the last chosen token, with tokens that were appended together with it."""
         return self.remaining <= 1 + self.forced
 
     @property
     def awaits_decode(self) -> bool:
-        """Whether its next chunk is a decode. It is not if all that is known of it is computed."""
+        """Whether its next chunk is a decode. It is not if all its known tokens are computed."""
         return 0 < self.remaining <= 1 + self.forced
 
     @property
     def reusable(self) -> int | None:
-        """Number of its first tokens that may come from the prefix cache, where there are no logits; None: all."""
+        """Number of its first tokens that may come from the prefix cache, which has no logits; None: all."""
         return self.scored.start if self.scored else None
 
     @property
@@ -116,7 +116,7 @@ class Sequence:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing of its output was given out yet, though it may have tokens whose text is not certain."""
+        """Whether none of its output was delivered yet, though it may have tokens whose text is not certain."""
         return not self.num_generated or (self.text_pending and self.num_generated < _LONGEST_SILENCE)
 
     @property

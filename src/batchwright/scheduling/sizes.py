@@ -1,4 +1,4 @@
-"""Sizes of an engine, from its options and its device, and the scheduler that they make."""
+"""Sizes of an engine, from its options and its device, and the resulting scheduler."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineSizes:
         )
 
     def scheduler(self, config: EngineConfig, *, draft_rows: int = 0, max_scored: int = 512) -> Scheduler:
-        """Return a scheduler of an engine of this size; `draft_rows` and `max_scored` as in `Scheduler`."""
+        """Return a scheduler for an engine of this size; `draft_rows` and `max_scored` are as in `Scheduler`."""
         return Scheduler(
             BlockManager(self.num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
             max_batch_tokens=self.max_batch_tokens,

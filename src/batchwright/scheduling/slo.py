@@ -1,25 +1,25 @@
 """How much a step may carry for batches without delaying online requests noticeably.
 
-An SLO bounds two times: to an online request's first token (`ttft`), and from one of its tokens to the next, on average
-over the request (`tpot`). A step delays every online sequence by as long as it takes, so the SLO bounds the seconds of
-a step, and a learned model of step times turns these into tokens:
+An SLO limits two times: to an online request's first token (`ttft`), and from one of its tokens to the next, on average
+over the request (`tpot`). A step delays every online sequence by its duration, so the SLO limits the seconds of a step,
+and a learned model of step times turns these into tokens:
 
     seconds = α + β · prefill tokens + γ · prefill (token, key) pairs + δ · decode rows + ε · keys that these read
 
-- **While online sequences decode**, a step may take `tpot`. One that is behind asks for less, so that it makes up for
-  what it lost within its next tokens; one that is ahead asks for no more. By its end each wants to be ahead by what a
-  bad step would cost it, for instance one with the prompts of several others: 99% of the recent ones cost less.
-- **While one waits for its first token**, the steps until then may take what is left of its `ttft`.
-- **At any time** one may arrive in the middle of a step. It waits for the end of this one, then for its own: a step may
-  take half of `ttft`.
-- **The margins** are learned: what 95% of the recent steps stayed within, as a ratio to their prediction, and what
-  95% of the means over as many steps as a sequence has to catch up in did. The first is for waits that are over with a
-  step, the second for `tpot`. On a quiet machine they are a few percent, on a busy one more.
-- **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest since the
-  model was last learned anew.
+- **While online sequences decode**, a step may take `tpot`. A sequence that is behind demands less, so that it catches
+  up within its next tokens; one that is ahead does not allow more. By its end each should be ahead by what a bad step
+  would cost it, for instance one with the prompts of several others: 99% of the recent steps cost less.
+- **While a sequence waits for its first token**, the steps until then may take what is left of its `ttft`.
+- **At any time** a sequence may arrive in the middle of a step. It waits for the end of this step, then for its own: a
+  step may take half of `ttft`.
+- **The margins** are learned: the ratio to their prediction within which 95% of the recent steps stayed, and the same
+  for the means over as many steps as a sequence has to catch up. The first is for waits that end with a step, the
+  second for `tpot`. On a quiet machine they are a few percent, on a busy one more.
+- **There is no extrapolation**: no planned step has more than twice the tokens of the largest one since the model was
+  last reset.
 
-Online tokens are never held back for a batch, and a step without any carries at least one batch token, whatever the
-SLO: so one that cannot be kept stops no batch that has the engine to itself.
+Online tokens are never held back for a batch, and a step without online tokens carries at least one batch token,
+whatever the SLO: so an SLO that cannot be met does not stop a batch that has the engine to itself.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence
 
 _ACCOUNT_STEPS = 16
-"""Number of full steps that the account of a `BatchShare` goes back at most."""
+"""Most full steps that the account of a `BatchShare` covers."""
 
 
 class BatchShare:
-    """Account of batch sequences, which are owed `share` (0 ≤ share < 1) of all tokens computed while they want some.
+    """Account of batch sequences, which are owed `share` (0 ≤ share < 1) of all tokens computed while there are any.
 
-    Each step adds its share of the step's tokens, and takes off the batch tokens that it carried. The account slides:
-    what is owed, and what was had beyond the share, never exceeds the share of 16 full steps, so a quiet hour is not
-    held against a batch. Nor is a long wait made up for in one burst: a step pays the share of two of its size at most.
+    Each step adds its share of the step's tokens, and subtracts the batch tokens that it carried. The account is
+    bounded: the tokens owed, and those received beyond the share, never exceed the share of 16 full steps, so a quiet
+    hour is not held against a batch. Nor is a long wait made up for in one burst: a step pays at most the share of two
+    steps of its size.
 
     Raises ValueError for a share out of range.
     """
@@ -55,11 +56,11 @@ class BatchShare:
         self._owed = 0.0
 
     def due(self, step_tokens: int) -> int:
-        """Return the tokens of a step of `step_tokens` that batch sequences may have, whatever else waits."""
+        """Return how many tokens of a step of `step_tokens` batch sequences may have, whatever else is waiting."""
         return max(0, int(min(self._owed, max(1.0, 2.0 * self.share * step_tokens)) + 1e-9))
 
     def settle(self, tokens: int, batch_tokens: int, *, wanted: bool) -> None:
-        """Note a step of `tokens` tokens, `batch_tokens` of them for batches; `wanted`: there are batch sequences."""
+        """Record a step of `tokens` tokens, `batch_tokens` of them for batches; `wanted`: there are batch sequences."""
         if not self.share:
             return
         if not wanted:
@@ -72,23 +73,23 @@ class BatchShare:
 _CONFIDENCE = 0.95
 _BAD_STEP = 0.99
 _REMEMBERED = 256
-"""Number of recent steps that the margins are taken from."""
+"""Number of recent steps from which the margins are computed."""
 _MEMORY = 400
-"""Number of steps that the model looks back."""
+"""Number of recent steps that the model considers."""
 _CATCH_UP = 8
 """Number of tokens within which a sequence that is behind catches up."""
 _LEAST_PART = 4
 _FIRST_TOKENS = 16
-"""Tokens of the very first step, for which nothing is known."""
+"""Tokens of the very first step, about which nothing is known."""
 
 
 @dataclass(slots=True)
 class StepShape:
-    """Quantities that the time of a step depends on."""
+    """Quantities on which the time of a step depends."""
 
     prefill_tokens: int = 0
     prefill_pairs: int = 0
-    """(token, key) pairs of prefill chunks, which their attention costs."""
+    """(token, key) pairs of prefill chunks, which determine the cost of their attention."""
     decode_rows: int = 0
     """Number of chunks of a single token."""
     decode_keys: int = 0
@@ -119,7 +120,7 @@ class StepShape:
 
 
 class _Spread:
-    """Value within which the share `level` of the last values stay; at least `least`."""
+    """Value within which the share `level` of the last values lies; at least `least`."""
 
     def __init__(self, level: float, least: float) -> None:
         self._level = level
@@ -131,7 +132,7 @@ class _Spread:
     def add(self, value: float) -> None:
         self._values.append(value)
         self._fresh += 1
-        # While there are few each may say something else; later one more says little.
+        # While there are few, each may change the result; later one more changes little.
         if self._fresh * 8 >= len(self._values) or self._fresh >= 8:
             self._fresh = 0
             ordered = sorted(self._values)
@@ -139,7 +140,7 @@ class _Spread:
 
 
 class StepTimes:
-    """Predictor of the seconds of a step from those of the steps before."""
+    """Predictor of the seconds of a step from the earlier steps."""
 
     def __init__(self) -> None:
         self._fit = FadedFit(5, _MEMORY)
@@ -149,17 +150,17 @@ class StepTimes:
         self._seen: tuple[float, ...] = (0.0,) * 5
         """Greatest value of each feature."""
         self.largest = 0
-        """Most tokens of a step that was measured since the fit last started anew."""
+        """Most tokens of a measured step since the fit was last reset."""
 
     def observe(self, shape: StepShape, seconds: float) -> float | None:
-        """Learn that a step of this shape took `seconds`, and return what was predicted for it, or None."""
+        """Learn that a step of this shape took `seconds`, and return the prediction for it, or None."""
         predicted = self.predict(shape)
         if predicted is not None and predicted > 0.0:
             self._of_steps.add(seconds / predicted)
             self._run.append(seconds / predicted)
             self._of_runs.add(sum(self._run) / len(self._run))
         features = shape.features
-        # A fit to decodes says nothing of the first prompt; but the keys, which grow with every step, are no news.
+        # A fit to decodes says nothing about the first prompt; but the keys grow with every step, which is not new.
         is_new = any(feature > 2.0 * seen for feature, seen in zip(features, self._seen, strict=True))
         self._fit.observe(features, seconds, is_larger=is_new or shape.num_tokens > self.largest)
         if self._fit.observations == 1:
@@ -170,22 +171,22 @@ class StepTimes:
         return predicted
 
     def predict(self, shape: StepShape) -> float | None:
-        """Return the predicted seconds; None when nothing is known."""
+        """Return the predicted seconds; None if nothing is known."""
         return self._fit.predict(shape.features)
 
     @property
     def margin(self) -> float:
-        """Seconds over predicted seconds within which most steps stay; at least 1."""
+        """Ratio of measured to predicted seconds within which most steps stay; at least 1."""
         return self._of_steps.most
 
     @property
     def margin_of_runs(self) -> float:
-        """The same margin for the mean over as many steps as a sequence has to catch up in."""
+        """The same margin for the mean over as many steps as a sequence has to catch up."""
         return self._of_runs.most
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds for a step, a prefill token, a prefill pair, a decode row and a key; all 0 when nothing is known."""
+        """Seconds for a step, a prefill token, a prefill pair, a decode row and a key; all 0 if nothing is known."""
         return self._fit.coefficients
 
 
@@ -193,7 +194,7 @@ class StepTimes:
 class StepRoom:
     """What may still be added to one step: tokens, and predicted seconds.
 
-    `owed` tokens may be taken though they cost more seconds than there are.
+    `owed` tokens may be added even if they cost more seconds than there are.
     """
 
     tokens: int
@@ -250,7 +251,7 @@ class StepRoom:
 
 
 class SloController:
-    """Controller that keeps the SLO `ttft` and `tpot` (seconds; None: no bound). Raises ValueError unless positive."""
+    """Controller that keeps the SLO `ttft` and `tpot` (seconds; None: no limit). Raises ValueError unless positive."""
 
     def __init__(self, *, ttft: float | None = None, tpot: float | None = None) -> None:
         for name, value in (("ttft", ttft), ("tpot", tpot)):
@@ -264,11 +265,11 @@ class SloController:
 
     @property
     def bounds_steps(self) -> bool:
-        """Whether it says how much time a step may take."""
+        """Whether it limits the time of a step."""
         return self.ttft is not None or self.tpot is not None
 
     def observe(self, plan: StepPlan, shape: StepShape, seconds: float) -> float | None:
-        """Learn that the step, of this shape, took `seconds`, and return what was predicted for it, or None."""
+        """Learn that the step, of this shape, took `seconds`, and return the prediction for it, or None."""
         if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
             self._beyond.add(seconds - self.tpot)
         return self.times.observe(shape, seconds)
@@ -300,15 +301,15 @@ class SloController:
         return StepRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
 
     def room_beside(self, newcomers: Iterable[Chunk], tokens: int) -> StepRoom:
-        """Return the room for others' `tokens` beside `newcomers`: half as long as the newcomers' step alone.
+        """Return the room for `tokens` of others beside `newcomers`: half as long as the newcomers' step alone.
 
-        One of them may in any case, or they would stand still beside newcomers in every step.
+        One token is always allowed, or the others would stand still beside newcomers in every step.
         """
         seconds = self.times.predict(StepShape.of(newcomers))
         return StepRoom(tokens) if not seconds else StepRoom(tokens, 1, seconds / 2, self.times.coefficients)
 
     def even_room(self, tokens: int) -> StepRoom:
-        """Return room for prompts that takes as long as `tokens` of them without context: the deeper, the fewer.
+        """Return room for prompts that takes as long as `tokens` of them without context: the more context, the fewer.
 
         But no fewer than a quarter, since each step reads the weights.
         """

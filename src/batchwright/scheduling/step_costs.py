@@ -1,14 +1,14 @@
-"""Cost model of an engine's steps: seconds of a step by its shape, fitted to steps that were measured.
+"""Cost model of an engine's steps: seconds of a step by its shape, fitted to measured steps.
 
-`StepTimes` (`slo.py`) follows an engine from step to step and forgets within minutes. `StepCosts` is what is worth
-keeping: a cost model for steps of any shape that this engine computes on this machine, with the spread of its errors.
+`StepTimes` (`slo.py`) follows an engine from step to step and forgets within minutes. `StepCosts` is worth keeping: a
+cost model for steps of any shape that this engine computes on this machine, with the spread of its errors.
 
     seconds = factor of its kind · Σ coefficient · feature
 
 with all coefficients at least 0. The features are those of `StepShape`, the rows whose logits choose a token, and the
 rows beyond some numbers of them: a step of few rows waits for the weights to be read, one of many for the multipliers,
-and the bend between the two is found by the fit. The factor is what the sum errs by for steps of about this shape,
-where enough of them were measured; else 1.
+and the fit finds the bend between the two. The factor is the error of the sum for steps of about this shape, if enough
+of them were measured; otherwise 1.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ BENDS = (4, 16)
 """Rows beyond which each further one may cost more."""
 NUM_FEATURES = 6 + len(BENDS)
 _QUANTILES = 64
-"""Number of quantiles by which the spread of errors is given."""
+"""Number of quantiles that describe the spread of errors."""
 _WORST_RATIO = 4.0
-"""Largest ratio of measured to predicted seconds that counts: what is beyond was a pause of the machine."""
+"""Largest ratio of measured to predicted seconds that counts: beyond it, the machine paused."""
 _OUTLIER = 5.0
-"""Steps so many times the usual error away from the model are left out of its fit."""
+"""Steps that are this many times the usual error away from the model are left out of its fit."""
 _SHORTEST = 1e-6
 _EACH = 12
-"""Measurements kept of steps that are alike."""
+"""Measurements kept of similar steps."""
 _APART = 8
-"""Steps of a kind for each measurement of them that is kept of many, so that what is kept is of some minutes: a machine
-is faster or slower for seconds without a reason that lasts."""
+"""If there are many steps of a kind, one measurement is kept for this many of them, so that those kept span some
+minutes: a machine may be faster or slower for seconds, without a lasting reason."""
 _LEAST_ALIKE = 4
-"""Measurements of steps that are alike from which on their spread and their factor are known."""
+"""Fewest measurements of similar steps for which their spread and their factor are known."""
 _DOUBT = 2
-"""Measurements that the factor of 1 counts as, beside those of a kind."""
+"""Number of measurements as which the factor 1 counts, beside those of a kind."""
 _LEAST_SPREAD = 20
-"""Fewest measurements of which a spread is given."""
+"""Fewest measurements for which a spread is given."""
 _KINDS = 512
 """Kinds of steps kept."""
 Kind: TypeAlias = tuple[int, ...]
-"""Magnitudes of a shape: steps of one kind are alike."""
+"""Magnitudes of a shape: steps of one kind are similar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Measurement:
     shape: StepShape
     seconds: float
     weight: float = 1.0
-    """Number of steps that it stands for: itself, and its share of those like it that are not kept."""
+    """Number of steps that it represents: itself, and its share of similar ones that are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ class StepCosts:
     errors: tuple[float, ...] = (1.0,)
     """Quantiles of measured over predicted seconds, evenly spaced."""
     ratios: tuple[float, ...] = (1.0,)
-    """Quantiles of the seconds of the shorter half of the steps over those of steps like them, evenly spaced: what is
-    left to chance. By what the model errs for a kind of step, it errs each time."""
+    """Quantiles of the seconds of the shorter half of the steps over those of similar steps, evenly spaced: the random
+    part. The model's error for a kind of step is the same each time."""
     long_ratios: tuple[float, ...] = (1.0,)
     """Those of the longer half, which a pause of the machine lengthens by less."""
     long_from: float = math.inf
-    """Predicted seconds from which on a step counts as long."""
+    """Predicted seconds from which a step counts as long."""
     steps: int = 0
     """Number of measured steps that it was fitted to."""
     factors: Mapping[Kind, float] = field(default_factory=dict)
-    """Measured over summed seconds of the kinds of which enough steps were measured."""
+    """Measured over summed seconds, for kinds with enough measured steps."""
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != NUM_FEATURES or min(self.coefficients) < 0.0 or not any(self.coefficients):
@@ -115,7 +115,7 @@ class StepCosts:
         return seconds
 
     def drawn(self, shape: StepShape, quantile: float) -> float:
-        """Return the seconds of one such step; `quantile`, 0 to 1, chooses among the spread that was seen."""
+        """Return the seconds of one such step; `quantile`, 0 to 1, selects from the observed spread."""
         seconds = self.seconds(shape)
         ratios = self.ratios if seconds < self.long_from else self.long_ratios
         return seconds * ratios[min(len(ratios) - 1, int(quantile * len(ratios)))]
@@ -137,7 +137,7 @@ class StepCosts:
 
 
 def features_of(shape: StepShape) -> tuple[float, ...]:
-    """Return what the coefficients of `StepCosts` are multiplied by."""
+    """Return the features by which the coefficients of `StepCosts` are multiplied."""
     num_rows = shape.prefill_tokens + shape.decode_rows
     return (*shape.features, shape.sampled_rows, *(max(0.0, num_rows - bend) for bend in BENDS))
 
@@ -145,8 +145,8 @@ def features_of(shape: StepShape) -> tuple[float, ...]:
 def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     """Return the cost model that fits `measurements` best.
 
-    The relative error counts, so that a quick step counts as much as a slow one. What is far from the others is left
-    out. Raises ValueError without any measurement, or with seconds that are not above 0.
+    The relative error counts, so that a quick step counts as much as a slow one. Outliers are left out. Raises
+    ValueError without measurements, or for seconds that are not above 0.
     """
     if not measurements or min(each.seconds for each in measurements) <= 0.0:
         raise ValueError(f"{len(measurements)} measurements: must be one or more, of seconds above 0")
@@ -167,8 +167,8 @@ def fitted(measurements: Sequence[Measurement]) -> StepCosts:
     factors = _factors(seconds / summed, places, counts)
     predicted = summed * factors[places]
     weights = np.array([each.weight for each in measurements])
-    # The model of least relative error lies below the mean where errors are large: all steps together are to come out
-    # right, for the time of a job is that of all.
+    # The model of least relative error is below the mean if errors are large, but the sum of all steps must be right,
+    # since a job takes the time of all of them.
     level = float((weights * seconds)[chosen].sum() / (weights * predicted)[chosen].sum())
     coefficients, predicted = coefficients * level, predicted * level
     errors = np.clip(seconds / predicted, 1.0 / _WORST_RATIO, _WORST_RATIO)
@@ -206,12 +206,12 @@ def _factors(ratios: NDArray[np.float64], places: NDArray[np.intp], counts: NDAr
 
 
 def _medians(values: NDArray[np.float64], places: NDArray[np.intp], kinds: int) -> NDArray[np.float64]:
-    """Return the median value of each kind, the lower one of two: what is far from others is a pause."""
+    """Return the median value of each kind, the lower one of two: outliers are pauses."""
     return np.array([np.quantile(values[places == place], 0.5, method="lower") for place in range(kinds)])
 
 
 def _around_one(ratios: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return the quantiles of `ratios` over their mean: pauses are in the mean step as they are in the spread."""
+    """Return the quantiles of `ratios` over their mean: pauses are part of both the mean step and the spread."""
     return _quantiles(ratios / np.average(ratios, weights=weights), weights)
 
 
@@ -227,7 +227,7 @@ def _quantiles(
 def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the coefficients, all at least 0, for which `scaled` @ coefficients is closest to 1 everywhere.
 
-    All ways of leaving some out are tried: with so few of them that is exact, and takes milliseconds.
+    All ways of leaving some out are tried: with so few coefficients this is exact, and takes milliseconds.
     """
     size = scaled.shape[1]
     scale = np.sqrt((scaled**2).sum(axis=0))
@@ -244,7 +244,7 @@ def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
             except np.linalg.LinAlgError:
                 continue
             gain = float(2.0 * values @ targets[each] - values @ matrix @ values)
-            # What needs more coefficients for nothing is not believed.
+            # More coefficients without a gain are rejected.
             if values.min() >= 0.0 and gain > best_gain + 1e-9 * len(scaled):
                 best, best_gain = np.zeros(len(used)), gain
                 best[each] = values
@@ -254,7 +254,7 @@ def _least_squares(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _Kind:
-    """Steps that are alike."""
+    """Similar steps."""
 
     __slots__ = ("features", "kept", "steps", "unkept")
 
@@ -264,17 +264,17 @@ class _Kind:
         self.steps = 0.0
         """Number of all of them."""
         self.unkept = 0
-        """Number of them since the last that was kept."""
+        """Number of them since the last one that was kept."""
         self.features = [0.0] * NUM_FEATURES
-        """Sums of `features_of` of those that the record counts."""
+        """Sums of `features_of` of the steps that the record counts."""
 
 
 class StepRecord:
-    """Measured steps, a few of each kind: in bounded memory what steps of all shapes took recently."""
+    """Measured steps, a few of each kind: the recent times of steps of all shapes, in bounded memory."""
 
     def __init__(self, measurements: Iterable[Measurement] = ()) -> None:
         self.added = 0
-        """Number of steps since it was made, without those that it was made of; the next two likewise."""
+        """Number of steps since it was created, without those from which it was created; the next two likewise."""
         self.seconds = 0.0
         """Seconds of all of them."""
         self.features = [0.0] * NUM_FEATURES
@@ -284,7 +284,7 @@ class StepRecord:
             self._add(each)
 
     def add(self, shape: StepShape, seconds: float) -> None:
-        """Note that a step took `seconds`."""
+        """Record that a step took `seconds`."""
         self.added += 1
         self.seconds += seconds
         kind = self._kind(shape)
@@ -313,7 +313,7 @@ class StepRecord:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """All that are kept, the kinds that were seen last at the end."""
+        """Return all kept measurements, the most recently seen kinds last."""
         return [
             replace(each, weight=kind.steps / len(kind.kept)) for kind in self._kinds.values() for each in kind.kept
         ]
@@ -324,7 +324,7 @@ class StepRecord:
         kind.steps += each.weight
 
     def _kind(self, shape: StepShape) -> _Kind:
-        """Return the steps that are alike to those of a shape, which were seen last now."""
+        """Return the steps similar to this shape, and mark them as the most recently seen."""
         key = _kind_of(shape)
         found = self._kinds.get(key)
         if found is None:

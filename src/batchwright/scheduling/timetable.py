@@ -1,4 +1,4 @@
-"""What happens to sequences as time goes by: deadlines pass, and long waits end in promotion."""
+"""What happens to sequences as time passes: deadlines expire, and long waits end in promotion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.scheduling.sequence import Sequence, Status
 
 
 class Timetable:
-    """Deadlines and arrivals of sequences. Ended ones in it count for nothing.
+    """Deadlines and arrivals of sequences. Ended sequences in it are ignored.
 
     `promote_after` is in the unit of `now`; None turns promotion off. Raises ValueError unless it is more than 0.
     """
@@ -24,18 +24,18 @@ class Timetable:
         self._deadlines: list[tuple[float, int, Sequence]] = []
 
     def __len__(self) -> int:
-        """Return the number of entries, those of ended sequences included."""
+        """Return the number of entries, including those of ended sequences."""
         return len(self._arrivals) + len(self._deadlines)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence; they come in the order of their arrival."""
+        """Add a sequence; sequences are added in the order of their arrival."""
         if self._promote_after is not None:
             self._arrivals.append(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
 
     def next_expired(self, now: float) -> Sequence | None:
-        """Remove and return a sequence whose deadline has passed, the earliest first; None when there is none left."""
+        """Remove and return a sequence whose deadline has passed, the earliest first; None if there is none left."""
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = heapq.heappop(self._deadlines)[2]
             if sequence.status is not Status.FINISHED:
@@ -43,7 +43,7 @@ class Timetable:
         return None
 
     def next_of_age(self, now: float) -> Sequence | None:
-        """Remove and return a sequence that arrived `promote_after` ago, the oldest first; None: there is none."""
+        """Remove and return a sequence that arrived `promote_after` ago, the oldest first; None if there is none."""
         if self._promote_after is None:
             return None
         while self._arrivals:
@@ -57,7 +57,7 @@ class Timetable:
         return None
 
     def next_event(self) -> float:
-        """Return a time before which no deadline passes and nobody is of age."""
+        """Return a time before which no deadline passes and no sequence is due for promotion."""
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._arrivals and self._promote_after is not None:
             times.append(self._arrivals[0].arrived_at + self._promote_after)

@@ -1,4 +1,4 @@
-"""Sequences that wait for a place: those of each request by urgency, and requests by their fair shares."""
+"""Sequences that wait for a place: ordered by urgency within a request, and requests by their fair shares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Turn: TypeAlias = tuple[float, ...]
 
 
 class WaitingQueue:
-    """A heap by urgency. A sequence may be entered again when its urgency has changed: only its last entry counts."""
+    """A heap by urgency. A sequence may be entered again after its urgency has changed: only its last entry counts."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Urgency, int, Sequence]] = []
@@ -28,7 +28,7 @@ class WaitingQueue:
 
     @property
     def num_entries(self) -> int:
-        """Number of entries, those that no longer count included."""
+        """Number of entries, including those that no longer count."""
         return len(self._heap)
 
     @property
@@ -49,7 +49,7 @@ class WaitingQueue:
         heapq.heappush(self._heap, (sequence.urgency, self._entries, sequence))
 
     def left(self, sequence: Sequence) -> None:
-        """Note that a waiting sequence runs, or has ended: its status must say so before the next call."""
+        """Record that a waiting sequence runs, or has ended: its status must say so before the next call."""
         self._waiting -= 1
         self._priorities[sequence.priority] -= 1
         if not self._priorities[sequence.priority]:
@@ -64,18 +64,18 @@ class WaitingQueue:
         return None
 
     def sweep(self) -> None:
-        """Remove ended sequences that lie deep in the heap, once they are most of it."""
+        """Remove ended sequences deep in the heap, once they are most of it."""
         if len(self._heap) > 2 * self._waiting + ENDED_KEPT:
             self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
 
 class FairQueue:
-    """Waiting sequences of one class of traffic: a queue for each request, and turns among these.
+    """Waiting sequences of one class of traffic, with a queue for each request, and turns among requests.
 
     The order is by priority (unless `by_priority` is false), then by the shares of owners, then by those of requests.
-    Promotion puts a sequence before the others of its own request only. A request that has no place, and got none for
-    as long as promotion takes, goes before the others of its owner; an owner of which that is true, before all others.
+    Promotion puts a sequence only before the others of its own request. A request that has no place, and has had none
+    for as long as promotion takes, goes before the others of its owner; such an owner goes before all other owners.
     """
 
     def __init__(self, promote_after: float | None, *, by_priority: bool = True) -> None:
@@ -86,7 +86,7 @@ class FairQueue:
         """Waiting requests by owner."""
         self._owners = Turns(self._turn_of_owner)
         self._changed: set[Share] = set()
-        """Requests whose turn, or whose owner's, may come sooner than it was offered."""
+        """Requests whose turn, or whose owner's turn, may come sooner than queued."""
         self._alarms: list[tuple[float, int, Share]] = []
         """Heap of times at which a request, or its owner, may have gone without a place for too long."""
         self._alarms_set = 0
@@ -98,7 +98,7 @@ class FairQueue:
 
     @property
     def num_entries(self) -> int:
-        """Number of entries, those that no longer count included."""
+        """Number of entries, including those that no longer count."""
         return sum(queue.num_entries for queue in self._queues.values())
 
     def begin(self, now: float) -> None:
@@ -132,7 +132,7 @@ class FairQueue:
             self._remove(share)
 
     def place_lost(self, sequence: Sequence) -> None:
-        """Note that a running sequence has lost its place: the turn of its share comes sooner."""
+        """Record that a running sequence has lost its place: the turn of its share comes sooner."""
         share = _share(sequence)
         if share in self._queues:
             self._changed.add(share)
@@ -140,7 +140,7 @@ class FairQueue:
             self._changed.add(requests.first())
 
     def peek(self) -> Sequence | None:
-        """Return the sequence that is to have the next place, which stays in the queue."""
+        """Return the sequence that gets the next place, which stays in the queue."""
         if len(self._queues) <= 1:
             return next((queue.peek() for queue in self._queues.values()), None)
         changed, self._changed = self._changed, set()

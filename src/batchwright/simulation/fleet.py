@@ -1,7 +1,7 @@
 """Replicas of an engine in virtual time, and the requests that reach them.
 
-One replica computes as an engine in the process of its caller does; several get their requests from `Router`, as they
-do of a real service. Lines of a job are read as there is room, as `run` and the service's worker do.
+One replica computes like an engine in the process of its caller; several get their requests from `Router`, as in a real
+service. Lines of a job are read when there is room, as by `run` and the service's worker.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _PREFILL_STEP = 512
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Engines that are all alike."""
+    """A number of identical engines."""
 
     replicas: int
     sizes: EngineSizes
     config: EngineConfig
     costs: StepCosts
     seed: int | None = 0
-    """Of the errors of steps; None: each takes its mean."""
+    """Seed of the errors of steps; None: each takes its mean."""
 
     @property
     def token_seconds(self) -> tuple[float, float]:
-        """Seconds of a token of a prompt, and of one of an answer when all places are taken."""
+        """Seconds per token of a prompt, and per token of an answer when all places are taken."""
         prompt = min(_PREFILL_STEP, self.sizes.max_batch_tokens)
         rows = self.sizes.max_num_seqs
         prefill = self.costs.seconds(StepShape(prompt, prompt * prompt // 2))
@@ -69,7 +69,7 @@ class SimulationResult:
     """Requests in the order of their end; those that were refused first."""
     replicas: list[ReplicaFigures] = field(default_factory=list)
     seconds: float = 0.0
-    """Until the last request had ended."""
+    """Seconds until the last request had ended."""
 
     def of(self, traffic: Traffic) -> list[Served]:
         """Return the requests of one class of traffic."""
@@ -86,9 +86,9 @@ def simulate(
 ) -> SimulationResult:
     """Compute `online` requests, which arrive at their times, and the lines of a `job`, which are there from the start.
 
-    `planned`: whether lines are taken up in the order that `JobOrder` finds, as `run` does, or in that of `job`. One
-    engine that computes nothing but a planned job keeps no answers in its cache, as with `run`. `progress` is
-    called with the number of requests that have ended, often. Raises ValueError if there are fewer replicas than one.
+    `planned`: whether lines are started in the order that `JobOrder` finds, as in `run`, or in that of `job`. A single
+    engine that computes nothing but a planned job keeps no answers in its cache, as in `run`. `progress` is called
+    often, with the number of requests that have ended. Raises ValueError if there is not at least one replica.
     """
     if fleet.replicas < 1:
         raise ValueError(f"replicas={fleet.replicas}: must be at least 1")
@@ -118,7 +118,7 @@ class _Simulation:
             # As `JobRun` does with an engine of its own: no prompt of a job begins with one of its answers.
             self._engines[0].scheduler.forget_answers()
         self._lines: dict[int, int] = {}
-        """Places in the job of the lines that were taken up, by their serial numbers."""
+        """Places in the job of the lines that were started, by their serial numbers."""
         self._router = _router(fleet) if fleet.replicas > 1 else None
         self._waiting: dict[int, Served] = {}
         """Requests that no engine has yet, by their numbers."""
@@ -152,7 +152,7 @@ class _Simulation:
         """Read lines while there is room, give requests to engines, and begin the steps of those that have work."""
         self._read_lines()
         while not self._assign(now):
-            # What was refused leaves room, and there may be no step whose end would be the next occasion to fill it.
+            # A refused request leaves room, and there may be no step whose end would be the next occasion to fill it.
             self._read_lines()
         for number, engine in enumerate(self._engines):
             if not engine.is_computing and (end := engine.begin(now)) is not None:
@@ -178,7 +178,7 @@ class _Simulation:
             self._read += 1
             return self._read - 1
         while True:
-            # As `JobLoop` does, which reads two lines for each that it takes up.
+            # As `JobLoop` does, which reads two lines for each that it starts.
             for _ in range(2):
                 if self._read < len(self._job) and not self._order.full:
                     self._order.add(self._read, self._read, size=0, shape=self._job[self._read].shape(BLOCK_SIZE))
@@ -204,7 +204,7 @@ class _Simulation:
         self._router.submit(served.serial, work)
 
     def _give(self, served: Served, number: int) -> bool:
-        """Give a request to an engine. False, and it has ended, if it could never be computed."""
+        """Give a request to an engine. False if it could never be computed: then it has ended."""
         is_taken = self._engines[number].add(served)
         if not is_taken:
             self._finished(served)

@@ -13,9 +13,9 @@ from batchwright.simulation.requests import SimulatedRequest
 MOST_STEPPED = 200_000
 """Tokens of answers that are simulated one by one, which takes a second or two."""
 _LEAST_ROUNDS = 4
-"""Lines for each place, without which a sample would be all beginning and end."""
+"""Least number of lines for each place: a smaller sample would be all beginning and end."""
 _MIDDLE = (0.25, 0.75)
-"""Shares of the work between which it goes at the pace of a job that does not end."""
+"""Shares of the work between which a job goes at the pace of one that does not end."""
 
 
 def job_seconds(
@@ -29,12 +29,12 @@ def job_seconds(
 ) -> float:
     """Return the seconds from the first line to the last of a job of `total` requests, of which `lines` are a sample.
 
-    `prompt_tokens`: those of all prompts that are computed, not found in a cache. All `lines` can be computed. Where a
+    `prompt_tokens`: tokens of all prompts that are computed, not found in a cache. All `lines` must be computable. If a
     sample is smaller than the job, or has more answers than are worth simulating, the middle of what is simulated gives
-    the pace at which all further work is done. Where so few lines could be simulated that they would be all beginning
-    and end, the time is that of engines whose places are all taken, and at least that of the longest answer. `planned`
-    as in `simulate`; `stepped`: lines that are simulated, 0 for none; None: as `lines_to_step` says. Raises ValueError
-    for a job without lines.
+    the pace at which all further work is done. If so few lines could be simulated that they would be all beginning and
+    end, the time is that of engines whose places are all taken, but at least that of the longest answer. `planned` as
+    in `simulate`; `stepped`: lines that are simulated, 0 for none; None: as many as `lines_to_step` returns. Raises
+    ValueError for a job without lines.
     """
     if not lines or total < len(lines):
         raise ValueError(f"{len(lines)} lines of {total}: must be at least one, and not more than there are")
@@ -55,7 +55,7 @@ def job_seconds(
 
 
 def lines_to_step(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, most_stepped: int = MOST_STEPPED) -> int:
-    """Return how many of `lines`, a sample of `total`, are to be simulated; 0 where too few can be to give a pace.
+    """Return how many of `lines`, a sample of `total`, to simulate; 0 if those would be too few to give a pace.
 
     `most_stepped`: about the most tokens of answers that are simulated.
     """

@@ -42,7 +42,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def described(self) -> str:
-        """What is said of them."""
+        """The text that is shown for them."""
         where = f"{'line' if self.lines == 1 else 'the first is line'} {self.first_line:,}"
         message = "" if self.message is None else f": {self.message}"
         return f"{self.lines:,} left out, {_REASONS[self.reason]} ({where}{message})"
@@ -64,15 +64,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     job_left_out: tuple[LeftOut, ...] = ()
     """Lines of its file that are not simulated, by reason."""
     job_seconds: float | None
-    """Until the last line of the job had ended; None if all were refused."""
+    """Seconds until the last line of the job had ended; None if all were refused."""
     seconds: float
-    """Until all had ended."""
+    """Seconds until all requests had ended."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens that were found in a KV cache."""
     output_tokens: int
     tokens_per_second: float
-    """Of answers."""
+    """Tokens of answers per second."""
     steps: int
     sequences_per_step: float
     utilization: float
@@ -147,7 +147,7 @@ def times_of(values: Sequence[float]) -> Times | None:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value at this share of sorted values, in between by proportion."""
+    """Return the value at this share of sorted values, interpolated linearly."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,7 +1,7 @@
 """One engine in virtual time: the scheduler, the KV blocks and the SLO of a real one, over the costs of its steps.
 
-What `EngineCore` does around its model is done here in the same order, with known lengths in place of chosen tokens:
-plan, compute, commit, append a token to each sequence that got one, end those that are complete, measure.
+Does what `EngineCore` does around its model, in the same order, with known lengths in place of chosen tokens: plan,
+compute, commit, append a token to each sequence that got one, end those that are complete, measure.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SimulatedReplica:
         return self._step is not None
 
     def refusal(self, request: SimulatedRequest) -> str | None:
-        """Return why a request could never be computed; None: it could."""
+        """Return why a request could never be computed; None if it could."""
         prompt, limit = request.prompt_tokens, request.limit
         if prompt + limit > self._max_model_len:
             return (
@@ -93,7 +93,7 @@ class SimulatedReplica:
         return self.scheduler.refusal(prompt, limit)
 
     def add(self, served: Served) -> bool:
-        """Take a request. False, and it is refused, if it could never be computed."""
+        """Take a request. If it could never be computed, refuse it and return False."""
         request = served.request
         if self.refusal(request) is not None:
             served.refused = True

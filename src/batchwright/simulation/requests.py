@@ -15,7 +15,7 @@ _SERIALS = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request, of which only the lengths are known. Raises ValueError for lengths below 1 or a time below 0."""
+    """A request for which only the lengths are known. Raises ValueError for lengths below 1 or a time below 0."""
 
     arrived_at: float = 0.0
     """Seconds from the beginning."""
@@ -46,9 +46,9 @@ class SimulatedRequest:
         return max(self.max_tokens, self.output_tokens)
 
     def tokens(self, serial: int) -> list[int]:
-        """Return stand-ins of its prompt's tokens, which equal others' where the prompts do; `serial`: its own number.
+        """Return stand-ins for its prompt's tokens, equal to others' where the prompts are; `serial`: its own number.
 
-        What is in no block is its own.
+        Tokens in no block are its own.
         """
         own, size, count = own_token(serial), self.block_tokens, self.prompt_tokens
         found: list[int] = []

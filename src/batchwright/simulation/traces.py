@@ -1,4 +1,4 @@
-"""Traces: requests with times and lengths, in the forms in which services publish them, and drawn ones.
+"""Traces: requests with times and lengths, in the forms in which services publish them, or drawn at random.
 
 Three forms are distinguished by their first line:
 
@@ -31,10 +31,10 @@ _MOONCAKE = ("timestamp", "input_length", "output_length")
 _LOGGED = ("at", "prompt_tokens", "output_tokens")
 _HASHED_TOKENS = 512
 _TRUNCATED = "Input data was truncated"
-"""What msgspec says of the beginning of a JSON text."""
+"""What msgspec says about an incomplete JSON text."""
 _MOST_SECONDS = 1e12
 MOST_TOKENS = 2**24
-"""Tokens of a prompt or an answer, more than any model takes: what is beyond is no length."""
+"""Most tokens of a prompt or an answer, more than any model takes: a larger number is not a length."""
 
 
 def read_trace(lines: Iterable[str], name: str, most: int | None = None) -> list[SimulatedRequest]:
@@ -50,7 +50,7 @@ def read_trace(lines: Iterable[str], name: str, most: int | None = None) -> list
 
 
 def shifted(requests: Sequence[SimulatedRequest]) -> list[SimulatedRequest]:
-    """Return requests by their arrival, the first of which is at 0."""
+    """Return requests sorted by their arrival, the first at 0."""
     ordered = sorted(requests, key=lambda each: each.arrived_at)
     first = ordered[0].arrived_at
     return [replace(each, arrived_at=each.arrived_at - first) for each in ordered]
@@ -163,7 +163,7 @@ def _azure(row: Mapping[str, str | None]) -> SimulatedRequest | None:
     prompt, output = (_whole_cell(row, each) for each in lengths)
     cell = _cell(row, at)
     try:
-        # What a second has beyond six digits is left out.
+        # Digits of a second beyond the sixth are left out.
         moment = datetime.fromisoformat(cell)
     except ValueError:
         example = "2023-11-16 18:15:46.680590"
@@ -208,7 +208,7 @@ def logged(row: Mapping[str, Any]) -> SimulatedRequest | None:
     if cached > prompt:
         raise ValueError(f"cached_tokens={cached}: must be at most prompt_tokens={prompt}, of which they are a part")
     limit = int(_number(row, "max_tokens")) if "max_tokens" in row else 0
-    # What was found in the cache is known by its length alone: it counts as the same prefix for all.
+    # Only the length of what was found in the cache is known: it counts as the same prefix for all.
     blocks = tuple(range(cached // BLOCK_SIZE))
     return _request(at, prompt, output, blocks=blocks, block_tokens=BLOCK_SIZE, max_tokens=limit, traffic=traffic)
 

@@ -1,4 +1,4 @@
-"""The interface of attention implementations, and the shapes that they are given.
+"""The interface of attention implementations, and the shapes that they take.
 
 Shapes in this package: a step has T tokens (rows), one query each, of S sequences. `heads` counts query heads and
 `kv_heads` key heads, each of which `heads / kv_heads` query heads share. A `query` is [T, heads · head_dim], `key` and
@@ -75,7 +75,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def allocate(self, shape: KVShape) -> LayerCache:
-        """Return an uninitialized cache for one layer; its memory is only taken as blocks are used.
+        """Return an uninitialized cache for one layer; its memory is allocated only as blocks are used.
 
         Raises torch's out-of-memory error.
         """
@@ -86,7 +86,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
-        """Attend with `query` [T, heads · head_dim], rows perhaps strided -> [T, heads · head_dim], contiguous.
+        """Attend with `query` [T, heads · head_dim], whose rows may be strided -> [T, heads · head_dim], contiguous.
 
-        All keys and values of the step must have been stored.
+        All keys and values of the step must be stored already.
         """

@@ -21,7 +21,7 @@ PLANNED = frozenset({"fa3", "triton"})
 """Names of implementations whose plans are `TiledPlan`: they need no torch kernels around them, and can be replayed."""
 
 _TRIED_GROUP = 4
-"""Query heads for each KV head in the trial at the start, as in most models. Other layers are tried when first met."""
+"""Query heads per KV head in the trial at the start, as in most models. Other layers are tried when first used."""
 
 
 def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
@@ -50,7 +50,7 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
 
 
 def _on_cuda(shape: KVShape) -> AttentionBackend:
-    """Return what passes its trial of FlashAttention 3, Triton's kernels or both; else torch's attention."""
+    """Return FlashAttention 3, the Triton kernels, or both, if they pass their trials; else torch's attention."""
     fallback = SdpaAttention()
     made = _triton(shape)
     if isinstance(made, str):
@@ -85,7 +85,7 @@ def _native(shape: KVShape) -> AttentionBackend | str:
 
 
 def _triton(shape: KVShape) -> PagedAttention | str:
-    """Return Triton's kernels, or why they are not available."""
+    """Return the Triton kernels, or why they are not available."""
     try:
         from batchwright.engine.attention.tiled import TritonAttention
     except Exception as error:  # not installed, or made for another Python, driver or torch

@@ -1,8 +1,8 @@
-"""Attention on Hopper GPUs through FlashAttention 3, beside Triton's tiles, which the steps take that it is worse at.
+"""Attention on Hopper GPUs by FlashAttention 3, with Triton's tiles for the steps at which it is slower.
 
-The package (`tokenspeed-fa3`, or another build of the module `flash_attn_interface`) reads our caches where they lie:
-seen as [blocks, block_size, kv_heads, head_dim] they are its pages, of any size. It reads what sequences have in common
-once for each of them, and takes longer to start than a tile does.
+The package (`tokenspeed-fa3`, or another build of the module `flash_attn_interface`) reads our caches in place: viewed
+as [blocks, block_size, kv_heads, head_dim] they are its pages, of any size. It reads keys that sequences share once for
+each sequence, and takes longer to start than a tile.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _HEAD_DIMS = (64, 96, 128, 192, 256)
 _DTYPES = (torch.bfloat16, torch.float16)
 
 _SPLITS = (1, 4, 32)
-"""Numbers of parts that the keys of a sequence may be cut into. The kernel cuts each as finely as is worth it, within
-this limit; there are few of them, because each needs CUDA graphs of its own."""
+"""Numbers of parts that the keys of a sequence may be cut into. The kernel cuts each as finely as is worthwhile, within
+this limit; the list is short because each number needs its own CUDA graphs."""
 _EVEN = 1.25
-"""How many times a processor's even share of a step its longest sequence may be without being cut."""
+"""Greatest length of a sequence that is not cut, as a multiple of a processor's even share of the step."""
 _MOST_PARTS = 4096
-"""Most rows of a step times splits: bounds the memory of partial results."""
+"""Greatest product of the rows of a step and the splits: bounds the memory of partial results."""
 _MOST_SEQUENCES = 992
-"""Most sequences for which the kernel chooses how finely to cut each one; of more it cuts all alike."""
+"""Most sequences for which the kernel chooses how finely to cut each one; if there are more, it cuts all alike."""
 _FEW_DECODES = 2
-"""Most sequences of a step of decodes that FlashAttention 3 computes faster than tiles, if they are long."""
+"""Most sequences of a decode step that FlashAttention 3 computes faster than tiles, if they are long."""
 _LEAST_KEYS = 64 * 1024
-"""Least keys of a step of decodes, counted for each KV head, that are worth the longer start."""
+"""Fewest keys of a decode step, counted for each KV head, that are worth the longer start."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashRule:
-    """The choice between FlashAttention 3 and tiles, by numbers that the host knows."""
+    """The choice between FlashAttention 3 and tiles, based on numbers that the host knows."""
 
     always: bool = False
     """Whether there are no tiles to choose."""
@@ -58,7 +58,7 @@ class FlashRule:
         shape: TileShape,
         sharing: int | None = None,
     ) -> int:
-        """Return into how many parts at most to cut the keys of sequences, or 0 to leave the step to tiles.
+        """Return the most parts into which to cut the keys of sequences, or 0 to leave the step to tiles.
 
         The arguments are those of `tile`.
         """
@@ -72,8 +72,8 @@ class FlashRule:
         if not prompts.any():
             few = len(counts) <= _FEW_DECODES and keys * shape.kv_heads >= _LEAST_KEYS
             return splits if few and not worthy_spans(tables, counts, contexts, shape, sharing) else 0
-        # As many products as a wide tile has queries take about as long as it takes to read one key. FlashAttention 3
-        # is twice as fast as tiles on prompts.
+        # One product for each query of a wide tile takes about as long as reading one key. FlashAttention 3 is twice as
+        # fast as tiles on prompts.
         pairs = float((counts * (contexts - counts / 2))[prompts].sum())
         spans = worthy_spans(tables, counts, contexts, shape, sharing)
         saved = sum((len(span.sequences) - 1) * (span.end - span.begin) for span in spans) * shape.block_size
@@ -81,7 +81,7 @@ class FlashRule:
 
 
 def _splits(counts: np.ndarray, contexts: np.ndarray, shape: TileShape) -> int:
-    """Return the number of parts that keep all processors busy; 0 if so many would need too much memory."""
+    """Return the number of parts that keeps all processors busy; 0 if that would need too much memory."""
     # Queries of one sequence share a program up to the number of queries of a wide tile.
     programs = -(-counts // shape.wide)
     share = float((programs * contexts).sum()) * shape.kv_heads / shape.processors
@@ -93,13 +93,13 @@ def _splits(counts: np.ndarray, contexts: np.ndarray, shape: TileShape) -> int:
 
 
 class FlashPlan(TiledPlan):
-    """What FlashAttention 3 needs of a step in every layer, beside the tiles of the layers that take these."""
+    """What FlashAttention 3 needs for a step in every layer, beside the tiles of the layers that use tiles."""
 
     def __init__(self, batch: StepBatch, block_size: int, rule: FlashRule) -> None:
         super().__init__(batch, block_size)
         self.rule = rule
         self.splits: dict[TileShape, int] = {}
-        """Numbers that `rule` gave."""
+        """Numbers that `rule` returned."""
         self._metadata: dict[tuple[AttentionShape, tuple[int, ...], torch.dtype, int], Any] = {}
 
     @property
@@ -117,7 +117,7 @@ class FlashPlan(TiledPlan):
     def metadata(
         self, layer: AttentionShape, cache: LayerCache, dtype: torch.dtype, splits: int, make: Callable[[], Any]
     ) -> Any:
-        """Return the schedule of a kind of layer, made once."""
+        """Return the schedule for a kind of layer, computed once."""
         kind = (layer, tuple(cache.keys.shape[1:]), dtype, splits)
         if kind not in self._metadata:
             self._metadata[kind] = make()
@@ -125,7 +125,7 @@ class FlashPlan(TiledPlan):
 
 
 class FlashAttention3(PagedAttention):
-    """Attention of all steps through FlashAttention 3, with `splits` or as many as a step needs."""
+    """Attention of all steps by FlashAttention 3, with `splits`, or as many splits as a step needs."""
 
     name = "fa3"
 
@@ -200,7 +200,7 @@ class FlashOrTiles(PagedAttention):
     """Attention of each step by `flash` or by `tiles`, whichever is faster.
 
     Both are tried with every kind of layer before either computes one: a recorded step is planned with numbers that
-    only the implementation it was planned for knows what to do with.
+    only one implementation can use.
     """
 
     def __init__(self, flash: TriedAttention, tiles: TriedAttention) -> None:
@@ -212,7 +212,7 @@ class FlashOrTiles(PagedAttention):
         return self._flash.refusal(shape)
 
     def try_out(self, kv: KVShape, shape: AttentionShape) -> None:
-        """Try layers of a new kind; whichever part fails is not used any more."""
+        """Try layers of a new kind; an implementation that fails is not used any more."""
         self._tiles.try_out(kv, shape)
         self._flash.try_out(kv, shape)
         self._describe()

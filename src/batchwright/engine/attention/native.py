@@ -1,4 +1,4 @@
-"""Attention through the compiled CPU kernels: parallel over (sequences, KV head, tile of queries), without copies.
+"""Attention by the compiled CPU kernels: parallel over (sequences, KV head, tile of queries), without copies.
 
 Caches without quantization are keys [blocks, kv_heads, head_dim / unit, block_size · unit] and values [blocks,
 kv_heads, block_size / unit, head_dim · unit], where a unit is the 1 or 2 values of 4 bytes. Quantized ones are bytes,

@@ -1,6 +1,7 @@
 """The cache layout [blocks, kv_heads, block_size, head_dim] of torch's and Triton's attention, and the reference.
 
-The keys of one head in one block are one row of memory. Copying rows therefore gathers the keys of n sequences as
+The keys of one head in one block are one contiguous row of memory. Copying rows therefore gathers the keys of n
+sequences as
 [n, kv_heads, keys, head_dim], which torch's products read without another copy.
 """
 
@@ -36,7 +37,7 @@ class PagedAttention(AttentionBackend):
         return None
 
     def variants(self) -> list[PagedAttention]:
-        """Return the ways of computing among which this backend chooses by the step: each can go wrong by itself."""
+        """Return the methods among which this backend chooses for each step: each can fail independently."""
         return [self]
 
     def allocate(self, shape: KVShape) -> LayerCache:
@@ -55,14 +56,14 @@ class PagedAttention(AttentionBackend):
         cache.values.view(-1, head_dim).index_copy_(0, rows, value.reshape(-1, head_dim))
 
     def plan(self, batch: StepBatch, block_size: int) -> PagedPlan:
-        """Return the plan of `batch`, made now if it has none."""
+        """Return the plan of `batch`, which is made now if it has none."""
         if not isinstance(batch.attention_plan, PagedPlan):
             batch.attention_plan = PagedPlan(batch, block_size)
         return batch.attention_plan
 
 
 def head_rows(blocks: Tensor, kv_heads: int) -> Tensor:
-    """Return the places of the heads of `blocks` [n, ...] among all heads of all blocks -> [n, kv_heads, ...] int64."""
+    """Return the indexes of the heads of `blocks` [n, ...] among all blocks' heads -> [n, kv_heads, ...] int64."""
     heads = torch.arange(kv_heads, device=blocks.device).view(1, -1, *[1] * (blocks.dim() - 1))
     return blocks.long().unsqueeze(1) * kv_heads + heads
 
@@ -79,7 +80,7 @@ def gather(cache: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class ReferenceAttention(PagedAttention):
-    """Textbook softmax(q·kᵀ·scale)·v in float32, one sequence at a time, which the others are compared with."""
+    """Textbook softmax(q·kᵀ·scale)·v in float32, one sequence at a time: the reference for the others."""
 
     name = "reference"
 

@@ -1,10 +1,10 @@
-"""Attention through torch alone, on any device: sequences of similar length together.
+"""Attention by torch alone, on any device, with sequences of similar length together.
 
 Gathering the paged keys of similar sequences into one padded tensor costs a copy, and lets one call run parallel over
 (sequence, head). Sequences whose lengths differ by more than a quarter go into different calls, so little is padded.
 
 Prompts go through `scaled_dot_product_attention`, and so do decodes on CUDA. On the CPU its tiles are made for many
-queries; a decode has one for each head, so there two batched products with a softmax between them are faster.
+queries; a decode has one for each head, so two batched products with a softmax between them are faster there.
 
 Shapes: a call has n sequences, padded to `count` queries each and to `keys` keys, which is `blocks · block_size`.
 """
@@ -43,9 +43,9 @@ class Part:
 
 
 class CallGroup:
-    """Sequences of one call: keys are padded to the longest context, and queries to the greatest count.
+    """Sequences of one call, with keys padded to the longest context, and queries to the greatest count.
 
-    A sequence's queries are padded with repetitions of its last one, whose result is computed again.
+    A sequence's queries are padded with copies of its last one, whose result is computed again.
     """
 
     def __init__(self, parts: list[Part], batch: StepBatch, block_size: int) -> None:
@@ -75,7 +75,7 @@ class CallGroup:
         return self._blocks[kv_heads]
 
     def padding(self, kv_heads: int) -> Tensor:
-        """Return the places past the ends of sequences, in gathered keys viewed as [any, head_dim] -> [any] int64."""
+        """Return the rows past the ends of sequences, in gathered keys viewed as [any, head_dim] -> [any] int64."""
         if kv_heads not in self._padding:
             past = (self._keys >= self._contexts)[:, None, :].expand(-1, kv_heads, -1)
             self._padding[kv_heads] = past.flatten().nonzero()[:, 0]
@@ -101,7 +101,7 @@ class CallGroup:
 
 
 class GroupedPlan(PagedPlan):
-    """The calls of a step: sequences of similar length together, decodes and prompts apart."""
+    """The calls of a step: sequences of similar length are together, decodes and prompts separate."""
 
     def __init__(self, batch: StepBatch, block_size: int) -> None:
         super().__init__(batch, block_size)
@@ -161,7 +161,7 @@ class SdpaAttention(PagedAttention):
         return _gathered_attention(query, cache, shape, group)
 
     def _decode(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: CallGroup) -> Tensor:
-        """Attend with one query for each sequence, `query` [n, heads · head_dim] -> [n, heads · head_dim].
+        """Attend with one query per sequence, `query` [n, heads · head_dim] -> [n, heads · head_dim].
 
         The heads that share a key head become query rows of it: their mask is the same.
         """
@@ -195,9 +195,10 @@ class SdpaAttention(PagedAttention):
 
 
 class _Gathered:
-    """Memory that the keys and values of a group's decodes are gathered in, the same for each layer.
+    """Memory in which the keys and values of a group's decodes are gathered, the same for each layer.
 
-    Its views are made once a step: with few sequences the number of calls costs, even of calls that only make views.
+    Its views are made once per step: with few sequences the number of calls matters, even of calls that only make
+    views.
     """
 
     def __init__(self, memory: Tensor, cache: LayerCache, group: CallGroup) -> None:
@@ -221,7 +222,7 @@ def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape,
     _, kv_heads, _, head_dim = cache.keys.shape
     blocks, padding = group.blocks(kv_heads), group.padding(kv_heads)
     k, v = gather(cache.keys, blocks), gather(cache.values, blocks)
-    for gathered in (k, v):  # as in `_decode`; a bias does not hide the NaN of a score either
+    for gathered in (k, v):  # as in `_decode`; nor does a bias hide the NaN of a score
         gathered.view(-1, head_dim).index_fill_(0, padding, 0)
     if group.count == 1:
         # The heads that share a key head become query rows of it.
@@ -234,7 +235,7 @@ def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape,
 def _attention(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, group: CallGroup) -> Tensor:
     """Attend with q [n, h, rows, head_dim] to k, v [n, kv_heads, keys, head_dim] -> [n, h, rows, head_dim].
 
-    Through torch's own attention or, with a softcap, which that does not have, step by step.
+    Uses torch's own attention or, with a softcap, which it lacks, separate operations.
     """
     if shape.softcap is None:
         bias = group.bias(shape.window, q.dtype)

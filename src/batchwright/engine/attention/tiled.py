@@ -1,7 +1,7 @@
-"""Attention on CUDA through Triton: prompts and decodes of a step in the same launches, without copies of blocks.
+"""Attention on CUDA by Triton: prompts and decodes of a step in the same launches, without copies of blocks.
 
-A step is cut into tiles on the host (tiles.py), once for all layers. A layer is at most three launches: tiles of few
-queries and tiles of many, side by side, and the merging of partial results.
+A step is cut into tiles on the host (tiles.py), once for all layers. A layer takes at most three launches: tiles of few
+queries and tiles of many, side by side, then the merging of partial results.
 
 Exponentials have base 2 throughout, which is what the hardware computes: scores come multiplied by log2(e), and the
 log-sum-exp of partial results is a logarithm of base 2. Importing this needs Triton, which can interpret it on a CPU.
@@ -30,7 +30,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels are interpreted, on CPU tensors, as with TRITON_INTERPRET=1."""
 
 
-# These numbers and addresses change from step to step: for each kind of them Triton would compile a kernel.
+# These numbers and addresses change from step to step: Triton would compile a kernel for each kind of value.
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["tables", "positions", "tiles", "rows", "partial_starts"],
@@ -65,7 +65,7 @@ def attend_tiles(
     MASK_FREE: tl.constexpr,  # whether keys that all queries see have a loop of their own, without masks
     RELEASES_NEXT: tl.constexpr,  # whether the next kernel may be launched before this one has ended
 ):
-    """Attend in one tile for one KV head: all query heads that share it are rows of one product with its keys."""
+    """Attend in one tile for one KV head: all query heads that share the head are rows of one product with its keys."""
     # Neighbouring programs read neighbouring heads, which lie side by side in a block.
     kv_head = tl.program_id(0) % kv_heads
     tile = tiles + (tl.program_id(0) // kv_heads) * FIELDS
@@ -103,7 +103,7 @@ def attend_tiles(
     acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     blocks = tables + table.to(tl.int64) * table_stride
     n = tl.arange(0, BLOCK_N)
-    # Blocks are looked up one round ahead: keys whose address has to be loaded first would not be fetched ahead.
+    # Blocks are looked up one round ahead: keys whose address must be loaded first would not be prefetched.
     next_blocks = tl.load(blocks + (begin + n) // BLOCK_SIZE, mask=begin + n < end, other=0)
     masked_from = begin
     if MASK_FREE:
@@ -149,7 +149,7 @@ def attend_tiles(
 
 @triton.jit
 def _attend(scores, v, best, total, acc, scale, softcap, CAPPED: tl.constexpr, MASKED: tl.constexpr, seen=None):
-    """Add a block of keys to what the rows have found: their greatest score, and sums relative to it."""
+    """Add a block of keys to the state of the rows: their greatest score, and sums relative to it."""
     if CAPPED:
         # tanh(x) = 1 - 2 / (1 + exp(2x)), and the scaled scores are 2x · log2(e).
         scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * scale)))
@@ -177,7 +177,7 @@ def merge_partials(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PARTS: tl.constexpr,
-    WAITS: tl.constexpr,  # whether it may have been launched early, and lets the next kernel be
+    WAITS: tl.constexpr,  # whether it may have been launched early, and may launch the next kernel early
 ):
     """Merge the partial results of one head of one row, each weighted by its share of the sum."""
     row = tl.load(merged + tl.program_id(0) // heads)
@@ -217,7 +217,7 @@ def merge_partials(
 
 
 _FEWEST_ROWS = 16
-"""Rows of the smallest product that matrix units take."""
+"""Rows of the smallest product for matrix units."""
 _MOST_DIM = 256
 _SMALL_KEY = 256
 """Most bytes of one head's key that count as small; most models have no larger ones."""
@@ -233,7 +233,7 @@ class TritonAttention(PagedAttention):
     name = "triton"
 
     def __init__(self, *, few: bool | None = None) -> None:
-        """`few` says that programs count as few or many whatever their number is, by default it decides."""
+        """`few`: whether programs count as few, whatever their number; by default their number decides."""
         self._few = few
         self._second: torch.cuda.Stream | None = None
         """Stream of wide tiles, which leave room for narrow ones beside them."""
@@ -328,13 +328,13 @@ class TritonAttention(PagedAttention):
 
     @contextmanager
     def _beside(self, device: torch.device, launch: Callable[[], None]) -> Iterator[None]:
-        """Let what `launch` launches, after all before, run beside what is launched inside, and before all after."""
+        """Run the kernels of `launch` beside those of the block: after all earlier ones, before all later ones."""
         if device.type != "cuda":
             launch()
             yield
             return
         if self._second is None:
-            # Wide tiles take longer: they must not wait for room that narrow ones take.
+            # Wide tiles take longer: they must not wait for room occupied by narrow ones.
             self._second = torch.cuda.Stream(device, priority=-1)
         first = torch.cuda.current_stream()
         self._second.wait_stream(first)
@@ -343,7 +343,8 @@ class TritonAttention(PagedAttention):
                 launch()
             yield
         finally:
-            # Even if a launch failed: memory that is freed on the first stream may still be written on the second.
+            # Even after a failed launch: memory that is freed on the first stream may still be written to on the
+            # second.
             first.wait_stream(self._second)
 
 
@@ -355,16 +356,16 @@ class _Launch:
     """Keys of one product."""
     warps: int
     stages: int
-    """Products whose keys are read ahead; they lie in the shared memory of a multiprocessor."""
+    """Products whose keys are read ahead, into the shared memory of a multiprocessor."""
     registers: int | None = None
-    """Most registers of a thread, with keys of 16 bits, so that other programs have room beside."""
+    """Most registers of a thread, with keys of 16 bits, so that there is room for other programs."""
 
 
 _NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=2)
 _FEW_NARROW_LAUNCH = _Launch(keys=64, warps=4, stages=3)
-"""Launch of narrow tiles where a multiprocessor has at most `_FEW` of them, or a wide one beside: there is room."""
+"""Launch of narrow tiles if a multiprocessor has at most `_FEW` of them, or a wide one beside them: there is room."""
 _FEW = 2
-"""Most programs for each multiprocessor that are few."""
+"""Most programs per multiprocessor that count as few."""
 _WIDE_LAUNCH = _Launch(keys=64, warps=8, stages=3, registers=168)
 _LARGE_KEY_NARROW_LAUNCH = _Launch(keys=32, warps=4, stages=2)
 _LARGE_KEY_WIDE_LAUNCH = _Launch(keys=32, warps=8, stages=2)
@@ -386,7 +387,7 @@ def _launch_of(rows: int, keys: Tensor, *, narrow: bool, few: bool) -> dict[str,
 
 
 def _scaling(shape: AttentionShape) -> dict[str, float | int | bool]:
-    """Return the arguments of `attend_tiles` that say how scores are scaled, capped and masked."""
+    """Return the arguments of `attend_tiles` that define how scores are scaled, capped and masked."""
     cap, window = shape.softcap, shape.window
     return {
         "scale": shape.scale * _LOG2_E if cap is None else 2 * shape.scale * _LOG2_E / cap,

@@ -1,11 +1,11 @@
-"""The attention of a step cut into tiles of similar work, by pure arithmetic on the host, and the tiles on the device.
+"""The attention of a step, cut into tiles of similar work by pure arithmetic on the host; and the tiles on the device.
 
-A tile is some queries and a range of keys, which lie in the blocks of one table. Queries of different sequences are in
-one tile where the keys belong to all of them. A query whose keys are spread over several tiles gets a partial result
-from each; these are merged by their log-sum-exp.
+A tile consists of some queries and a range of keys, which are in the blocks of one table. Queries of different
+sequences are in one tile if the keys belong to all of them. A query whose keys are spread over several tiles gets a
+partial result from each; these are merged by their log-sum-exp.
 
-Sequences that share a prefix have the same blocks at the beginning of their tables. What they share may branch: all
-have a system prompt in common, and some of them also the examples after it. So the spans form a tree.
+Sequences that share a prefix have the same blocks at the beginning of their tables. Prefixes may branch: all sequences
+may have a system prompt in common, and some of them also the examples after it. So the spans form a tree.
 
 Shapes: a step has T rows of S sequences, `tables` are [S, most blocks] int32, `counts` [S] queries per sequence, which
 are the last of `contexts` [S] positions, and `starts` [S + 1] their first rows. Tiles are [tiles, FIELDS].
@@ -29,13 +29,13 @@ class Span:
     """Range of the block tables of `sequences`, from `begin` to `end`, where all have the same blocks."""
 
     sequences: np.ndarray
-    """Indices of two sequences or more, ascending."""
+    """Indices of two or more sequences, ascending."""
     begin: int
     end: int
 
 
 def shared_spans(tables: np.ndarray, limits: np.ndarray, least: int) -> list[Span]:
-    """Return the spans of `least` blocks or more that several rows of `tables` [S, most blocks] share.
+    """Return the spans of at least `least` blocks that several rows of `tables` [S, most blocks] share.
 
     Only the first `limits` [S] blocks of each row count. The spans of a sequence are in ascending order and without
     gaps from its block 0; the blocks after them are its own. Raises ValueError if `least` is not positive.
@@ -54,7 +54,7 @@ def shared_spans(tables: np.ndarray, limits: np.ndarray, least: int) -> list[Spa
 
 
 def _alike(tables: np.ndarray, members: np.ndarray, begin: int, end: int) -> Iterable[np.ndarray]:
-    """Group `members` [any] whose rows of `tables` are the same from `begin` to `end`, two or more in each group."""
+    """Group the `members` [any] whose rows of `tables` are equal from `begin` to `end`, at least two in each group."""
     groups: dict[bytes, list[int]] = {}
     for index, blocks in zip(members.tolist(), tables[members, begin:end], strict=True):
         groups.setdefault(blocks.tobytes(), []).append(index)
@@ -74,9 +74,9 @@ before which all of its queries see all keys."""
 FIELDS = 7
 
 _LEAST_SHARED = 128
-"""Least shared keys that are worth another partial result."""
+"""Fewest shared keys that are worth another partial result."""
 _PIECE_STEP = 64
-"""Number of keys that pieces are multiples of."""
+"""Number of keys of which the length of each piece is a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +84,28 @@ class _Cutting:
     """How finely the keys of tiles are cut."""
 
     least: int
-    """Least keys of a piece: a finer one spends its time on starting and merging."""
+    """Fewest keys of a piece: a finer one spends its time on starting and merging."""
     programs: int
-    """Programs wanted for each multiprocessor, so that all are busy to the end."""
+    """Programs wanted per multiprocessor, so that all are busy to the end."""
     slack: float
-    """How many times a program's even share of the keys a tile may have without being cut. Partial results cost their
-    traffic and a launch, and the longest tiles start first."""
+    """Most keys of a tile that is not cut, as a multiple of a program's even share. Partial results cost their traffic
+    and a launch, and the longest tiles start first."""
 
 
 _NARROW = _Cutting(least=128, programs=4, slack=2.5)
 _WIDE = _Cutting(least=256, programs=1, slack=1.0)
-"""One program for each multiprocessor leaves room for narrow ones beside it, and the partial results of its many
-queries cost as much traffic as its keys."""
+"""One program per multiprocessor leaves room for narrow ones beside it, and the partial results of its many queries
+cost as much traffic as its keys."""
 
 _NARROW_ROWS = 16
-"""Rows of a narrow tile's product (queries times heads per KV head): the fewest that matrix units take."""
+"""Rows of a narrow tile's product (queries times heads per KV head): the fewest for matrix units."""
 _WIDE_ROWS = 128
 _INTERPRETED_PROCESSORS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Parameters of the cut besides the batch."""
+    """Parameters of the cut other than the batch."""
 
     kv_heads: int
     narrow: int
@@ -118,7 +118,7 @@ class TileShape:
 
 
 def tile_shape_of(heads: int, kv_heads: int, block_size: int, device: torch.device) -> TileShape:
-    """Return how a step is cut for layers of `heads` query heads."""
+    """Return the parameters of the cut for layers of `heads` query heads."""
     group = heads // kv_heads
     narrow = max(1, _NARROW_ROWS // group)
     processors = _INTERPRETED_PROCESSORS
@@ -138,7 +138,7 @@ class Tiling:
     """The attention of a step as tiles. All arrays are int32."""
 
     narrow: np.ndarray
-    """Tiles of few queries, bound by the reading of their keys: [tiles, FIELDS]."""
+    """Tiles of few queries, limited by the reading of their keys: [tiles, FIELDS]."""
     wide: np.ndarray
     """Tiles of more queries: [tiles, FIELDS]."""
     rows: np.ndarray
@@ -162,7 +162,7 @@ def worthy_spans(
     tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: TileShape, sharing: int | None = None
 ) -> list[Span]:
     """Return the spans of a step that are worth a tile of their own; see `tile` for the arguments."""
-    # If many queries belong to one sequence, reading is cheap beside the products anyway.
+    # If many queries belong to one sequence, reading is cheap compared with the products anyway.
     limits = np.where(counts <= shape.narrow, (contexts - counts) // shape.block_size, 0)
     if sharing is not None:
         limits[sharing:] = 0
@@ -174,8 +174,8 @@ def tile(
 ) -> Tiling:
     """Cut a step of `counts` [S] queries, the last of `contexts` [S] positions, over `tables` [S, most blocks].
 
-    Every query has each key up to its own position in exactly one tile; a tile may have keys that come after some of
-    its queries. Only the first `sharing` sequences, or all, have tiles in common.
+    For every query, each key up to its own position is in exactly one tile; a tile may have keys that come after some
+    of its queries. Only the first `sharing` sequences, by default all, may share tiles.
     """
     starts = np.concatenate(([0], np.cumsum(counts)))
     spans = worthy_spans(tables, counts, contexts, shape, sharing)
@@ -198,10 +198,10 @@ def tile(
 
 
 def capacity(sequences: int, shape: TileShape, *, wide: bool, merged: bool) -> Tiling:
-    """Return room for the tiles of decodes of `sequences` sequences of any lengths, unless prefixes branch a lot.
+    """Return room for the tiles of decodes of `sequences` sequences of any lengths, if prefixes do not branch much.
 
-    `wide` adds room for wide tiles, which many sequences with a common prefix have, and `merged`, which these need, for
-    partial results. Tiles have no queries, merged rows are -1.
+    `wide` adds room for wide tiles, which many sequences with a common prefix have; `merged` adds room for partial
+    results, which wide tiles need. Tiles have no queries, merged rows are -1.
     """
     if not merged:
         return Tiling(
@@ -264,7 +264,7 @@ def _cut(
     is_wide = tiles[:, COUNT] > shape.narrow
     pieces = np.where(is_wide, _pieces(tiles, is_wide, shape, _WIDE), _pieces(tiles, ~is_wide, shape, _NARROW))
     made_before = np.zeros(int(own[:, TABLE].max()) + 1, np.int64)
-    """Pieces of each sequence's spans so far, [S]: the same for all members of a span, which share those before it."""
+    """Pieces of each sequence's spans so far, [S]: equal for all members of a span, which share earlier spans."""
     at = 0
     for span, sequences in zip(shared, members, strict=True):
         tiles[at : at + len(span), ORDINAL] = made_before[sequences[0]]
@@ -288,7 +288,7 @@ def _cut(
 
 
 def _pieces(tiles: np.ndarray, which: np.ndarray, shape: TileShape, cutting: _Cutting) -> np.ndarray:
-    """Return how many pieces to cut each of `tiles` into so that those of `which` fill the device -> [tiles]."""
+    """Return into how many pieces to cut each of `tiles`, so that those in `which` fill the device -> [tiles]."""
     keys = tiles[:, END] - tiles[:, BEGIN]
     share = -(-int(keys[which].sum()) // _wanted(shape, cutting))
     piece = max(cutting.least, -(-share // _PIECE_STEP) * _PIECE_STEP)
@@ -297,7 +297,7 @@ def _pieces(tiles: np.ndarray, which: np.ndarray, shape: TileShape, cutting: _Cu
 
 
 def _longest_first(tiles: np.ndarray) -> np.ndarray:
-    """Return `tiles` [tiles, FIELDS] in an order in which no long one is left when the device runs out of others."""
+    """Return `tiles` [tiles, FIELDS] in an order in which no long one is left to the end."""
     return tiles[np.argsort(tiles[:, BEGIN] - tiles[:, END], kind="stable")].astype(np.int32)
 
 
@@ -322,7 +322,8 @@ def _cut_each(tiles: np.ndarray, pieces: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiling:
-    """A `Tiling` on the device, of a step or with room for any step of no more tiles, merged rows and partial results.
+    """A `Tiling` on the device, for one step, or with room for any step of no more tiles, merged rows and partial
+    results.
 
     Tiles without queries, and merged rows of -1, are ignored.
     """
@@ -341,13 +342,13 @@ class DeviceTiling:
 
     @classmethod
     def within(cls, flat: Tensor, tiling: Tiling) -> DeviceTiling:
-        """Return views of `flat` [any] int32, which holds the arrays of a tiling as large as `tiling`, end to end."""
+        """Return views of `flat` [any] int32, which holds the arrays of a tiling as large as `tiling`, concatenated."""
         narrow, wide, rows, partial_starts, merged = flat.split([part.size for part in tiling.parts])
         return cls(narrow.view(-1, FIELDS), wide.view(-1, FIELDS), rows, partial_starts, merged, tiling.num_partials)
 
 
 class TilingRoom:
-    """Device memory, as large as `room`, for the tiles of one step after the other."""
+    """Device memory, as large as `room`, for the tiles of one step at a time."""
 
     def __init__(self, room: Tiling, device: torch.device) -> None:
         self._room, self._parts = room, room.parts
@@ -378,7 +379,7 @@ class TiledPlan(PagedPlan):
 
     @property
     def shapes(self) -> tuple[TileShape, ...]:
-        """Parameters of the cuts that the layers asked for."""
+        """Parameters of the cuts that the layers requested."""
         return tuple(self.tilings)
 
     def tiling(self, shape: TileShape) -> DeviceTiling:

@@ -1,7 +1,7 @@
-"""Attention that is used only after a trial on the device that it will run on.
+"""Attention that is used only after a trial on the device on which it will run.
 
-Kernels that are compiled for the device at hand can fail there and nowhere else. A wrong one would not raise: the model
-would answer fluent nonsense.
+Kernels that are compiled for the device at hand may fail only there. A wrong one would not raise: the model would
+answer fluent nonsense.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchwright.engine.step.batch import StepBatch, batch_of
 _log = logging.getLogger(__name__)
 
 _SHARED, _OWN = 160, 200
-"""Keys that two sequences of the trial share, and the most that one has of its own."""
+"""Keys that two sequences of the trial share, and the most keys that one has of its own."""
 
 
 class TriedAttention(PagedAttention):
@@ -32,13 +32,13 @@ class TriedAttention(PagedAttention):
 
     def __init__(self, candidate: PagedAttention, fallback: PagedAttention) -> None:
         self.current, self._fallback = candidate, fallback
-        """Implementation that computes: the candidate or, after a failure, the fallback."""
+        """The implementation in use: the candidate or, after a failure, the fallback."""
         self._passed: set[tuple[AttentionShape, torch.dtype, torch.Size]] = set()
         self.name = candidate.name
 
     @property
     def trusted(self) -> bool:
-        """Whether the candidate has failed no trial."""
+        """Whether the candidate has passed every trial so far."""
         return self.current is not self._fallback
 
     def refusal(self, shape: KVShape) -> str | None:
@@ -67,7 +67,7 @@ class TriedAttention(PagedAttention):
         return self.current.attend(query, cache, shape, batch)
 
     def try_layer(self, query: Tensor, cache: LayerCache, shape: AttentionShape) -> None:
-        """Try the kind of layer that attends with `query` to `cache`, unless it was tried before."""
+        """Try the kind of layer that attends with `query` to `cache`, unless that was done before."""
         kind = (shape, cache.keys.dtype, cache.keys.shape)
         if kind not in self._passed:
             blocks, kv_heads, block_size, head_dim = cache.keys.shape
@@ -81,7 +81,7 @@ def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) 
         return refusal
     try:
         differences = [_difference(backend, kv, shape, decodes=decodes) for decodes in (False, True)]
-    except Exception as error:  # a compiler's, a driver's: whatever it is, the kernel does not run here
+    except Exception as error:  # from a compiler or a driver: whatever it is, the kernel does not run here
         return f"it fails: {type(error).__name__}: {error}"
     tolerance = 1e-3 if kv.dtype is torch.float32 else 3e-2
     for difference in differences:
@@ -92,7 +92,7 @@ def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) 
 
 @torch.inference_mode()
 def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape, *, decodes: bool) -> float:
-    """Return the greatest difference from the reference in a step of sequences some of which share a prefix."""
+    """Return the greatest difference from the reference in a step of sequences of which some share a prefix."""
     batch, blocks = trial_batch(kv.block_size, kv.device, decodes=decodes)
     cache = ReferenceAttention().allocate(replace(kv, num_blocks=blocks))
     generator = torch.Generator(kv.device).manual_seed(0)
@@ -113,7 +113,7 @@ def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape, *
 def trial_batch(block_size: int, device: torch.device, *, decodes: bool = False) -> tuple[StepBatch, int]:
     """Return a step of five sequences, and the number of blocks that it needs; no sequence has block 0.
 
-    They are prompts and decodes, or only `decodes`, for which some kernels have a way of their own.
+    They are prompts and decodes, or only `decodes`, which some kernels compute differently.
     """
     counts = np.array([1, 1, 1, 1, 1] if decodes else [1, 1, 1, 45, 3], np.int32)
     contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, _OWN, 9], np.int32)

@@ -18,7 +18,7 @@ from batchwright.engine.step.multi_step import DecodedStep, DecodeRun, Interrupt
 from batchwright.planning.bound import ModelCosts
 
 _SOON_USED = 2**27
-"""Bytes of the KV cache that are made ready while weights are packed: those of some hundred short sequences."""
+"""Bytes of the KV cache that are prepared while weights are packed: enough for about a hundred short sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepOutput:
     logits: Tensor
     """Logits of the rows that are not in `likeliest`: [rows, vocab]."""
     likeliest: Mapping[int, int | None] = field(default_factory=dict)
-    """Likeliest tokens of greedy rows, by their places among the logit rows; None if the logits are not finite."""
+    """Likeliest tokens of greedy rows, by their indexes among the logit rows; None if the logits are not finite."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -40,11 +40,11 @@ def free_bytes(device: torch.device) -> int:
 
 LEAST_POSITIONS = 1024
 """Every body can compute this many positions (or the model's maximum, if that is less) whatever `max_model_len` is:
-steps that measure the machine have them."""
+steps that measure the machine need them."""
 
 
 class KernelSeconds(Protocol):
-    """Seconds of steps by what they were spent on, as they grow."""
+    """Running totals of the seconds of steps, by what they were spent on."""
 
     products: float
     attention: float
@@ -79,16 +79,16 @@ class ModelBody(ABC):
         """Return the KV cache shape of each layer, for the attention implementation called `attention`."""
 
     def prepare(self, max_num_seqs: int) -> None:
-        """Do once, after `allocate`, what steps of up to so many sequences would be the first to need."""
+        """Do once, after `allocate`, what the first steps of up to this many sequences would otherwise do."""
 
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
         """Return the logits of `batch.logit_rows` -> [R, vocab]; keys and values of all rows go to the caches."""
 
     def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
-        """Compute as `forward` does; only the likeliest tokens are needed of the logit rows that are `greedy`.
+        """Compute as `forward` does; for the logit rows that are `greedy`, only the likeliest tokens are needed.
 
-        If they are found here, it is among those that the batch's masks allow. Logits are never masked here.
+        If they are found here, then among those that the batch's masks allow. Logits are never masked here.
         """
         return StepOutput(self.forward(batch))
 
@@ -100,9 +100,9 @@ class ModelBody(ABC):
     def multi_step(self, batch: StepBatch, run: DecodeRun, interruption: Interruption) -> list[DecodedStep]:
         """Compute the step of `batch`, one row for each sequence, and those after it.
 
-        `run` says by what tokens are chosen and, as `interruption` does, when to stop.
+        `run` defines how tokens are chosen; it and `interruption` define when to stop.
 
-        Blocks of the sequences have room for all steps. Raises NotImplementedError unless it `has_multi_step`.
+        The blocks of the sequences must have room for all steps. Raises NotImplementedError unless `has_multi_step`.
         """
         raise NotImplementedError(f"the {self.name} body computes one step at a time")
 
@@ -116,25 +116,25 @@ class ModelBody(ABC):
 
     @property
     def returns_early(self) -> bool:
-        """Whether `output` returns while the device goes on computing."""
+        """Whether `output` returns while the device is still computing."""
         return self.device.type == "cuda"
 
     @property
     def costs(self) -> ModelCosts | None:
-        """What it takes of a machine, known after `allocate`; None where its times cannot be separated."""
+        """The costs of the model, known after `allocate`; None if its times cannot be separated."""
         return None
 
     def watch(self) -> KernelSeconds | None:
-        """Return where the seconds of its steps from now on are added up; None as for `costs`."""
+        """Return the object that adds up the seconds of its steps from now on; None as for `costs`."""
         return None
 
     @property
     def failure(self) -> str | None:
-        """Why it can compute nothing any more; None as long as it can. Then `forward` raises `EngineClosed`."""
+        """Why it can compute nothing any more, so that `forward` raises `EngineClosed`; None as long as it can."""
         return None
 
     def free_memory(self) -> int:
-        """Return the bytes that are free on its device, or on each of its devices."""
+        """Return the free bytes on its device, or on each of its devices."""
         return free_bytes(self.device)
 
     def close(self) -> None:
@@ -143,7 +143,8 @@ class ModelBody(ABC):
     def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
         """Return why the bits of a sequence's results may depend on the rest of a step, and what to do about it.
 
-        None if they do not in steps of at most `rows` tokens, of which `logit_rows` have logits. Call `allocate` first.
+        None if they do not depend on it in steps of at most `rows` tokens, of which `logit_rows` have logits. Call
+        `allocate` first.
         """
         return (
             f"the {self.name} body leaves products to torch, which may round a row differently in other company; "

@@ -1,7 +1,7 @@
-"""Llama layers in one compiled call for each step, on the CPU: in bfloat16, in 8 bits, or with weights in groups.
+"""Llama layers in one compiled call per step, on the CPU: in bfloat16, in 8 bits, or with weights in groups.
 
-Greedy tokens of models with tied embeddings are found through a copy of the head in 8 bits, which finds the tokens
-that can be the likeliest at all (`native/screening.h`).
+For greedy tokens of models with tied embeddings, a copy of the head in 8 bits finds the tokens that can be the
+likeliest at all (`native/screening.h`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ PRODUCT_KINDS: dict[QuantizationName | None, ProductKind] = {
     "int8-group": "groups",
     "int4": "groups",
 }
-"""What compiled layers multiply; there is nothing for fp8, which they do not."""
+"""Kinds of products of the compiled layers, which have none in fp8."""
 MOST_HEAD_DIM = 512
-"""Largest head size for which sums of products of 16 with 8 bits fit 32 bits."""
+"""Largest head size for which sums of products of 16 bits with 8 bits fit into 32 bits."""
 
 
 class CompiledStack:
-    """Stack that takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
+    """Stack that takes the layers out of `weights`, for which `kernels_for` found the kernels."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class CompiledStack:
         kind: ProductKind,
         bits: int = 8,
     ) -> None:
-        """`bits`: those of the weights of layers in groups, as far as they are not given as numbers."""
+        """`bits`: bits of the layers' weights in groups, unless these are given as numbers."""
         self.products = "compiled products"
         self.seconds: DecoderSeconds | None = None
         """Where the times of each step are added, if set."""
@@ -95,7 +95,7 @@ class CompiledStack:
         self._arena.end()
         self._costs = _costs(model)
         self.weight_bytes = sum(each.panels.nbytes for each in (*_products(model), model.head))
-        """Bytes of the weights that a step reads which wants logits of some rows; a screen is not counted."""
+        """Bytes of the weights that a step with logits reads; a screen is not counted."""
         self._decoder = NativeDecoder(kernels.library, model)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
@@ -103,7 +103,7 @@ class CompiledStack:
         return self._decoder.forward(residual, batch, self.seconds)[0]
 
     def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
-        """Return logits, and only the likeliest token of rows that are `greedy`, for a stack that `screens`."""
+        """Return logits, or for `greedy` rows only the likeliest token; only for a stack that `screens`."""
         return StepOutput(*self._decoder.forward(residual, batch, self.seconds, greedy))
 
     def multi_step(
@@ -118,11 +118,11 @@ class CompiledStack:
 
     @property
     def costs(self) -> ModelCosts:
-        """What the model takes of a machine. Of the last layer, rows without logits need queries, keys and values."""
+        """The costs of the model. In the last layer, rows without logits need only queries, keys and values."""
         return self._costs
 
     def watch(self) -> DecoderSeconds:
-        """Return where the seconds of the steps from now on are added up."""
+        """Return the object that adds up the seconds of the steps from now on."""
         if self.seconds is None:
             self.seconds = DecoderSeconds()
         return self.seconds
@@ -164,7 +164,7 @@ class CompiledStack:
 
 
 def _interleaved(gate_up: Projection) -> Projection:
-    """Return gate and up with their outputs taking turns, as the decoder reads them."""
+    """Return gate and up with their outputs interleaved, as the decoder reads them."""
     numbers = gate_up.grouped
     if numbers is None:
         return Projection(interleaved(*gate_up.weight.chunk(2)))
@@ -235,7 +235,7 @@ def _runs(kernels: NativeKernels | str, shape: HeadShape, hidden: int, intermedi
 
 
 _MOST_MIXED = 8
-"""Most vectors that are rotated together: more spread outliers no better, and take longer."""
+"""Most vectors that are rotated together: more would spread outliers no better, and take longer."""
 _ROUNDED_UP = 1 + 1e-4
 _MOST_LENGTH = 1e15
 """Greatest length of a column whose bounds cannot overflow."""
@@ -251,7 +251,7 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
 
     @cache
     def rounded() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # Memory that is taken anew for each piece costs more in page faults than all of the computing.
+        # Allocating memory for each piece would cost more in page faults than all of the computation.
         exact, rounded = torch.empty((2, _AT_A_TIME, columns.shape[1]), dtype=torch.float64)
         pieces = [_rounded(piece, exact[: len(piece)], rounded[: len(piece)]) for piece in columns.split(_AT_A_TIME)]
         whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
@@ -262,7 +262,7 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
     bias[outputs:] = -torch.inf
     lengths = arena.hold(bias.shape, torch.float32, lambda: padded(rounded()[2]))
     errors = arena.hold(bias.shape, torch.float32, lambda: padded(rounded()[3]))
-    if not bool((lengths < _MOST_LENGTH).all()):  # NaN is not, either
+    if not bool((lengths < _MOST_LENGTH).all()):  # NaN fails this, too
         return None
     rough = pack_rounded(columns.shape, lambda: rounded()[:2], bias if len(bias) > outputs else None, arena)
     mixed = min(mixed_channels(columns.shape[1]), _MOST_MIXED)
@@ -270,7 +270,7 @@ def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
 
 
 def screen_bytes(head: Projection) -> int:
-    """Return the bytes that `screen_for` takes of the arena."""
+    """Return the bytes that `screen_for` takes from the arena."""
     lengths_and_errors = 2 * torch.float32.itemsize * (head.weight.shape[0] + PANEL)
     return packed_bytes(head.weight, quantized=True) + lengths_and_errors
 
@@ -285,7 +285,7 @@ def _rounded(columns: Tensor, exact: Tensor, rounded: Tensor) -> tuple[Tensor, T
     """Round `columns` [n, dim] to 8 bits -> [n, dim] int8, and [n] float32 each: scales, lengths and greatest errors.
 
     An error is how far a product with a row of length 1 can be from the exact one. `exact` and `rounded` [n, dim]
-    float64 are written over.
+    float64 are overwritten.
     """
     turn(rounded.copy_(columns), exact)
     whole, scales = quantize_rows(exact)

@@ -34,8 +34,8 @@ _TOLERANCE = 2e-2
 """Greatest relative norm of the difference between streamed products and torch's: bfloat16 rounds to within 0.4%, a
 block left out of a sum makes 9%."""
 _FP8_INPUT_TOLERANCE = 7e-2
-"""The same where torch rounds the input of each product to 8-bit floating point, by 2.6% on average, and streamed
-products do not."""
+"""The same if torch rounds the input of each product to 8-bit floating point, by 2.6% on average, and streamed products
+do not."""
 
 
 @dataclass(slots=True)
@@ -55,10 +55,10 @@ class _Layer:
 
 
 class ComposedStack:
-    """Stack that takes the layers out of `weights`, which are those of `shard`.
+    """Stack that takes the layers out of `weights`, the weights of `shard`.
 
-    It multiplies in int8 if `quantized`. If `fp8`, weights but for that of the logits are in 8-bit floating point, and
-    so are their inputs, unless products are streamed.
+    It multiplies in int8 if `quantized`. If `fp8`, all weights except that of the logits are in 8-bit floating point,
+    and so are their inputs, unless products are streamed.
 
     The ranks of a shard compute each step at the same time. Each gives the logits of its part of the vocabulary.
     """
@@ -138,7 +138,7 @@ class ComposedStack:
         return self._head(self._ops.add_rms_norm(delta, residual, self._norm, self._eps))
 
     def _choose_streamed(self, head: Projection) -> list[StreamedProducts]:
-        """Return streamed products by numbers of rows, ascending, that are faster here than torch's."""
+        """Return streamed products that are faster here than torch's, by ascending numbers of rows."""
 
         def products(
             streamed: StreamedProducts | None, residual: Tensor, attended: Tensor, layers: int | None
@@ -159,7 +159,7 @@ class ComposedStack:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
 
     def why_not_deterministic(self, rows: int, logit_rows: int) -> str | None:
-        """Answer as `ModelBody` does, for native attention on the CPU. Layers are alike, so one layer is tried."""
+        """Return what `ModelBody` does, for native attention on the CPU. Layers are alike, so one is tried."""
         if not isinstance(self._ops, NativeOps):
             return (
                 "torch's norms may round a row differently in other company, and the compiled ones need a hidden and "

@@ -4,8 +4,8 @@ A graph repeats the same launches on the same memory. So a step is padded to one
 to the graph's inputs, and replayed. Prompts, and steps that do not fit, are computed without graphs.
 
 The first replays of a graph, on other inputs than it was recorded with, are compared with the same steps computed
-without it. If one differs, or recording fails, that is logged and no graph is used any more; where only the memory for
-one is missing, steps of its kind are computed without.
+without it. If one differs, or recording fails, that is logged and graphs are not used any more; if only the memory for
+one is missing, steps of its kind are computed without a graph.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Numbers of sequences of the graphs: dense enough to pad little, few because each graph keeps its logits."""
 _PROOFS = 2
-"""First replays of a graph that are compared. The second has other inputs than the recording had."""
+"""Number of first replays of a graph that are compared. The second has other inputs than the recording."""
 _TOLERANCE = 1e-2
 _PREPARED_KEYS = 1000
-"""Keys of each sequence for which graphs are prepared besides one key: so that the tiles of a few sequences are cut."""
+"""Keys per sequence for which graphs are prepared, besides one: enough to cut the tiles of a few sequences."""
 
 Compute = Callable[[StepBatch], Tensor]
 """Computes the logits of a step."""
@@ -52,7 +52,7 @@ class Recording(Protocol):
 
 
 Recorder = Callable[[Callable[[], Tensor]], Recording]
-"""Records a computation without carrying it out."""
+"""Records a computation without executing it."""
 
 
 class CudaRecorder:
@@ -70,7 +70,7 @@ class CudaRecorder:
             torch.cuda.device(self._device),
             # A recording that fails leaves its own stream in place; this restores the old one.
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
-            # Other threads may use the device meanwhile, which must not end the recording.
+            # Meanwhile other threads may use the device, which must not end the recording.
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             output = compute()
@@ -97,9 +97,9 @@ class _Kind:
     size: int
     """Number of sequences."""
     splits: tuple[int, ...]
-    """For each kind of layer the splits of FlashAttention 3, or 0 if its tiles are computed."""
+    """For each kind of layer, the splits of FlashAttention 3, or 0 if tiles are computed."""
     wide: bool
-    """Whether there is room for wide tiles, which costs time when empty, as does that for partial results."""
+    """Whether there is room for wide tiles. Empty room costs time, as does room for partial results."""
     merged: bool
     """Whether there is room for partial results."""
 
@@ -132,10 +132,10 @@ class DecodeGraphs:
         self._shapes: tuple[TileShape, ...] = ()
         """Parameters of the cuts that the layers' attention needs, known after the first step."""
         self._rule: FlashRule | None = None
-        """What chooses between FlashAttention 3 and tiles; None if there are only tiles."""
+        """The choice between FlashAttention 3 and tiles; None if there are only tiles."""
         self._graphs: dict[_Kind, _Graph] = {}
         self._too_large: set[_Kind] = set()
-        """Kinds of steps for whose recordings there was no memory."""
+        """Kinds of steps whose recordings did not fit into memory."""
         self.disabled: str | None = None
         """Why no graph is used any more; None while graphs are used."""
 
@@ -146,9 +146,9 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def prepare(self, caches: Sequence[LayerCache], most: int) -> None:
-        """Record and prove the graphs of decodes of up to `most` sequences, of which `caches` hold none yet.
+        """Record and verify the graphs of decodes of up to `most` sequences, while `caches` hold no sequences yet.
 
-        Else each would be recorded when a step first has so many sequences, and several steps would take long.
+        Otherwise each would be recorded when a step first has that many sequences, and several steps would take long.
         """
         num_blocks, _, block_size, _ = caches[0].keys.shape
         longest = min(_PREPARED_KEYS, (self._max_blocks - 1) * block_size)
@@ -158,19 +158,19 @@ class DecodeGraphs:
         # The largest first: the others find room in its memory.
         for size in reversed(self._sizes[: bisect_left(self._sizes, most) + 1]):
             for keys in (1, longest):
-                # The first step is computed as it is, or shows which attention there is.
+                # The first step is computed without a graph, or shows which attention is used.
                 for step in range(2 + _PROOFS):
                     each = -(-(keys + step) // block_size)
                     if self.disabled is not None or keys < 1 or min(size, most) * each > num_blocks:
                         continue
                     try:
                         self(_decodes(min(size, most), keys + step, each, block_size, caches[0].keys.device))
-                    except Exception as error:  # out of memory, say: what is smaller may be recorded later
+                    except Exception as error:  # such as out of memory: a smaller one may be recorded later
                         _log.warning("graphs are not prepared: %s: %s", type(error).__name__, error)
                         return
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """Return the logits of `batch` -> [R, vocab], to be read before the next call."""
+        """Return the logits of `batch` -> [R, vocab]; they are valid until the next call."""
         if self.disabled is not None or not self._fits(batch):
             return self._compute(batch)
         if not self._shapes:
@@ -211,7 +211,7 @@ class DecodeGraphs:
         device = batch.slots.device
         if self._inputs is None:
             self._inputs = _Inputs(self._sizes[-1], self._max_blocks, device)
-        # Padding repeats the shortest sequence: it only stores the same keys and values again.
+        # Padding repeats the shortest sequence: this only stores the same keys and values again.
         order = np.full(size, int(np.argmin(batch.contexts)))
         order[: batch.num_sequences] = np.arange(batch.num_sequences)
         tables, contexts, ones = batch.tables[order], np.array(batch.contexts)[order], np.ones(size, np.int64)
@@ -237,7 +237,7 @@ class DecodeGraphs:
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            # The step itself needs less than its recording, whose tensors stay.
+            # The step itself needs less memory than its recording, whose tensors stay allocated.
             _log.warning("steps of up to %d sequences are not replayed from a CUDA graph: %s", size, error)
             self._too_large.add(kind)
             self._graphs.pop(kind, None)
@@ -275,7 +275,7 @@ class DecodeGraphs:
 
 
 def _decodes(sequences: int, keys: int, blocks: int, block_size: int, device: torch.device) -> StepBatch:
-    """Return a step of decodes of sequences with so many keys each, in so many blocks of their own."""
+    """Return a step of decodes of sequences with this many keys each, in this many blocks of their own."""
     ones = np.ones(sequences, np.int32)
     tables = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
     token_ids, logit_rows = np.zeros(sequences, np.int64), np.arange(sequences, dtype=np.int64)
@@ -283,7 +283,7 @@ def _decodes(sequences: int, keys: int, blocks: int, block_size: int, device: to
 
 
 class _Inputs:
-    """Memory that graphs read the inputs of a step from."""
+    """Memory from which graphs read the inputs of a step."""
 
     def __init__(self, sequences: int, max_blocks: int, device: torch.device) -> None:
         self._token_ids, self._positions, self._slots = torch.zeros(3, sequences, dtype=torch.int64, device=device)
@@ -306,7 +306,7 @@ class _Inputs:
         """Return a step of the sequences that were loaded for `graph`.
 
         Its tensors are new objects each time, since caches of a step recognize it by the identity of its tensors. The
-        host has no numbers to plan the attention with, only the plan.
+        host has no numbers for planning the attention, only the plan.
         """
         size = graph.kind.size
         batch = StepBatch(

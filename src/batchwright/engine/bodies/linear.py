@@ -16,24 +16,24 @@ from batchwright.engine.tried_kernels import kernels_or
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] → [rows, out]."""
 
-# torch packs weights only through operators that it names as private; inductor uses the same ones.
+# torch packs weights only through operators that it calls private; inductor uses the same ones.
 _TYPICAL_ROWS = 64
-"""Number of rows that oneDNN picks the packed layout for; the layout for 64 is good from 1 to 512."""
+"""Number of rows for which oneDNN picks the packed layout; the layout for 64 is good from 1 to 512."""
 
 FP8_CAPABILITY = (8, 9)
 """First compute capability with products in 8-bit floating point."""
 FP8_MULTIPLE = 16
-"""Sizes of a weight in 8-bit floating point are divisible by this."""
+"""Sizes of a weight in 8-bit floating point must be divisible by this."""
 _FP8_GREATEST = torch.finfo(torch.float8_e4m3fn).max
 _ROUNDED_ALIKE = 0.995
 _FP8_TOLERANCE = 2e-2
 """Greatest relative norm of a difference from the product of the same rounded values."""
 
 _LEAST_CUDA_ROWS = 32
-"""Number of rows that fewer are padded to: torch multiplies int8 on CUDA from 17 rows on."""
+"""Number of rows to which fewer rows are padded: torch multiplies int8 on CUDA from 17 rows on."""
 
-# torch and oneDNN each cache what they prepared for the shape of a product, about a megabyte per shape, and batches
-# have ever new shapes: with the default of 1024 shapes each, a process grows by more than a gigabyte. Both read their
+# torch and oneDNN each cache what they prepare for the shape of a product, about a megabyte per shape, and batches keep
+# having new shapes: with the default of 1024 shapes each, a process grows by more than a gigabyte. Both read their
 # variable at the first product.
 _SHAPES_KEPT = "32"
 for _variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
@@ -93,7 +93,7 @@ def to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8_linear(weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return `make_fp8_linear` of a weight and scales that `to_fp8` gave."""
+    """Return `make_fp8_linear` of a weight and scales that `to_fp8` returned."""
     rounding = _rounding_on(weight.device, torch.bfloat16)
     columns, column_scales = weight.t(), scales[None, :]
 
@@ -122,7 +122,7 @@ def fp8_disagreement(device: torch.device) -> str | None:
     )
     try:
         product = make_fp8_linear(weight)(x).float()
-    except Exception as error:  # a library's or a driver's: whatever it is, the product does not run here
+    except Exception as error:  # from a library or a driver: whatever it is, the product does not run here
         return f"it fails: {type(error).__name__}: {error}"
     (rows, row_scales), (columns, scales) = round_rows(x), round_rows(weight)
     expected = (rows.float() @ columns.float().t()) * row_scales[:, None] * scales
@@ -135,7 +135,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     scales = wide.abs().amax(1) / _FP8_GREATEST
     inverse = torch.where(scales == 0.0, torch.zeros_like(scales), 1.0 / scales)
-    # A product that is rounded up would not be a number.
+    # A product that is rounded up would become NaN.
     return (wide * inverse[:, None]).clamp_(-_FP8_GREATEST, _FP8_GREATEST).to(torch.float8_e4m3fn), scales
 
 
@@ -145,7 +145,7 @@ Rounding = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @cache
 def _rounding_on(device: torch.device, dtype: torch.dtype) -> Rounding:
-    """Return Triton's kernel if it is available on a CUDA device and passes its trial; else torch's."""
+    """Return the Triton kernel if it is available on a CUDA device and passes its trial; else torch's."""
     if device.type != "cuda":
         return round_rows
 
@@ -162,7 +162,7 @@ def _rounding_on(device: torch.device, dtype: torch.dtype) -> Rounding:
 
 
 def rounds_as_torch(rounding: Rounding, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether `rounding` gives what `round_rows` gives, but for a few values half way between two others."""
+    """Return whether `rounding` agrees with `round_rows`, except for a few values half way between two others."""
     x = torch.empty(9, 1000, device=device).normal_(generator=torch.Generator(device).manual_seed(0)).to(dtype)
     x[1:4] *= torch.tensor([[1e-3], [1e3], [0.0]], dtype=dtype, device=device)
     x[4, 7] = torch.nan
@@ -176,8 +176,8 @@ def rounds_as_torch(rounding: Rounding, device: torch.device, dtype: torch.dtype
 _single_row_differs: dict[tuple[int, int, torch.dtype], bool] = {}
 """Whether a single row is rounded differently from the same row among others, by weight shape and dtype.
 
-oneDNN takes another kernel for one row of some shapes. Then the row is computed twice, which keeps the results of a
-sequence alone bitwise equal to those beside others, and reads no more weights.
+For some shapes oneDNN uses a different kernel for one row. Then the row is computed twice, so that the results of a
+sequence alone are bitwise equal to those beside others; this reads no more weights.
 """
 _PROBED_VALUES = 150_000
 """Values that are compared: in bfloat16 about one in 5,000 shows that another kernel was used."""
@@ -192,7 +192,7 @@ def _differs_alone(linear: Linear, weight: Tensor) -> bool:
 
 
 def rounds_by_company(linear: Linear, inputs: int, dtype: torch.dtype, most: int) -> int | None:
-    """Return a number of rows at which `linear` gives a row other bits than among `most` rows; None if none is found.
+    """Return a number of rows at which `linear` gives a row different bits than among `most` rows; None if not found.
 
     Products on the CPU pick their kernels by the number of rows; the numbers tried are dense where the kernels change:
     few rows, and around powers of two.
@@ -201,7 +201,7 @@ def rounds_by_company(linear: Linear, inputs: int, dtype: torch.dtype, most: int
     among_most = linear(x)
     powers = [2**exponent for exponent in range(most.bit_length())]
     counts = {*range(1, 9), *powers, *(count + 1 for count in powers), *(3 * count for count in powers)}
-    # The last rows are tried, so that each has another place than it had among all.
+    # The last rows are tried, so that each has a different position than it had among all.
     return next((n for n in sorted(counts) if n < most and not torch.equal(linear(x[-n:]), among_most[-n:])), None)
 
 

@@ -1,8 +1,8 @@
 """The Llama family with fused products: q, k and v in one, gate and up in one.
 
-Llama, Mistral, Qwen2, Qwen3 and models that share their config (SmolLM and SmolLM2 are Llamas) differ in three points
-only, each read from the config or the weights: biases on q, k and v (Qwen2), RMS norms on the heads of q and k (Qwen3),
-and layers that see a sliding window.
+Llama, Mistral, Qwen2, Qwen3 and models that share their config (SmolLM and SmolLM2 are Llamas) differ only in three
+points, each read from the config or the weights: biases on q, k and v (Qwen2), RMS norms on the heads of q and k
+(Qwen3), and layers that see a sliding window.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class LlamaBody(ModelBody):
     """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
     With int8 and fp8, products multiply 8 bits by 8 bits: each row of a weight and each row of activations has a scale.
-    With fp8 the output layer stays as it is, and so do activations where products of few rows are streamed. With
-    int8-group and int4, each 32 inputs have a scale, of weights as of activations, which have 8 bits; with int4 the
-    weights have 4, but for 8 in the output layer and in what a quantized checkpoint has left out. A `shard` that is not
-    the whole is not quantized; its ranks compute each step together, and rank 0 gets the logits.
+    With fp8 the output layer is not converted, nor are activations where products of few rows are streamed. With
+    int8-group and int4, each 32 inputs have a scale, both of weights and of activations, which have 8 bits; with int4
+    the weights have 4 bits, except for 8 in the output layer and in what a quantized checkpoint left unquantized. A
+    `shard` that is not the whole model is not quantized; its ranks compute each step together, and rank 0 gets the
+    logits.
     """
 
     name = "fused"
@@ -77,12 +78,12 @@ class LlamaBody(ModelBody):
         shard: Shard = WHOLE,
         longest: int | None = None,
     ) -> None:
-        """`longest`: the most tokens of a sequence that will be computed, if they are fewer than the model's."""
+        """`longest`: the most tokens of a sequence that will be computed, if fewer than the model's maximum."""
         super().__init__()
         quantized = quantization == "int8"
         self.dtype, self.device, self.quantized, self.fp8 = dtype, device, quantized, quantization == "fp8"
         self.quantization = quantization
-        # What a quantized checkpoint has left as it was is not to be rounded to as little as the rest.
+        # What a quantized checkpoint left unquantized is not rounded to as few bits as the rest.
         self._group_bits = 4 if quantization == "int4" and not weights.packed else 8
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
@@ -113,7 +114,7 @@ class LlamaBody(ModelBody):
             embedding = rotate(self._weights, embedding)
         self._embedding = embedding if tokens is None else SplitEmbedding(embedding, tokens.start, shard)
         self.most_kv_heads = max(shard.heads(_head_shape(config), rank).kv_heads for rank in range(shard.ranks))
-        """KV heads of the rank that has the most of them."""
+        """KV heads of the rank that has the most."""
         self._num_layers = config.num_hidden_layers
         self.stack: CompiledStack | ComposedStack
         self._graphs: DecodeGraphs | None = None
@@ -153,7 +154,7 @@ class LlamaBody(ModelBody):
             self.free_rows = kernels.product_rows(kind)
         self._weights.head = Projection(torch.empty(0, 0))  # the stack keeps its own packed copy
         if self.device.type == "cuda" and self.attention.name in PLANNED and self.shard.is_whole:
-            stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
+            stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed too late
             self._graphs = DecodeGraphs(
                 lambda batch: stack.logits(embedding[batch.token_ids], batch),
                 CudaRecorder(self.device),
@@ -187,7 +188,7 @@ class LlamaBody(ModelBody):
 
     def _embedded(self, batch: StepBatch) -> Tensor:
         if isinstance(self._embedding, Tensor):
-            return self._embedding.index_select(0, batch.token_ids)  # which takes less time to begin than an index
+            return self._embedding.index_select(0, batch.token_ids)  # which takes less time to start than indexing
         return self._embedding[batch.token_ids]
 
     def rows_for(self, tokens: int) -> int:
@@ -220,7 +221,7 @@ def compiles_here(config: Any) -> bool:
 
 
 def why_not_in_groups(config: Any, dtype: torch.dtype, device: torch.device, attention: str) -> str | None:
-    """Return why a model with this config, which is not `unsuitable`, is not multiplied in groups here, or None."""
+    """Return why products of a model with this config, which is not `unsuitable`, are not in groups here, or None."""
     if device.type != "cpu":
         return f"it is computed on {device}, not on a CPU"
     if dtype is not torch.bfloat16:
@@ -278,7 +279,7 @@ def _head_shape(config: Any) -> HeadShape:
 
 
 def _layer(config: Any, weights: Weights, index: int, shard: Shard, *, in_groups: bool) -> LayerWeights:
-    """Return the weights of a layer; `in_groups`: as numbers, where the checkpoint has these."""
+    """Return the weights of a layer; `in_groups`: as numbers, where the checkpoint has them."""
     at = f"model.layers.{index}."
     attention, mlp = at + "self_attn.", at + "mlp."
     queries, keys, channels = _rows_of(config, shard)
@@ -324,7 +325,7 @@ def _rows_of(config: Any, shard: Shard) -> tuple[Part | None, Part | None, Part 
 def _summed(
     weights: Weights, name: str, shape: Shape, columns: Part | None, shard: Shard, *, in_groups: bool
 ) -> Projection:
-    """Return the shard's columns of a projection whose outputs are the sums over all ranks: one adds the bias."""
+    """Return the shard's columns of a projection whose outputs are summed over all ranks: one rank adds the bias."""
     bias = weights.maybe(name + ".bias", shape[:1]) if shard.rank == 0 else None
     if in_groups and (numbers := weights.numbers(name + ".weight", shape)) is not None:
         return Projection.of_numbers(numbers, bias)
@@ -334,7 +335,7 @@ def _summed(
 def _side_by_side(
     weights: Weights, parts: Mapping[str, tuple[int, Part | None]], inputs: int, *, in_groups: bool
 ) -> Projection:
-    """Return projections of the same `inputs` as one. `parts`: the outputs of each, and which rows of it are taken."""
+    """Return projections of the same `inputs` joined into one. `parts`: the outputs of each, and the rows to take."""
     shapes = {name: (outputs, inputs) for name, (outputs, _) in parts.items()}
     numbers = [weights.numbers(name + ".weight", shape) for name, shape in shapes.items()] if in_groups else []
     biases = [weights.maybe(name + ".bias", (outputs,), rows=rows) for name, (outputs, rows) in parts.items()]
@@ -367,7 +368,7 @@ def _window(config: Any, layer: int) -> int | None:
 
 
 def _rope_table(config: Any, number: int, device: torch.device) -> RopeTable:
-    # Importing transformers' own Llama, which has this too, takes longer than loading a small model.
+    # Importing transformers' own Llama, which also has this, takes longer than loading a small model.
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     kind = config.rope_parameters["rope_type"]

@@ -1,8 +1,8 @@
 """The choice of a model's body, precision and device, and the reading of its config.
 
-A Llama whose config file says everything is loaded without the class of its config, whose module imports half of torch:
+A Llama whose config file is complete is loaded without the class of its config, whose module imports half of torch:
 that takes more than a second, longer than loading a small model. The class adds defaults, which such a file does not
-need, and checks, which are made here.
+need, and checks, which are made here instead.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     """Load the model in `folder` (transformers format).
 
-    `body="auto"` takes the fused body for the Llama family, the only one with `quantization`. `dtype="auto"` is as in
-    `choose_dtype`, and bfloat16 if the layers are compiled for it, which needs native attention. Raises ValueError for
-    a device that does not exist or cannot do this, `UnsupportedModel` for a model that cannot be run correctly.
+    `body="auto"` uses the fused body for the Llama family, the only one with `quantization`. `dtype="auto"` is as in
+    `choose_dtype`, or bfloat16 if the layers are compiled for it, which needs native attention. Raises ValueError for a
+    device that does not exist or does not support this, `UnsupportedModel` for a model that cannot be run correctly.
     """
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
@@ -94,9 +94,9 @@ def _packed_format(architecture: Any) -> PackedFormat | None:
 
 
 def _of_packed(packed: PackedFormat, asked: QuantizationName | None, reason: str | None) -> QuantizationName | None:
-    """Return how weights that are packed so are multiplied: in groups, or as values if there is a `reason` against it.
+    """Return how weights packed in this format are multiplied: in groups, or as values if there is a `reason` for it.
 
-    Those of a GGUF file can be rounded once more. Raises `UnsupportedModel` if another quantization was asked for.
+    Weights of a GGUF file can be rounded once more. Raises `UnsupportedModel` if another quantization was asked for.
     """
     if packed.method == "batchwright" and asked in ("int8", "fp8"):
         return asked
@@ -132,7 +132,7 @@ def _require_fp8(architecture: Any, dtype: torch.dtype, device: torch.device) ->
 
 
 def load_shard(folder: Path, config: EngineConfig, shard: Shard) -> LlamaBody:
-    """Load the part of the model in `folder` that is `shard`'s, and read no other. Raises as `load_body`."""
+    """Load `shard`'s part of the model in `folder`, and read no other part. Raises the errors of `load_body`."""
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
     architecture = plain_llama_config(folder) or read_config(folder)
@@ -229,7 +229,7 @@ def _says_everything(fields: Mapping[str, Any]) -> bool:
 
 
 def _plain_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return rotary parameters without scaling, given in today's form or in that before transformers 5, or None."""
+    """Return rotary parameters without scaling, in the current form or that before transformers 5, or None."""
     rope = fields.get("rope_parameters")
     if rope is None and fields.get("rope_scaling") is None:
         rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta")}

@@ -1,6 +1,6 @@
-"""The operations of a Llama layer between its matrix products: through torch or compiled kernels, and which runs.
+"""The operations of a Llama layer between its matrix products, by torch or compiled kernels, and the choice of them.
 
-Triton's kernels are used only after they gave on the device what torch gives.
+Triton's kernels are used only after they agreed with torch on the device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RopeTable:
 
 
 class LayerOps(Protocol):
-    """The operations between products; each matches the transformers Llama in float32."""
+    """The operations between products; each matches Llama in transformers in float32."""
 
     def add_rms_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add `delta` to `residual` [T, dim] in place; return the RMS norm of that times `weight` [dim] -> [T, dim]."""
@@ -93,7 +93,7 @@ class TorchOps:
 
 
 class _Turns:
-    """Factors of heads, and of heads with their halves swapped, for all layers of a step: [T, 1, head_dim] float32."""
+    """Factors of heads, plain and with their halves swapped, for all layers of a step: [T, 1, head_dim] float32."""
 
     def __init__(self, positions: Tensor, rope: RopeTable) -> None:
         self.positions, self.rope = positions, rope
@@ -103,7 +103,7 @@ class _Turns:
 
 
 class NativeOps:
-    """`LayerOps` through the compiled kernels, for native attention, whose cache layout they write."""
+    """`LayerOps` by the compiled kernels, for native attention, whose cache layout they write."""
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels
@@ -129,7 +129,7 @@ _EPS = 1e-5
 def choose_ops(
     attention: PagedAttention, shape: HeadShape, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> LayerOps:
-    """Return Triton's kernels if they are available and pass their trial; else torch's, and log why."""
+    """Return the Triton kernels if they are available and pass their trial; else torch's, and log why."""
 
     def fused() -> LayerOps:
         from batchwright.engine.bodies.triton_ops import FusedOps

@@ -1,9 +1,9 @@
 """Checkpoints whose weights are numbers of 4 or 8 bits: of AWQ, GPTQ, compressed-tensors (packed), and GGUF files.
 
-The first three say `weight ≈ (number - zero point) · scale`, with a scale and a zero point for each output and some
-inputs in a row. They differ in how the numbers lie in words of 32 bits. In groups they are taken as they are, with a
-scale for each 32 inputs; where that cannot be, since inputs are in another order (`desc_act`) or groups are smaller,
-values are rounded to 8 bits. Those of GGUF files were put in groups when the files were converted
+The first three mean `weight ≈ (number - zero point) · scale`, with a scale and a zero point for each output and some
+consecutive inputs. They differ in how the numbers are arranged in words of 32 bits. In groups the numbers are used
+unchanged, with a scale for each 32 inputs; if that is impossible, since inputs are in another order (`desc_act`) or
+groups are smaller, values are rounded to 8 bits. Numbers of GGUF files were put in groups when the files were converted
 (models/gguf_numbers.py).
 """
 
@@ -20,7 +20,7 @@ from batchwright.engine.native.weight_groups import GROUP, GroupedWeight, round_
 
 _WORD = 32
 _AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
-"""Which output of a word's each number in it is of, from the lowest bits on."""
+"""For each number in a word, from the lowest bits on, which of the word's outputs it belongs to."""
 _BITS = (4, 8)
 _ONES = {4: 0x11111111, 8: 0x01010101}
 _SUFFIXES = {"compressed-tensors": "weight_packed", "batchwright": "weight_numbers"}
@@ -48,18 +48,18 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a checkpoint holds its weights."""
+    """How a checkpoint stores its weights."""
 
     method: Method
     bits: int
     symmetric: bool = False
-    """Whether no zero points are stored: they are half of the range."""
+    """Whether no zero points are stored, since they are half of the range."""
     zeros_less_one: bool = False
-    """Whether stored zero points are one less than they should be, as in the first format of GPTQ."""
+    """Whether stored zero points are one too low, as in the first format of GPTQ."""
 
     @classmethod
     def of(cls, fields: object) -> PackedFormat | str:
-        """Return the format that the `quantization_config` of a model's config says, or why it is not read."""
+        """Return the format that the `quantization_config` of a model's config names, or why it is not supported."""
         if not isinstance(fields, Mapping):
             return f"quantization_config is {fields!r}, not an object"
         method = fields.get("quant_method")
@@ -113,13 +113,13 @@ class PackedFormat:
 
     @property
     def suffix(self) -> str:
-        """What follows the name of a layer in the name of the tensor with its numbers."""
+        """The suffix of a layer's name in the name of the tensor with its numbers."""
         return _SUFFIXES.get(self.method, "qweight")
 
     def read(self, take: Take) -> GroupedWeight:
-        """Return the weight of a layer in groups, of which `take` returns tensors as they are stored, by suffix.
+        """Return the weight of a layer in groups; `take` returns its stored tensors by suffix.
 
-        Raises ValueError for tensors that do not fit each other, or a number of inputs that is not divisible by 32.
+        Raises ValueError for tensors that do not match, or a number of inputs that is not divisible by 32.
         """
         if self.method == "batchwright":
             return _groups(take)
@@ -136,7 +136,7 @@ class PackedFormat:
         return GroupedWeight.of(parts.numbers, scales, offsets if self.bits == 4 else None)
 
     def values(self, take: Take) -> Tensor:
-        """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read`."""
+        """Return the weight of a layer as it was quantized -> [outputs, inputs] float32. Raises as `read` does."""
         return _groups(take).values if self.method == "batchwright" else self._parts(take).values
 
     def _parts(self, take: Take) -> _Parts:
@@ -144,7 +144,7 @@ class PackedFormat:
         if self.method == "compressed-tensors":
             scales = _matrix(take, "weight_scale").float()
             if (shape := take("weight_shape")) is not None:
-                numbers = numbers[: int(shape[0]), : int(shape[1])]  # words at the end of a row may be filled up
+                numbers = numbers[: int(shape[0]), : int(shape[1])]  # words at the end of a row may be padded
         else:
             scales = _matrix(take, "scales").float().t()
         (outputs, inputs), groups = numbers.shape, scales.shape[1]
@@ -173,15 +173,15 @@ class PackedFormat:
             return torch.full(shape, float(_middle(self.bits)))
         if self.method == "compressed-tensors":
             found = take("weight_zero_point")
-            if found is None or found.dtype == torch.int8:  # of versions before they were packed, which left out zeros
+            if found is None or found.dtype == torch.int8:  # older versions did not pack them, and omitted zeros
                 return (torch.zeros(shape) if found is None else found.float()) + _middle(self.bits)
             packed = _words(take, "weight_zero_point")
-            # They are packed along the outputs.
+            # Zero points are packed along the outputs.
             return _unpacked(packed.t().contiguous(), self.bits).t()[: shape[0]].float()
         packed = _words(take, "qzeros")
         if self.method == "awq":
             return self._awq(packed).t().float()
-        # One was taken from whole words, carries included.
+        # One was subtracted from whole words, carries included.
         words = packed + _ONES[self.bits] if self.zeros_less_one else packed
         return _unpacked(words, self.bits).t().float()
 

@@ -2,12 +2,12 @@
 
 A few channels of the residual stream are twenty times as large as the others, so they set the scale of a row and the
 others are left with a handful of levels. Rotating the stream by an orthogonal matrix Q spreads them over all channels
-and changes nothing else: the weights that read the stream rotate it back, W·x = (W·Q)·(Qᵀ·x), an RMS norm only depends
-on the length of a row, and its own weights move into those that read it. This is QuaRot (Ashkboos et al., 2024) without
-the parts that would have to be computed in each step.
+and changes nothing else: the weights that read the stream rotate it back, W·x = (W·Q)·(Qᵀ·x), an RMS norm depends only
+on the length of a row, and its own weights are merged into those that read it. This is QuaRot (Ashkboos et al., 2024)
+without the parts that would have to be computed in each step.
 
-The input of `down` has outliers of its own, in other channels for each token. It is mixed when it is quantized: by a
-Hadamard transform over groups of `mix` channels, 16 apart, as is its weight.
+The input of `down` has outliers of its own, in different channels for each token. When it is quantized, it is mixed by
+a Hadamard transform over groups of `mix` channels, 16 apart, as is its weight.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rotation:
 
 
 def rotate(weights: LlamaWeights, embedding: Tensor) -> Tensor:
-    """Rotate the residual stream of a model, mix the inputs of `down`, in place; return the rotated `embedding`."""
+    """Rotate the residual stream of a model and mix the inputs of `down`, in place; return the rotated `embedding`."""
     rotation = Rotation(weights.hidden)
     weights.mix = mixed_channels(weights.intermediate)
     for index, layer in enumerate(weights.layers):

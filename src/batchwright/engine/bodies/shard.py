@@ -1,9 +1,9 @@
-"""The part of a model that one rank of several computes, and what the ranks add up and join.
+"""The part of a model that one rank of several computes, and what the ranks sum and join.
 
-Heads go with the KV head that they share, so that keys and values are stored on one rank only; the MLP is divided by
-its intermediate channels, the vocabulary by its tokens. Parts may differ in size: two ranks get 1 and 2 of 3 KV heads.
-Each rank computes some outputs of q, k, v, gate and up, and takes these as inputs of the two products that follow,
-whose sums over all ranks are the layer's outputs.
+Query heads are on the same rank as the KV head that they share, so that keys and values are stored on one rank only;
+the MLP is divided by its intermediate channels, the vocabulary by its tokens. Parts may differ in size: two ranks get 1
+and 2 of 3 KV heads. Each rank computes some outputs of q, k, v, gate and up, which are its inputs of the two products
+that follow; the sums of these over all ranks are the layer's outputs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from batchwright.engine.bodies.weights import Part
 from batchwright.errors import UnsupportedModel
 
 _UNITS = (64, 16, 1)
-"""Numbers of channels, one of which divides each part: kernels are fastest, or only work, with whole vectors."""
+"""Numbers of channels, one of which divides each part: kernels are fastest with whole vectors, or need them."""
 
 
 class RankUnreachable(Exception):
-    """A sum or a join over the ranks failed: another one is gone, or did not take part in time."""
+    """A sum or a join over the ranks failed: another rank is gone, or did not take part in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of `rank` of `ranks`, which are those of torch's default process group. With one rank, everything."""
+    """The part of rank `rank` of the `ranks` ranks in torch's default process group. With one rank, everything."""
 
     rank: int = 0
     ranks: int = 1
@@ -39,7 +39,7 @@ class Shard:
         return self.ranks == 1
 
     def part(self, number: int, rank: int | None = None) -> Part:
-        """Return the part of this rank, or of `rank`, of `number` things that are divided as evenly as can be."""
+        """Return the part of this rank, or of `rank`, of `number` items that are divided as evenly as possible."""
         at = self.rank if rank is None else rank
         return Part(number * at // self.ranks, number * (at + 1) // self.ranks)
 
@@ -62,7 +62,7 @@ class Shard:
             )
 
     def summed(self, x: Tensor) -> Tensor:
-        """Return the sum of what all ranks give; `x` is overwritten. Raises `RankUnreachable`."""
+        """Return the sum of `x` over all ranks; `x` is overwritten. Raises `RankUnreachable`."""
         try:
             dist.all_reduce(x)
         except RuntimeError as error:
@@ -70,7 +70,7 @@ class Shard:
         return x
 
     def joined(self, part: Tensor, columns: int) -> Tensor:
-        """Return all `columns`, of which each rank gives its part: [rows, part] → [rows, columns], on rank 0.
+        """Return all `columns`, of which each rank passes its part: [rows, part] → [rows, columns], on rank 0.
 
         Other ranks get their own part back. Raises `RankUnreachable`.
         """

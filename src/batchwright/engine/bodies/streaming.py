@@ -1,7 +1,7 @@
-"""The choice of streamed products: for how many rows they are faster than torch's on the device at hand.
+"""The choice of streamed products: the numbers of rows for which they are faster than torch's on the device at hand.
 
 Both compute all layers of the model without attention, recorded in CUDA graphs, as they run in decode steps. Streamed
-products are used only where they are faster, and gave what torch gives.
+products are used only where they are faster and agreed with torch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 _REPEATS = 5
 
 Products = Callable[["StreamedProducts | None", Tensor, Tensor, "int | None"], list[Tensor]]
-"""Computes so many layers, or all, from a residual, which is overwritten, and what attention is taken to give."""
+"""Computes a number of layers, or all, from a residual, which is overwritten, and an assumed output of attention."""
 
 
 @torch.inference_mode()
 def choose_streamed(
     products: Products, weights: Sequence[Projection], norm: Tensor, queries: int, ops: LayerOps, tolerance: float
 ) -> list[StreamedProducts]:
-    """Return streamed products by numbers of rows, ascending, each faster than torch's; none if one fails.
+    """Return streamed products by ascending numbers of rows, each faster than torch's; none if one fails.
 
-    `products` computes them with `weights`, from rows as long as `norm`, where attention gives `queries` values a row.
-    What is not within a product is left to `ops`. Results may differ by `tolerance`, relative to their norm.
+    `products` computes them with `weights`, from rows as long as `norm`, where attention returns `queries` values per
+    row. `ops` computes what is not part of a product. Results may differ by `tolerance`, relative to their norm.
     """
     try:
         from batchwright.engine.bodies.triton_products import StreamedProducts, blocks_for
@@ -76,7 +76,7 @@ def _is_faster(
 ) -> bool:
     """Return whether the first `layers` layers (None: all) and the logits are faster streamed."""
     if residual.device.type != "cuda":
-        return True  # interpreted, whose time says nothing
+        return True  # interpreted: the times mean nothing
     with torch.cuda.device(residual.device):
         plain = _milliseconds(lambda: products(None, residual, attended, layers))
         ours = _milliseconds(lambda: products(streamed, residual, attended, layers))

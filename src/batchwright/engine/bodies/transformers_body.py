@@ -1,7 +1,7 @@
 """Any decoder-only architecture of transformers, with our paged attention plugged in through `AttentionInterface`.
 
 transformers runs everything else of the model on one flat row of tokens. In place of the attention mask that the model
-asks for, each layer is handed the sliding window that the mask describes, since our attention knows the rest. Not every
+requests, each layer is passed the sliding window that the mask describes, since our attention knows the rest. Not every
 architecture that accepts the switch obeys it, so three things are checked when the model is loaded: each layer really
 calls our attention; its mask is causal, or causal within a window, and nothing else; and logits computed through our
 attention, in two chunks beside another sequence, equal those of the model's own forward pass.
@@ -78,7 +78,7 @@ class TransformersBody(ModelBody):
         from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.masking_utils import AttentionMaskInterface
 
-        # The registries live as long as the process: they must not keep the model alive.
+        # The registries live as long as the process, and must not keep the model alive.
         attend, mask = weakref.WeakMethod(self._attend), weakref.WeakMethod(self._mask)
         AttentionInterface.register(self._interface, lambda *args, **kwargs: _alive(attend)(*args, **kwargs))
         AttentionMaskInterface.register(self._interface, lambda *args, **kwargs: _alive(mask)(*args, **kwargs))
@@ -139,7 +139,7 @@ class TransformersBody(ModelBody):
         return _Window.of(local_size)
 
     def _window(self, layer: int, given: int | None) -> int | None:
-        """Return the window of a layer that was handed no mask."""
+        """Return the window of a layer that was passed no mask."""
         if given is not None:
             return given
         kinds = getattr(self._config, "layer_types", None)
@@ -220,13 +220,13 @@ def _compute_single_rows_twice(model: nn.Module) -> None:
         return out[..., :1, :] if doubled else None
 
     for module in model.modules():
-        if type(module) in (nn.Linear, Conv1D):  # a subclass may give back something else than rows
+        if type(module) in (nn.Linear, Conv1D):  # a subclass may return something other than rows
             module.register_forward_pre_hook(double)
             module.register_forward_hook(halve)
 
 
 class _Window(Tensor):
-    """Empty tensor in place of a mask, which carries the window of the layers that it is handed to."""
+    """Empty tensor in place of a mask, which carries the window of the layers that it is passed to."""
 
     window: int | None
 
@@ -238,7 +238,7 @@ class _Window(Tensor):
 
 
 def _is_window(mask_function: Any, window: int | None, device: torch.device) -> bool:
-    """Return whether `mask_function(batch, head, query, key)` holds for just the last `window` keys up to the query."""
+    """Return whether `mask_function(batch, head, query, key)` holds only for the last `window` keys up to the query."""
     span = 64 if window is None else window
     far = torch.tensor([0, 1, 2, span - 1, span, span + 1, 2 * span, 2 * span + 1, 3 * span], device=device)
     query, key = far.clamp(min=0)[:, None], far.clamp(min=0)[None, :]

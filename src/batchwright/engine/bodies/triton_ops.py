@@ -1,6 +1,6 @@
 """The operations of a Llama layer between its products, one Triton kernel for each. Importing this needs Triton.
 
-Each rounds where `TorchOps` rounds, so that results differ by the order of sums alone.
+Each rounds where `TorchOps` rounds, so that results differ only by the order of sums.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def round_row(
     GREATEST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Round one row of `x` to 8-bit floating point, its greatest magnitude to GREATEST."""
+    """Round one row of `x` to 8-bit floating point, with its greatest magnitude mapped to GREATEST."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -97,7 +97,7 @@ def round_row(
     column = d < DIM
     value = tl.load(x + row * row_stride + d, mask=column, other=0.0).to(tl.float32)
     scale = tl.max(tl.abs(value), 0) / GREATEST
-    # The maximum of a device passes NaN over: then the row must not look finite.
+    # The device's maximum ignores NaN: a row that contains one must not look finite.
     scale = tl.where(tl.max((value != value).to(tl.int32), 0) > 0, float("nan"), scale)
     inverse = tl.where(scale == 0.0, 0.0, 1.0 / scale)
     scaled = value * inverse
@@ -161,7 +161,7 @@ def rope_and_store(
 _SPAN = 1024
 """Values that one program of `silu_mul` computes."""
 _GROUP = 8
-"""Heads that one program of `rope_and_store` turns."""
+"""Heads that one program of `rope_and_store` rotates."""
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Products of few rows that stream each weight once, as one Triton kernel. Importing this needs Triton.
 
-A decode step reads all weights for a few rows, so its time is that of the memory. What lies between products is done in
-them: the norm of their input, SiLU of the gate times up, and the sum with the residual. Where the device can, a kernel
-is launched before the one ahead of it ends, and fetches its first weights into the cache meanwhile.
+A decode step reads all weights for a few rows, so memory bandwidth determines its time. The operations between products
+are part of them: the norm of their input, SiLU of the gate times up, and the sum with the residual. Where the device
+can, a kernel is launched before the one ahead of it ends, and meanwhile fetches its first weights into the cache.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums (split-K). No block is partly filled."""
+    """Compute BLOCK_N outputs of all rows, or one of SPLIT parts of their sums (split-K). Every block is full."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     n = tile.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -65,7 +65,8 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
     there = weight + n[:, None] * inputs
     to_up = outputs.to(tl.int64) * inputs
     if EARLY:
-        # Weights never change, so they may be fetched before the kernel ahead has ended; all else must wait for it.
+        # Weights never change, so they may be fetched before the kernel ahead has ended; everything else must wait for
+        # it.
         lines = begin + tl.arange(0, AHEAD // LINE)[None, :] * LINE
         _fetch(there + lines)
         if GATED:
@@ -73,7 +74,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
         gdc_launch_dependents()
         gdc_wait()
 
-    # One row needs no matrix units, whose tiles would be multiplied with 15 rows of zeros: it lies along the inputs.
+    # One row needs no matrix units, which would multiply it with 15 rows of zeros: it is laid along the inputs.
     ALONE: tl.constexpr = BLOCK_M == 1
     across = k[None, :] if ALONE else k[:, None]
     exists = m[None, :] < rows
@@ -109,7 +110,7 @@ def stream_product(  # noqa: C901 - the branches are constants, of which a kerne
         tl.debug_barrier()
         done = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
         if done:
-            # The last one adds all parts in their order, so that the sum does not depend on who was last.
+            # The last program adds all parts in order, so that the sum does not depend on which one was last.
             total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             for each in range(SPLIT):
                 total += tl.load(partial + (each * tiles + tile).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner)
@@ -150,7 +151,7 @@ def _plus(total, w, values, ALONE: tl.constexpr):
 
 @triton.jit
 def _fetch(at):
-    """Fetch the cache lines at these addresses into the second-level cache, and do not wait for them."""
+    """Fetch the cache lines at these addresses into the second-level cache, without waiting for them."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -164,7 +165,7 @@ class Blocks:
     outputs: int
     inputs: int
     stages: int
-    """How many blocks of inputs are on their way at a time, if there is room for them."""
+    """How many blocks of inputs are in flight at a time, if there is room for them."""
     warps: int
     norms: bool
     """Whether the norm of the input is computed within the product, rather than before it."""
@@ -180,7 +181,7 @@ BLOCKS = (
     Blocks(rows=64, outputs=64, inputs=128, stages=3, warps=4, norms=False),
     Blocks(rows=128, outputs=64, inputs=128, stages=4, warps=4, norms=False, described=True),
 )
-"""Blocks by numbers of rows, ascending; of those for the same number, the fastest first."""
+"""Blocks by ascending numbers of rows; for the same number, the fastest first."""
 _AHEAD = 16 * 1024
 """Weights of a block that are fetched early."""
 _LINE_BYTES = 128
@@ -190,14 +191,14 @@ _MOST_PARTS = 8
 _MOST_PROGRAMS = 4
 """Most programs that share a multiprocessor."""
 _UNBOUNDED = frozenset({torch.bfloat16})
-"""Types in which values that are not normed yet cannot overflow."""
+"""Types in which values that are not normalized yet cannot overflow."""
 SHARED_LEFT = 8 * 1024
 """Bytes of shared memory that are left for what a kernel takes besides its blocks."""
 _INTERPRETED_SHARED = 1 << 20
 
 
 def blocks_for(weights: Iterable[Projection]) -> list[Blocks] | str:
-    """Return the blocks of these weights, ascending by numbers of rows, or why they cannot be streamed."""
+    """Return the blocks for these weights, by ascending numbers of rows, or why they cannot be streamed."""
     tensors = [each.weight for each in weights]
     if others := [weight.dtype for weight in tensors if weight.dtype not in _WEIGHTS]:
         return f"weights are {others[0]}"
@@ -214,9 +215,9 @@ def blocks_for(weights: Iterable[Projection]) -> list[Blocks] | str:
 
 
 class StreamedProducts:
-    """The products of layers for few rows, with weights that `blocks_for` gave blocks.
+    """The products of layers for few rows, with weights for which `blocks_for` returned blocks.
 
-    Calls must come one after the other: they share memory.
+    Calls must not overlap: they share memory.
     """
 
     def __init__(self, blocks: Blocks, device: torch.device, ops: LayerOps, *, processors: int | None = None) -> None:
@@ -233,7 +234,7 @@ class StreamedProducts:
         self._early = launches_early(device)
         self.takes_head = True
         """Whether the logits are computed here too."""
-        # Sums are cut where there are fewer tiles than programs that run at a time.
+        # Sums are split if there are fewer tiles than programs that run at a time.
         self._arrived = torch.zeros(self._processors * _MOST_PROGRAMS, dtype=torch.int32, device=device)
 
     def qkv(self, layer: LayerWeights, residual: Tensor, eps: float) -> Tensor:
@@ -325,14 +326,14 @@ class StreamedProducts:
         return (self.rows * _INPUT_BYTES + outputs * weight.itemsize) * self._blocks.inputs
 
     def _ahead(self, inputs: int, *, gated: bool) -> int:
-        """Return for how many inputs of each output the weights are fetched early: a power of two, at most `inputs`."""
+        """Return for how many inputs of each output weights are fetched early: a power of two, at most `inputs`."""
         ahead = _AHEAD // self._blocks.outputs // (2 if gated else 1)
         while ahead > inputs:
             ahead //= 2
         return ahead
 
     def _parts(self, tiles: int, weight: Tensor) -> int:
-        """Return into how many parts sums are cut: as many as run at a time with `tiles` blocks of outputs each."""
+        """Return into how many parts sums are split: as many as run at a time with `tiles` blocks of outputs each."""
         used = self._stages(weight, gated=False) * self._stage_bytes(weight, gated=False)
         room = self._processors * min(_MOST_PROGRAMS, max(1, self._shared // used))
         parts, inputs = 1, weight.shape[1]

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint in safetensors, read one by one, and the weights of a Llama-like model."""
+"""The tensors of a safetensors checkpoint, read one by one, and the weights of a Llama-like model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows, columns or heads in a row: from `start` to before `stop`."""
+    """Some consecutive rows, columns or heads: from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -38,16 +38,16 @@ class Part:
 
 
 class Weights:
-    """Tensors by name, cast and moved as they are taken, so that no second copy of a model is ever held.
+    """Tensors by name, cast and moved as they are read, so that a second copy of a model is never held.
 
-    Where kernels trust the shape that the config implies, tensors are taken with it. Raises `UnsupportedModel` if the
-    folder has no safetensors, lacks a tensor, or has one of another shape.
+    Where kernels rely on the shape that the config implies, it is required of the tensor. Raises `UnsupportedModel` if
+    the folder has no safetensors, lacks a tensor, or has one of another shape.
     """
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, packed: PackedFormat | None = None
     ) -> None:
-        """`packed`: how the weights of layers are packed in a checkpoint that was quantized."""
+        """`packed`: how the weights of layers are packed in a quantized checkpoint."""
         self._folder, self._dtype, self._device, self._packed = folder, dtype, device, packed
         self._open: dict[Path, Any] = {}
         self._files = _tensor_files(folder)
@@ -61,13 +61,13 @@ class Weights:
         return name in self._files or self._packed_name(name) is not None
 
     def _packed_name(self, name: str) -> str | None:
-        """Return the beginning of the names of the tensors that the weight called `name` is packed in, if it is."""
+        """Return the prefix of the names of the tensors that the weight called `name` is packed in, if it is."""
         base, _, kind = name.rpartition(".")
         packed = self._packed
         return base + "." if packed and kind == "weight" and f"{base}.{packed.suffix}" in self._files else None
 
     def numbers(self, name: str, shape: Shape) -> GroupedWeight | None:
-        """Return the weight called `name` as the numbers that the checkpoint has of it; None if it has values.
+        """Return the weight called `name` as the numbers that the checkpoint has for it; None if it has values.
 
         Raises `UnsupportedModel` if they are damaged.
         """
@@ -90,15 +90,15 @@ class Weights:
     def take(
         self, name: str, shape: Shape | None = None, *, rows: Part | None = None, columns: Part | None = None
     ) -> Tensor:
-        """Return the tensor called `name`, or some of its `rows` or of its `columns`; of a packed one all are read.
+        """Return the tensor called `name`, or some of its `rows` or `columns`; a packed one is read completely.
 
-        `shape`: that which the whole tensor must have; None: any.
+        `shape`: the required shape of the whole tensor; None: any.
         """
         if self._packed is not None and (base := self._packed_name(name)) is not None:
             values = self._unpacked(name, base, self._packed.values)
             self._require_shape(name, values.shape, shape)
             if rows is not None:
-                values = values[rows.start : rows.stop].clone()  # a view would keep all of them
+                values = values[rows.start : rows.stop].clone()  # a view would keep all rows in memory
             elif columns is not None:
                 values = values[:, columns.start : columns.stop].clone()
             return values.to(device=self._device, dtype=self._dtype)
@@ -134,7 +134,7 @@ class Weights:
         return self._open[path]
 
     def maybe(self, name: str, shape: Shape, *, rows: Part | None = None) -> Tensor | None:
-        """Return what `take` does, None if there is none. Beside packed weights, a bias of zeros is none either."""
+        """Return what `take` does, or None if there is no such tensor, or a bias of zeros beside packed weights."""
         found = self.take(name, shape, rows=rows) if self.has(name) else None
         return None if self._packed is not None and found is not None and not found.any() else found
 
@@ -173,7 +173,7 @@ class Projection:
     scales: Tensor | None = None
     """Factors of the rows of a weight in 8-bit floating point: [out] float32."""
     grouped: GroupedWeight | None = None
-    """The weight as numbers, if the checkpoint has these: then `weight` is empty, [out, 0]."""
+    """The weight as numbers, if the checkpoint has them: then `weight` is empty, [out, 0]."""
 
     @classmethod
     def of_numbers(cls, numbers: GroupedWeight, bias: Tensor | None) -> Projection:
@@ -183,7 +183,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer as in the checkpoint, but with projections of the same input joined."""
+    """Weights of one layer as in the checkpoint, except that projections of the same input are joined."""
 
     input_norm: Tensor
     qkv: Projection
@@ -215,7 +215,7 @@ class LlamaWeights:
     mix: int = 1
     """Channels of the input of `down` that are mixed with each other before they are quantized (rotation.py)."""
     biased_mlp: bool = field(init=False)
-    """Whether the MLPs have biases; known after the layers have been taken out, too."""
+    """Whether the MLPs have biases; also known after the layers have been taken out."""
 
     def __post_init__(self) -> None:
         self.biased_mlp = any(layer.gate_up.bias is not None for layer in self.layers)

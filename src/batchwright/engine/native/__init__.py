@@ -1,4 +1,4 @@
-"""CPU kernels in C++, compiled on the machine that runs them; where they cannot be, torch does their work."""
+"""CPU kernels in C++, compiled on the machine that runs them; if they cannot be compiled, torch does their work."""
 
 from batchwright.engine.native.kernels import NativeKernels, load_kernels
 

@@ -1,8 +1,8 @@
-"""Libraries of compiled kernels: what a wheel brings for this processor, or what is compiled here, once.
+"""Libraries of compiled kernels: those that a wheel contains for this processor, or those compiled here, once.
 
-A wheel for x86-64 has kernels (`shipped.py`). Elsewhere, and on a processor that can do more than they use, kernels are
-compiled for this compiler and this processor into the cache folder. Without a compiler, or when compiling fails, the
-best shipped ones serve; where there are none, `library_path` says why and the engine runs on torch alone.
+A wheel for x86-64 has kernels (`shipped.py`). Elsewhere, and on a processor with more features than they use, kernels
+are compiled with this compiler for this processor into the cache folder. Without a compiler, or if compiling fails, the
+best shipped ones are used; if there are none, `library_path` says why and the engine runs on torch alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def library_path(
 ) -> Path:
     """Return the library of `sources`: a shipped one, or one compiled now if it is not in the cache.
 
-    Of several processes one compiles, and the others wait for it. `progress` is called with a line of text meanwhile.
+    Of several processes one compiles, and the others wait for it. Meanwhile `progress` is called with a line of text.
     Raises `BuildError` if there is none.
     """
     shipped = shipped_library(name, processor())
@@ -87,7 +87,7 @@ def _compiled_here(name: str, sources: tuple[Path, ...], progress: Progress) -> 
 def _turn_to_compile(root: Path, library: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of `library`. A `BuildError` while it is held is also that of the processes that wait for it.
 
-    Each of them would else compile for minutes, one after another, and fail alike.
+    Otherwise each of them would compile for minutes, one after another, and fail in the same way.
     """
     failure, waited = root / "locks" / f"{library.stem}.failed", False
 
@@ -108,7 +108,7 @@ def _turn_to_compile(root: Path, library: Path, progress: Progress) -> Iterator[
 
 
 def _work_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Return the folders in which libraries are compiled, with the keys of these; empty if `folder` is not there."""
+    """Return the folders in which libraries are compiled, with their keys; empty if `folder` does not exist."""
     return [(path.name.rpartition("-")[0], path) for path in folder.glob("*-*") if path.is_dir()]
 
 
@@ -127,7 +127,7 @@ def find_compiler() -> str:
 
 
 def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | str:
-    """Load the library of `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
+    """Load the library of `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` disables it."""
     if _turned_off():
         return "turned off by BATCHWRIGHT_NATIVE=0"
     try:
@@ -138,14 +138,14 @@ def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
         except OSError:
             if path.parent != _compiled_folder():
                 raise
-            path.unlink(missing_ok=True)  # damaged, as by a full disk or a loss of power: compiled once more
+            path.unlink(missing_ok=True)  # damaged, for example by a full disk or a power loss: compiled again
             return ctypes.CDLL(str(library_path(name, sources)))
     except (BuildError, OSError) as error:
         return str(error)
 
 
 def prepare_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES, *, progress: Progress) -> None:
-    """Compile `sources` if `load_library` would do it now. An error is left to that."""
+    """Compile `sources` if `load_library` would do so now. Errors are left to `load_library`."""
     with suppress(BuildError):
         if not _turned_off():
             library_path(name, sources, progress)
@@ -167,7 +167,7 @@ def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
 
 @cache
 def processor() -> str:
-    """Return the features that `-march=native` depends on: different machines may share a cache folder."""
+    """Return the features on which `-march=native` depends: different machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -179,10 +179,10 @@ def processor() -> str:
 def compile_library(
     compiler: str, options: tuple[str, ...], sources: tuple[Path, ...], library: Path, progress: Progress
 ) -> None:
-    """Compile each source on its own, as many at a time as there are processors, and link `library`.
+    """Compile each source separately, as many at a time as there are processors, and link `library`.
 
-    `options` are the compiler's, besides those of all kernels. Raises `BuildError`, and OSError if the folder of
-    `library` cannot be written.
+    `options` are compiler options in addition to those of all kernels. Raises `BuildError`, and OSError if the folder
+    of `library` cannot be written.
     """
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent) as name:

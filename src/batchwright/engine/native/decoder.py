@@ -45,7 +45,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderScreen:
-    """Copy of the head in 8 bits: see `screening.h`. Tensors of outputs are padded to whole panels."""
+    """Copy of the head in 8 bits: see `screening.h`. Tensors over outputs are padded to whole panels."""
 
     rough: PackedLinear
     lengths: Tensor
@@ -89,7 +89,7 @@ class DecoderModel:
 
 @dataclass(slots=True)
 class DecoderSeconds:
-    """Seconds of steps in products and in attention, each a mean over the threads that computed a part of a step."""
+    """Seconds of steps in products and in attention, each as a mean over the threads that took part in a step."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -151,11 +151,11 @@ class _Run(Structure):
 
 
 _NUM_TIMES = 4
-"""Number of times of a step of a run that the kernels note, as `DecodedStep` has them."""
+"""Number of times that the kernels record for a step of a run, as in `DecodedStep`."""
 
 
 class NativeDecoder:
-    """`model` as the compiled kernels read it; this keeps its tensors alive."""
+    """`model` in the form that the compiled kernels read; this keeps its tensors alive."""
 
     def __init__(self, library: ctypes.CDLL, model: DecoderModel) -> None:
         suffix = model.products
@@ -181,9 +181,9 @@ class NativeDecoder:
     ) -> tuple[Tensor, dict[int, int | None]]:
         """Return logits [rows, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16 (overwritten).
 
-        For logit rows that are `greedy`, which need a screen, only the likeliest token is returned, of those that the
-        batch's masks allow, by the place of the row: None if its logits are not finite. The time that this takes is
-        added to `seconds`.
+        For logit rows that are `greedy`, which need a screen, only the likeliest of the tokens that the batch's masks
+        allow is returned, by the index of the row: None if its logits are not finite. The time that this takes is added
+        to `seconds`.
         """
         chosen = None if greedy is None else _Chosen(greedy)
         spent = (c_double * 3)()
@@ -198,7 +198,7 @@ class NativeDecoder:
     def multi_step(
         self, embedding: Tensor, batch: StepBatch, run: DecodeRun, interruption: Interruption, *, screened: bool
     ) -> list[DecodedStep]:
-        """Compute the step of `batch`, one row for each sequence, and those after it, as `run` says.
+        """Compute the step of `batch`, one row per sequence, and those after it, as defined by `run`.
 
         `embedding` [vocab, hidden] bfloat16 is contiguous. With `screened`, which needs a screen, greedy tokens are
         found without logits.
@@ -273,7 +273,7 @@ class NativeDecoder:
 
 
 class _Chosen:
-    """Which logit rows are greedy, and memory for their outcome."""
+    """Which logit rows are greedy, and memory for their results."""
 
     def __init__(self, greedy: Sequence[bool]) -> None:
         self.count = sum(greedy)
@@ -287,7 +287,7 @@ class _Chosen:
 
 
 def _filled(kind: type[Any], source: Any) -> Any:
-    """Return `source` as a structure of type `kind`, field by field: tensors as addresses, None as null or 0."""
+    """Return `source` as a structure of type `kind`: tensors become addresses, None becomes null or 0."""
     return kind(**{name: _value(field, getattr(source, name)) for name, field in kind._fields_})
 
 

@@ -19,13 +19,13 @@ from batchwright.engine.step.batch import StepBatch
 from batchwright.request import SamplingParams
 
 BLOCK_SIZE = 16
-"""Keys of a KV block, which the kernels are written for."""
+"""Keys of a KV block for which the kernels are written."""
 LANES = 16
 """Values of a vector register: head sizes are multiples of it."""
 
 ProductKind: TypeAlias = Literal["bf16", "int8", "groups"]
-"""What the compiled layers multiply: bfloat16, 8 bits with a scale for each row, or weights of 4 or 8 bits with a scale
-for each group of inputs, by rows in 8 bits."""
+"""What the compiled layers multiply: bfloat16, 8 bits with a scale per row, or weights of 4 or 8 bits with a scale per
+group of inputs, by rows in 8 bits."""
 
 _TINY = torch.finfo(torch.float32).tiny
 _address = Tensor.data_ptr
@@ -60,7 +60,7 @@ class NativeKernels:
         return self._dtype is torch.bfloat16 and self.product_rows("bf16") > 0
 
     def product_rows(self, kind: ProductKind) -> int:
-        """Rows that the compiled layers multiply at a time; 0 where there are none for this processor."""
+        """Rows that the compiled layers multiply at a time; 0 if there are no such layers for this processor."""
         rows: int = getattr(self.library, f"bw_product_rows_{kind}")()
         return rows
 
@@ -140,10 +140,10 @@ class NativeKernels:
     def choose_rows(
         self, logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Sequence[float]
     ) -> tuple[list[float], list[int]]:
-        """Return the greatest of each row of `logits` [any, vocab], NaN if it holds one, and the token of each.
+        """Return the greatest value of each row of `logits` [any, vocab], NaN if it holds one, and each row's token.
 
-        The token of each of `rows` is drawn by its params and its uniform number, if its greatest logit is finite;
-        every other row gets its likeliest token.
+        The token of each of `rows` whose greatest logit is finite is drawn by its params and its uniform number; every
+        other row gets its likeliest token.
         """
         places = np.full(len(logits), -1, np.int32)
         places[rows] = np.arange(len(rows))
@@ -160,8 +160,8 @@ class NativeKernels:
 
 
 def draw_arrays(params: Sequence[SamplingParams]) -> dict[str, npt.NDArray[np.generic]]:
-    """Return what rows draw their tokens by, as `choose_rows` of the kernels takes it: [rows] each."""
-    # Arrays of numpy take less time to make than tensors.
+    """Return the parameters of the draws, in the form that `choose_rows` of the kernels takes: [rows] each."""
+    # NumPy arrays take less time to create than tensors.
     return {
         # A temperature too small for float32 would divide by 0.
         "temperatures": np.array([max(each.temperature, _TINY) for each in params], np.float32),
@@ -172,7 +172,7 @@ def draw_arrays(params: Sequence[SamplingParams]) -> dict[str, npt.NDArray[np.ge
 
 
 def places_of_draws(greedy: Sequence[bool]) -> npt.NDArray[np.int32]:
-    """Return the place of each row among those that draw, -1 for those that are `greedy`."""
+    """Return the index of each row among those that draw, -1 for those that are `greedy`."""
     drawn = ~np.array(greedy, np.bool_)
     return np.where(drawn, np.cumsum(drawn) - 1, -1).astype(np.int32)
 
@@ -184,7 +184,7 @@ def _sizes(rows: Tensor) -> tuple[int, int, int]:
 
 @functools.cache
 def load_kernels(dtype: torch.dtype) -> NativeKernels | str:
-    """Return the kernels for `dtype`, or why there are none. `BATCHWRIGHT_NATIVE=0` turns them off."""
+    """Return the kernels for `dtype`, or why there are none. `BATCHWRIGHT_NATIVE=0` disables them."""
     if dtype not in _SUFFIX:
         return f"no kernels for {dtype}"
     library = load_library()

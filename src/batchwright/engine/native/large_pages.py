@@ -1,4 +1,4 @@
-"""Large pages for memory that every step reads: small ones cost an address lookup every few microseconds."""
+"""Large pages for memory that every step reads: small pages cost an address lookup every few microseconds."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def prefer_huge_pages(tensor: Tensor) -> None:
 
 
 def collapse_into_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux to put the memory of a CPU tensor, which was written, into large pages now. It may decline.
+    """Ask Linux to move the memory of a CPU tensor, which has been written, into large pages now. It may decline.
 
-    Shared memory gets them in no other way, unless the machine is set up for it. Before Linux 6.1 it gets none.
+    Shared memory gets large pages in no other way, unless the machine is configured for them. Before Linux 6.1 it gets
+    none.
     """
     _advise(tensor, _MADV_COLLAPSE)
 
 
 def populate_beside(tensors: Sequence[Tensor], size: int) -> None:
-    """Allocate the pages behind the first `size` bytes of CPU tensors, all together, on a thread beside the caller.
+    """Allocate the pages of the first `size` bytes of CPU tensors, in total, on a thread beside the caller.
 
     In a virtual machine whose host has not allocated its memory yet, the first write to a large page takes 5 ms, in the
-    middle of a step. Before Linux 5.14 nothing happens.
+    middle of a step. Before Linux 5.14 this does nothing.
     """
     each = size // max(1, len(tensors))
 
@@ -64,7 +65,7 @@ class Arena:
     """Memory in large pages for many tensors, each aligned to a cache line."""
 
     def __init__(self, capacity: int) -> None:
-        """Take `capacity` bytes, alignment not counted; more is taken later if that is not enough."""
+        """Allocate `capacity` bytes, not counting alignment; more are allocated later if that is not enough."""
         self._space = self._more(capacity)
         self._used = 0
 
@@ -73,7 +74,7 @@ class Arena:
         return self._place(shape, dtype).copy_(make())
 
     def end(self) -> None:
-        """Note that nothing more will be held."""
+        """Declare that nothing more will be held."""
 
     def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize

@@ -1,8 +1,9 @@
 """Packed weights that the processes of several replicas hold once, in memory that they all map.
 
-Who opens replicas makes the memory, an empty `memfd`, and hands its descriptor to each of their processes, which calls
-`share_weights` before it loads the model. The first that comes to pack weights does so for all, under a lock that ends
-with its process; the others wait for it, and take what it has packed. Nobody writes after that.
+The process that opens replicas creates the memory, an empty `memfd`, and passes its descriptor to each of their
+processes, which calls `share_weights` before it loads the model. The first process that is ready to pack weights does
+so for all, under a lock that ends with the process; the others wait for it, and use what it has packed. After that no
+process writes.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from batchwright.engine.native.large_pages import HUGE, Arena, collapse_into_hug
 from batchwright.errors import UnsupportedModel
 
 _HEADER = struct.Struct("<QQ32s32s")
-"""At the beginning, once the memory is complete: its bytes, those of them that are used, and digests of the model and
-of how its weights are laid out."""
+"""Header of the memory, written once it is complete: its size, the bytes that are used, and digests of the model and of
+the layout of its weights."""
 _FIRST = mmap.PAGESIZE
-"""Where weights begin."""
+"""Offset of the first weight."""
 _SLACK = 2**20
 """Bytes for the alignment of tensors."""
 
 _given: tuple[int, str] | None = None
-"""A descriptor, and the fingerprint of the model whose weights the memory is for."""
+"""A descriptor, and the fingerprint of the model whose weights the memory holds."""
 
 
 def share_weights(descriptor: int, fingerprint: str) -> None:
-    """Let the next model whose layers are compiled hold its weights in the memory with this descriptor.
+    """Have the next model with compiled layers keep its weights in the memory with this descriptor.
 
     `fingerprint`: a text that changes when the model does.
     """
@@ -43,9 +44,9 @@ def share_weights(descriptor: int, fingerprint: str) -> None:
 
 
 def arena_for(capacity: int) -> Arena:
-    """Return the arena for weights of `capacity` bytes: memory that is shared, if this process has been given some.
+    """Return the arena for weights of `capacity` bytes, in shared memory if this process has been given some.
 
-    Raises as `SharedArena`.
+    Raises the errors of `SharedArena`.
     """
     global _given
     given, _given = _given, None
@@ -63,14 +64,14 @@ class SharedArena(Arena):
         self._descriptor = descriptor
         self._size = -(-(_FIRST + capacity + _SLACK) // HUGE) * HUGE
         self._model = hashlib.sha256(fingerprint.encode()).digest()
-        # It is given up when this process ends, whatever it was doing.
+        # The lock is released when this process ends, whatever it is doing.
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
         header = os.pread(descriptor, _HEADER.size, 0)
         size, *self._packed = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, b"", b"")
         self._is_packed = size > 0
         """Whether another process has packed the weights."""
         if not self._is_packed:
-            # Nobody has mapped it: who began to and died is gone.
+            # No process has mapped it: one that began to write has died.
             os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, self._size)
         else:
@@ -88,7 +89,7 @@ class SharedArena(Arena):
         return place if self._is_packed else place.copy_(make())
 
     def end(self) -> None:
-        """Let others take what is held, or check that it is laid out as this process lays it out.
+        """Let other processes use the contents, or check that their layout is the one that this process expects.
 
         Raises RuntimeError if it is not.
         """
@@ -106,7 +107,7 @@ class SharedArena(Arena):
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:
-    """Map shared memory where large pages can lie, for as long as this process lives."""
+    """Map shared memory at an address suitable for large pages, for as long as this process lives."""
     reserved = _map(None, size + HUGE, 0, _PRIVATE_NOTHING, -1)
     start = -(-reserved // HUGE) * HUGE
     _map(start, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
@@ -130,7 +131,7 @@ def _map(address: int | None, size: int, access: int, flags: int, descriptor: in
 
 
 def _protect(space: Tensor) -> None:
-    """Let nobody write to memory that others read."""
+    """Write-protect memory that others read."""
     call = ctypes.CDLL(None).mprotect
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     call(space.data_ptr(), space.nbytes, mmap.PROT_READ)

@@ -1,7 +1,8 @@
-"""Kernels that a wheel brings: a library for each level of x86-64, of which a processor takes the highest it has.
+"""Kernels that a wheel contains: a library for each level of x86-64, of which a processor uses the highest it has.
 
-`deploy/wheel/make_wheel.py` compiles them. They are for any processor of their level, and as fast as what is compiled
-for one alone: what takes the time is written for the instructions of its level, whatever the compiler tunes for.
+`deploy/wheel/make_wheel.py` compiles them. They run on any processor of their level, as fast as kernels compiled for
+that processor: the code that takes the time is written for the instructions of its level, whatever the compiler tunes
+for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "shipped"
-"""Folder of a wheel's libraries; it does not exist where kernels are compiled."""
+"""Folder of a wheel's libraries; it does not exist if kernels are compiled here."""
 
 _V2 = frozenset(("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"))
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
@@ -19,13 +20,13 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Instructions of processors that run the same library."""
+    """Instruction set of processors that run the same library."""
 
     name: str
     options: tuple[str, ...]
     """Options of the compiler."""
     features: frozenset[str]
-    """What `options` allow, by the names of /proc/cpuinfo."""
+    """Features that `options` enable, by their names in /proc/cpuinfo."""
 
 
 LEVELS = (
@@ -40,7 +41,7 @@ LEVELS = (
 )
 """The highest first."""
 USED = frozenset(("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16"))
-"""Features that the sources ask for."""
+"""Features that the sources test for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Shipped:
 
     path: Path
     complete: bool
-    """Whether it uses all that the processor has and the sources can use."""
+    """Whether it uses every feature that the processor has and the sources can use."""
 
 
 def shipped_library(name: str, processor: str) -> Shipped | None:

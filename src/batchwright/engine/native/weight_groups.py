@@ -20,7 +20,7 @@ _UNITS = GROUP // _UNIT
 _HALF = 2
 """Bytes of a float16."""
 _ZERO = 128
-"""What 0 is stored as in 8 bits."""
+"""Stored value of 0 with 8 bits."""
 _LEVELS = {4: 15, 8: 127}
 _AT_A_TIME = 4096
 """Outputs that are rounded at a time, since their values are held in float32."""
@@ -32,7 +32,7 @@ class GroupedWeight:
 
     numbers: Tensor
     """[outputs, inputs] uint8; with 4 bits [outputs, inputs / 2], where the bytes of a group have the numbers of its
-    first half in their lower bits, and those of its second half in their upper ones."""
+    first half in their lower bits, and those of its second half in their upper bits."""
     scales: Tensor
     """[outputs, groups] float16, as are `offsets`."""
     offsets: Tensor | None
@@ -108,9 +108,9 @@ def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
 def pack_groups(
     shape: torch.Size, bits: int, rounded: Callable[[], GroupedWeight], bias: Tensor | None, arena: Arena
 ) -> PackedLinear:
-    """Pack a weight of this shape, for which `rounded` returns its numbers of so many bits.
+    """Pack a weight of this shape, for which `rounded` returns its numbers of `bits` bits.
 
-    It is called only if the arena does not hold the weight yet. `bias` is [outputs] or None.
+    `rounded` is called only if the arena does not hold the weight yet. `bias` is [outputs] or None.
     """
     outputs, inputs = shape
     panels = arena.hold(
@@ -123,7 +123,7 @@ def pack_groups(
 
 
 def grouped_bytes(shape: torch.Size, bits: int) -> int:
-    """Return the bytes that `pack_groups` takes of the arena."""
+    """Return the bytes that `pack_groups` takes from the arena."""
     outputs, inputs = shape
     return padded_outputs(outputs) // _LANES * _bytes_of_lanes(inputs, bits)
 

@@ -45,7 +45,7 @@ class PackedLinear:
 
 
 def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
-    """Pack `weight` [outputs, inputs], bfloat16, as it is or in int8. `inputs` must be a multiple of 4."""
+    """Pack `weight` [outputs, inputs], bfloat16, unchanged or in int8. `inputs` must be a multiple of 4."""
     outputs, inputs = weight.shape
     wide_bias = None if bias is None else padded(bias.float())
     if not quantized:
@@ -60,7 +60,7 @@ def pack_rounded(
 ) -> PackedLinear:
     """Pack a weight of this shape, for which `rounded` returns what `quantize_rows` does.
 
-    It is called only if the arena does not hold the weight yet. `bias` is float32 [outputs, padded to panels].
+    `rounded` is called only if the arena does not hold the weight yet. `bias` is float32 [outputs, padded to panels].
     """
     once = cache(rounded)
     outputs, inputs = shape
@@ -75,7 +75,7 @@ def pack_rounded(
 
 
 def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
-    """Return the bytes that `pack` takes of the arena."""
+    """Return the bytes that `pack` takes from the arena."""
     outputs, inputs = weight.shape
     return padded_outputs(outputs) * (inputs + _BYTES_OF_SCALES if quantized else 2 * inputs)
 
@@ -113,7 +113,7 @@ def _panels(shape: torch.Size, dtype: torch.dtype, weight: Callable[[], Tensor],
     units = shape[1] // per_unit
 
     def panels() -> Tensor:
-        # Units are copied as whole numbers of 4 bytes, which is several times as fast.
+        # Units are copied as integers of 4 bytes, which is several times as fast.
         return padded(weight()).view(torch.int32).view(-1, PANEL, units).transpose(1, 2)
 
     packed = arena.hold((padded_outputs(shape[0]) // PANEL, units, PANEL), torch.int32, panels)

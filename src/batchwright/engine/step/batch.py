@@ -18,13 +18,13 @@ class RowMasks:
     """Tokens that some of the logit rows may choose."""
 
     places: npt.NDArray[np.int32]
-    """Place of each logit row's mask among `bits`, -1 where it has none: [R]."""
+    """Index of each logit row's mask in `bits`, -1 if it has none: [R]."""
     bits: npt.NDArray[np.int32]
     """Masks, one bit for each token: [masks, words]."""
 
     @classmethod
     def of(cls, has_mask: Sequence[bool], bits: npt.NDArray[np.int32]) -> RowMasks:
-        """Return the masks of the logit rows that have one, in their order."""
+        """Return the masks of the logit rows that have one, in row order."""
         having = np.array(has_mask, np.bool_)
         return cls(np.where(having, np.cumsum(having) - 1, -1).astype(np.int32), np.ascontiguousarray(bits))
 
@@ -42,20 +42,20 @@ class StepBatch:
     query_starts: Tensor
     """First row of each sequence, and T: [S + 1] int32."""
     context_lens: Tensor
-    """Keys of each sequence, those of this step included: [S] int32."""
+    """Keys of each sequence, including those of this step: [S] int32."""
     block_tables: Tensor
     """Blocks of each sequence, 0 past its end: [S, most blocks] int32."""
     logit_rows: Tensor
-    """Rows whose logits are wanted, ascending; those of drafts, of the token before them, and of scored positions
-    included: [R] int64."""
+    """Rows whose logits are wanted, ascending, including those of drafts, of the token before them, and of scored
+    positions: [R] int64."""
     query_lens: list[int]
     contexts: list[int]
     tables: np.ndarray
     """Copy of `block_tables` that the host can read."""
     masks: RowMasks | None = None
-    """What the logit rows may choose, for bodies that find the likeliest tokens themselves; None: anything."""
+    """Tokens that the logit rows may choose, for bodies that find the likeliest tokens themselves; None: any."""
     attention_plan: object = None
-    """Whatever the attention backend computed once for all layers."""
+    """What the attention backend computed once for all layers."""
 
     @property
     def num_sequences(self) -> int:
@@ -89,7 +89,7 @@ def batch_of(
     block_size: int,
     device: torch.device,
 ) -> StepBatch:
-    """Return the batch of S sequences, each of `counts` [S] int32 tokens that follow `starts` [S] int32 others.
+    """Return the batch of S sequences, each with `counts` [S] int32 tokens after `starts` [S] int32 earlier ones.
 
     `token_ids` [T] int64, `tables` [S, most blocks] int32 and `logit_rows` [R] int64 are those of `StepBatch`.
     """
@@ -118,20 +118,20 @@ def batch_of(
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Return a tensor of `values` on `device`, without waiting for what that still computes.
+    """Return a tensor of `values` on `device`, without waiting for its pending work.
 
-    Of memory that is not pinned CUDA makes a copy at the end of all that it was given before.
+    CUDA would copy memory that is not pinned only after all earlier work.
     """
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 _ALIGNED = 64
-"""Bytes that the parts of one copy begin at multiples of: kernels are compiled for aligned addresses."""
+"""Alignment in bytes of the parts of one copy: kernels are compiled for aligned addresses."""
 
 
 def _all_on_device(parts: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return tensors of `parts`, all of one dtype; elsewhere than on the CPU they share one copy."""
+    """Return tensors of `parts`, all of one dtype; on devices other than the CPU they share one copy."""
     if device.type == "cpu":
         return [torch.from_numpy(part) for part in parts]
     step = _ALIGNED // parts[0].itemsize
@@ -165,7 +165,7 @@ def _token_ids(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _with_scored(chunks: list[Chunk], firsts: np.ndarray) -> np.ndarray:
-    """Return the rows of the scored positions of `chunks`, which begin at the rows `firsts`, and all other ones."""
+    """Return the rows of the scored positions of `chunks`, which begin at the rows `firsts`, and all other rows."""
     parts = []
     for chunk, first in zip(chunks, firsts, strict=True):
         parts.append(np.arange(chunk.scored.start, chunk.scored.stop) - chunk.start + first)

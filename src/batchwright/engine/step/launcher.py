@@ -1,4 +1,4 @@
-"""The launch of a step, and the tokens that come of it."""
+"""The launch of a step, and the tokens that result from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from batchwright.scheduling import Chunk, Scheduler, StepPlan
 
 
 class StepLauncher:
-    """Computes the steps that `scheduler` plans with `body`, and has their tokens chosen."""
+    """Launcher of the steps that `scheduler` plans: computes them with `body`, and has their tokens chosen."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class StepLauncher:
         clock: Clock,
         stats: EngineStats,
     ) -> None:
-        """`generations` are the unfinished ones at any time, by the ordinals of their sequences."""
+        """`generations` holds the unfinished generations at any time, by the ordinals of their sequences."""
         self._body, self._scheduler, self._generations = body, scheduler, generations
         self._clock, self._stats = clock, stats
         self._masks = MaskMaker(body.vocab_size)
         self.runs_ahead = body.returns_early and not scheduler.draft_rows
-        """Whether a step may be launched while the device still computes the one before."""
+        """Whether a step may be launched while the device is still computing the one before."""
         self.masks_late = body.returns_early
         """Whether masks are made after a step was launched, while the device computes it."""
 
@@ -48,9 +48,9 @@ class StepLauncher:
     ) -> LaunchedStep:
         """Begin to compute a step that was planned at `began`; a GPU goes on by itself.
 
-        `before` is the step whose tokens may not be known yet. `meter` is informed of what was computed.
+        `before` is the step whose tokens may not be known yet. `meter` is notified of what was computed.
 
-        Scores of prompts are recorded where they belong, which does no harm if the step is computed again.
+        Scores of prompts are recorded immediately, which does no harm if the step is computed again.
         """
         batch = build_batch(plan.chunks, self._scheduler.blocks.block_size, self._body.device)
         if before is not None:
@@ -93,7 +93,7 @@ class StepLauncher:
     ) -> list[DecodedStep]:
         """Compute the step that was planned at `began` and those after it, up to `most`, if they are known to be alike.
 
-        Nothing is computed, nor returned, if that would be one step only.
+        If that would be only one step, nothing is computed or returned.
         """
         if most == 1 or not self._body.has_multi_step:
             return []
@@ -114,7 +114,7 @@ class StepLauncher:
     def outcomes(self, step: LaunchedStep, following: LaunchedStep | None) -> list[list[Sampled]]:
         """Wait for the tokens that follow each sampled chunk of `step` and each of its drafts.
 
-        What `following`, which was launched ahead, computed with another token is discarded.
+        What `following`, which was launched ahead, computed with a different token is discarded.
         """
         if step.pending is not None:
             tokens, undecided = step.pending.wait()
@@ -125,18 +125,19 @@ class StepLauncher:
         if output is None:
             raise RuntimeError("a step has neither logits nor tokens")
         if self.masks_late:
-            # It is still computing: what it takes to make masks is hidden by that.
+            # The device is still computing, which hides the time for making masks.
             masks = self._masks_for(step.sampled, step.states)
         outcomes = iter(sample(output.logits, step.states, output.likeliest, masks) if step.sampled else [])
         if not step.sampled and output.logits.is_cuda:
-            # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
+            # Nothing has waited for the device: this step would seem to take no time, and the next one the time of
+            # both.
             torch.cuda.synchronize(output.logits.device)
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in step.sampled]
 
     def _masks_for(self, sampled: list[Chunk], states: list[SamplingState]) -> Masks | None:
         """Return the masks of the rows whose sequences have a grammar, None if there are none."""
         firsts = accumulate((1 + len(chunk.drafts) for chunk in sampled), initial=0)
-        # Of the states: a step that was launched ahead may have sequences that have ended since.
+        # Taken from the states: a step that was launched ahead may have sequences that have ended since.
         rows = [(states[first].matcher, chunk.drafts) for first, chunk in zip(firsts, sampled, strict=False)]
         constrained = [(matcher, drafts) for matcher, drafts in rows if matcher is not None]
         if not constrained:

@@ -1,6 +1,6 @@
-"""Several steps in one call of the model, where the host has no say in between.
+"""Several steps in one call of the model, when the host is not needed in between.
 
-A step of few rows takes 10 ms, in which all weights go through the caches; what the host does next finds nothing there
+A step of few rows takes 10 ms, in which all weights go through the caches. The host then finds none of its data there,
 and takes 1 ms, most of which these steps save.
 """
 
@@ -18,20 +18,20 @@ from batchwright.engine.sampling import SamplingState
 from batchwright.request import SamplingParams
 
 MOST_STEPS = 16
-"""Most steps in one call: what the host does for one is then a small part of them."""
+"""Most steps in one call: the host's work for one step is then a small part of their time."""
 MOST_SECONDS = 0.1
-"""Time after which no further step is begun: what a caller does between two of them has to wait for that long."""
+"""Seconds after which no further step is begun: a caller that acts between steps must wait for that long."""
 
 
 class Interruption:
-    """A sign, which any thread may set, that the host is wanted after the step that is being computed."""
+    """A signal, which any thread may set, that the host is needed after the step that is being computed."""
 
     def __init__(self) -> None:
         self._flag = ctypes.c_int32(0)
 
     @property
     def address(self) -> int:
-        """Address of 32 bits that are 0 unless it is set."""
+        """Address of 32 bits that are 0 unless the signal is set."""
         return ctypes.addressof(self._flag)
 
     def set(self) -> None:
@@ -43,7 +43,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """What the steps of S sequences choose tokens by, one for each sequence in every step, and when they stop.
+    """How the steps of S sequences choose tokens, one per sequence in every step, and when they stop.
 
     They stop after a step in which a sequence ended, and before one that would probably end too late.
     """
@@ -63,7 +63,7 @@ class DecodeRun:
     def of(
         cls, most: int, seconds: float, states: Sequence[SamplingState], ends: Sequence[frozenset[int]]
     ) -> DecodeRun:
-        """Return the run of sequences in these states, whose next tokens depend on untouched logits."""
+        """Return the run of sequences in these states, whose next tokens depend on unadjusted logits."""
         drawn = [state.uniforms(most) for state in states if not state.params.greedy]
         uniforms = np.array(drawn, np.float64).reshape(-1, most).T
         return cls(most, seconds, [state.params for state in states], ends, np.ascontiguousarray(uniforms))
@@ -79,21 +79,21 @@ class DecodeRun:
         return [each for each in self.params if not each.greedy]
 
     def flat_ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the tokens that end each sequence, one after the other, and where those of each begin: [S + 1]."""
+        """Return the tokens that end each sequence, concatenated, and where those of each begin: [S + 1]."""
         starts = np.fromiter(accumulate(map(len, self.ends), initial=0), np.int32)
         return np.array([token for each in self.ends for token in each], np.int64), starts
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """Outcome of one step of a `DecodeRun`."""
+    """Result of one step of a `DecodeRun`."""
 
     tokens: list[int | None]
-    """Token of each sequence, None where the logits were not finite."""
+    """Token of each sequence, None if its logits were not finite."""
     likeliest: int
     """Number of rows whose likeliest token was found without their logits."""
     products: float
-    """Seconds in matrix products, as are those in attention a mean over threads."""
+    """Seconds in matrix products, a mean over threads, as are those in attention."""
     attention: float
     model: float
     """Seconds in the model."""

@@ -19,7 +19,7 @@ from batchwright.engine.sampling import (
 from batchwright.engine.step.batch import on_device
 
 _NO_TOKEN = -1
-"""Stand-in for a token where the logits were not finite."""
+"""Placeholder for a token whose logits were not finite."""
 
 
 class PendingTokens:
@@ -27,10 +27,10 @@ class PendingTokens:
 
     def __init__(self, tokens: Tensor, drawn: dict[int, tuple[SamplingState, float]], logits: Tensor | None) -> None:
         """`tokens` are those on the device. `drawn` has the states and random numbers of drawn rows, `logits` [drawn,
-        vocab] their logits if too few tokens may have been looked at.
+        vocab] their logits in case too few tokens were examined.
         """
         self.tokens = tokens
-        """Tokens on the device: [R] int64, negative where there is none."""
+        """Tokens on the device: [R] int64, negative for rows without one."""
         self._drawn, self._logits = drawn, logits
         self._host = tokens
         self._copied: torch.cuda.Event | None = None
@@ -43,7 +43,7 @@ class PendingTokens:
     def wait(self) -> tuple[list[int | None], set[int]]:
         """Wait for the tokens; None stands for logits that are not finite.
 
-        Also return the rows that have another token on the device, where too few tokens were looked at to draw it.
+        Also return the rows that have a different token on the device, where too few tokens were examined to draw it.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -62,9 +62,9 @@ class PendingTokens:
 def choose_without_waiting(
     logits: Tensor, states: Sequence[SamplingState], following: Sequence[bool]
 ) -> PendingTokens | None:
-    """Choose the next token of each of `states` by its row of `logits` [R, vocab]; None if the host must have a say.
+    """Choose the next token of each of `states` by its row of `logits` [R, vocab]; None if the host must take part.
 
-    Those that are `following` are to get the token after the next one, since the next one is not known yet.
+    States that are `following` get the token after the next one, since the next one is not known yet.
     """
     if any(state.matcher is not None or not state.untouched for state in states):
         return None
@@ -77,7 +77,7 @@ def choose_without_waiting(
     kept, is_ordered = None, any(needs_order(state.params) for state, _ in drawn.values())
     if drawn:
         where = on_device(np.fromiter(drawn, np.int64), logits.device)
-        # What is not finite cannot be drawn from, and its token counts for nothing.
+        # Rows that are not finite cannot be drawn from, and their tokens are not used.
         kept = torch.where(torch.isfinite(best[where])[:, None], logits[where].float(), 0.0)
         params, uniforms = [state.params for state, _ in drawn.values()], [uniform for _, uniform in drawn.values()]
         tokens = tokens.index_copy(0, where, draw_without_waiting(kept, params, uniforms))
@@ -85,6 +85,6 @@ def choose_without_waiting(
 
 
 def copy_tokens(token_ids: Tensor, rows: Sequence[int], tokens: Tensor, sources: Sequence[int]) -> None:
-    """Set `token_ids` [T] at `rows` to those of `tokens` [R] at `sources`; any token stands for one that is none."""
+    """Set `token_ids` [T] at `rows` to `tokens` [R] at `sources`; any token stands for a missing one."""
     where, which = (on_device(np.array(each, np.int64), token_ids.device) for each in (rows, sources))
     token_ids.index_copy_(0, where, tokens[which].clamp_(min=0))

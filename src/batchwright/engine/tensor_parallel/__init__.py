@@ -1,1 +1,1 @@
-"""One model shared by several processes: rank 0 plans and samples, and each computes its part of every layer."""
+"""One model shared by several processes: rank 0 plans and samples, and each rank computes its part of every layer."""

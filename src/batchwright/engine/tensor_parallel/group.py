@@ -1,4 +1,4 @@
-"""torch's process group of the ranks, on this machine only."""
+"""torch's process group of the ranks, all on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 PATIENCE = 120.0
-"""Seconds that a rank waits in a sum for the others, which compute the same step; then it gives up."""
+"""Seconds that a rank waits in a sum for the others, which compute the same step, before it gives up."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def require_no_group(ranks: int) -> None:
-    """Raise ValueError if this process is in a group already: torch has one default group for each process."""
+    """Raise ValueError if this process is in a group already: torch has one default group per process."""
     if dist.is_initialized():
         raise ValueError(
             f"tensor_parallel={ranks}: torch.distributed is in use in this process already; close the engine that uses "

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the process of another rank, over a `Connection`, which pickles them."""
+"""Messages between rank 0 and the process of another rank, sent over a `Connection`, which pickles them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """The size of the KV cache, and the file over which the ranks find each other."""
+    """The size of the KV cache, and the file through which the ranks find each other."""
 
     num_blocks: int
     block_size: int
@@ -36,7 +36,7 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step, as `batch_of` takes it."""
+    """A step, in the form that `batch_of` takes."""
 
     token_ids: np.ndarray
     counts: np.ndarray
@@ -69,7 +69,7 @@ class Failed:
 
     reason: str
     is_own: bool
-    """Whether the rank itself failed, and not the connection to another one."""
+    """Whether the rank itself failed, rather than the connection to another one."""
 
 
 ToRank: TypeAlias = Load | Allocate | Step

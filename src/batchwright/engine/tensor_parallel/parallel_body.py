@@ -1,4 +1,4 @@
-"""`ParallelBody`: a model that several processes of this machine share, seen from rank 0, which is in this one."""
+"""`ParallelBody`: a model shared by several processes of this machine, as seen from rank 0, which is this process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
 
 _GRACE = 5.0
-"""Seconds to wait for the reason for which a rank ended, once the connection to it broke."""
+"""Seconds to wait for the reason why a rank ended, once the connection to it is broken."""
 
 
 class ParallelBody(ModelBody):
     """The model in `folder` on `config.tensor_parallel` ranks, each on a GPU or a group of this process' cores.
 
     The other ranks are processes that end with this one. When one of them ends, or a step fails, `failure` says why and
-    the body computes nothing any more: the ranks may be at different places of the step. Raises as `load_body`, and
-    `EngineClosed` if another rank cannot load its part.
+    the body computes nothing any more: the ranks may be at different points of the step. Raises the errors of
+    `load_body`, and `EngineClosed` if another rank cannot load its part.
     """
 
     name = "fused"
@@ -95,7 +95,7 @@ class ParallelBody(ModelBody):
         return free_bytes(self.device) // (len(self._others) + 1)
 
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
-        """Return the shapes of the rank that has the most heads."""
+        """Return the shapes for the rank that has the most heads."""
         most = self._own.most_kv_heads
         return [replace(each, kv_heads=most) for each in self._own.kv_shapes(num_blocks, block_size, attention)]
 
@@ -105,12 +105,12 @@ class ParallelBody(ModelBody):
             each.send(Allocate(num_blocks, block_size, attention, meeting))
         self._own.allocate(num_blocks, block_size, attention)
         for each in self._others:
-            each.allocated()  # or its reason, which a meeting that it does not come to would not show
+            each.allocated()  # or the reason for its failure, which the other ranks' wait for it would not show
         join_group(meeting, 0, len(self._others) + 1, self.device)
         self._is_joined = True
         for each in self._others:
             each.joined()
-        if self.device.type == "cpu":  # gloo has connected all ranks; NCCL may look there again
+        if self.device.type == "cpu":  # gloo has connected all ranks; NCCL may read the file again
             self._folder.cleanup()
         self.attention, self.caches = self._own.attention, self._own.caches
 
@@ -123,7 +123,7 @@ class ParallelBody(ModelBody):
                 each.send(step)
             logits = self._own.forward(batch)
             if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # a sum that failed is known then
+                torch.cuda.synchronize(self.device)  # a failed sum is known after this
         except BaseException as error:
             self._failure = self._reason(error)
             self.close()  # the others wait for this rank in the middle of a step
@@ -143,19 +143,19 @@ class ParallelBody(ModelBody):
         for each in self._others:
             each.close()
         if self._is_joined:
-            with suppress(RuntimeError):  # it may be broken
+            with suppress(RuntimeError):  # it may be broken already
                 dist.destroy_process_group()
         torch.set_num_threads(self._threads)
         self._folder.cleanup()
 
     def _look(self) -> None:
-        """Note that a rank has ended."""
+        """Record that a rank has ended."""
         if any(each.is_cause for each in self._others):
             self._cause_found.set()
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, RankUnreachable):
-            self._cause_found.wait(_GRACE)  # ranks that lost the same one may be known before
+            self._cause_found.wait(_GRACE)  # failures of ranks that lost the same one may be noticed first
         if (lost := self.failure) is not None:
             return lost
         if isinstance(error, RankUnreachable):
@@ -184,7 +184,7 @@ def _places(config: EngineConfig) -> list[tuple[str, tuple[int, ...], int | None
 
 
 def _config_on(config: EngineConfig, device: str) -> EngineConfig:
-    """Return what one rank computes by: the dtype is the same for all."""
+    """Return the config of one rank: the dtype is the same for all."""
     where = choose_device(device)
     dtype = str(choose_dtype(config.dtype, where)).removeprefix("torch.")
     return config.with_options(dtype=dtype, tensor_parallel=1, device=device)

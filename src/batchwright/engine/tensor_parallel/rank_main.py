@@ -1,6 +1,6 @@
 """The process of a rank other than 0: `python -m batchwright.engine.tensor_parallel.rank_main DESCRIPTOR`.
 
-It computes its part of each step that rank 0 sends, and ends when rank 0 is gone, whatever it is doing then.
+It computes its part of each step that rank 0 sends, and ends when rank 0 is gone, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FAILED = 70
 
 def main() -> None:
     """Load what the first message names, and compute steps until rank 0 is gone."""
-    # Ctrl-C is for the process of rank 0, whose end this one notices.
+    # Ctrl-C is meant for the process of rank 0, whose end this one notices.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[FromRank, ToRank] = Connection(int(sys.argv[1]))
     order = connection.recv()
     assert isinstance(order, Load)
     if order.cpus:
-        os.sched_setaffinity(0, order.cpus)  # before torch is imported, which counts them
+        os.sched_setaffinity(0, order.cpus)  # before importing torch, which counts them
     steps: SimpleQueue[ToRank] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, steps), daemon=True).start()
     try:
@@ -48,7 +48,7 @@ def main() -> None:
         is_own = not isinstance(error, RankUnreachable)
         with suppress(OSError):
             connection.send(Failed(f"{type(error).__name__}: {error}" if is_own else str(error), is_own))
-        os._exit(_FAILED)  # without waiting for a device that waits for other ranks
+        os._exit(_FAILED)  # without waiting for a device that is waiting for other ranks
 
 
 def _receive(connection: Connection[FromRank, ToRank], steps: SimpleQueue[ToRank]) -> None:

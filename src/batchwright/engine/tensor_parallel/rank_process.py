@@ -18,11 +18,11 @@ from batchwright.errors import EngineClosed
 
 _MODULE = "batchwright.engine.tensor_parallel.rank_main"
 _GRACE = 10.0
-"""Seconds in which a process has to end once rank 0 is gone for it."""
+"""Seconds within which a process must end once its connection to rank 0 is closed."""
 
 
 class RankProcess:
-    """A process, started at once, that carries out `order`; `when_lost` is called from a thread when it ends."""
+    """A process, started immediately, that carries out `order`; `when_lost` is called from a thread when it ends."""
 
     def __init__(self, order: Load, threads: int | None, when_lost: Callable[[], object]) -> None:
         self._name = f"rank {order.rank} of {order.ranks}"
@@ -54,7 +54,7 @@ class RankProcess:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it ended for a reason of its own, and not because another rank did."""
+        """Whether it ended for a reason of its own, rather than because another rank did."""
         return self.lost is not None and (self._failure is None or self._failure.is_own)
 
     def send(self, message: ToRank) -> None:
@@ -72,17 +72,17 @@ class RankProcess:
         return reply
 
     def allocated(self) -> None:
-        """Wait until it has its part of the KV cache. Raises as `loaded`."""
+        """Wait until it has its part of the KV cache. Raises the errors of `loaded`."""
         reply = self._reply()
         assert isinstance(reply, Allocated)
 
     def joined(self) -> None:
-        """Wait until it has found the other ranks. Raises as `loaded`."""
+        """Wait until it has found the other ranks. Raises the errors of `loaded`."""
         reply = self._reply()
         assert isinstance(reply, Joined)
 
     def close(self) -> None:
-        """End the process, whatever it is doing. May be called again."""
+        """End the process, whatever it is doing. May be called repeatedly."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._watching.join()

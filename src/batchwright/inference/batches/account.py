@@ -14,7 +14,7 @@ class BatchAccount:
     submitted: int = 0
     """Batches that were created in this run."""
     resumed: int = 0
-    """Batches that earlier runs had submitted and this one waited for."""
+    """Batches that earlier runs had submitted and for which this run waited."""
     endings: dict[str, int] = field(default_factory=dict)
     """Batches by how they ended."""
     answered: int = 0
@@ -22,16 +22,16 @@ class BatchAccount:
     failed: int = 0
     """Lines with an error of their own."""
     again: int = 0
-    """Lines that expired, were cancelled or were refused because of others, and went into another batch."""
+    """Lines that expired, were cancelled or were refused because of other lines, and went into another batch."""
     moved: int = 0
     """Lines that became live requests, to meet the deadline."""
     at_provider: list[str] = field(default_factory=list)
     """Ids of batches that are still being computed."""
     unclear: int = 0
-    """Batches of which it is not known yet whether the provider created them; the next run finds out."""
+    """Batches for which it is not known yet whether the provider created them; the next run finds out."""
 
     late_seconds: float = 0.0
-    """Seconds by which the run ended after the deadline of the job; 0: it did not, or there is none."""
+    """Seconds by which the run ended after the deadline of the job; 0 if it was in time or there is none."""
 
     def count_ending(self, ending: str) -> None:
         """Count a batch that ended."""
@@ -51,11 +51,11 @@ def standing_text(
     next_look: float | None,
     silence: float,
 ) -> str | None:
-    """Return where the lines of a job are; None if there is none.
+    """Return a text that says where the lines of a job are; None if there are none.
 
-    `counts`: lines done and lines in all of each batch at the provider; `gathered`: lines of a batch that is not full;
-    `waiting`: batches that are not submitted yet; `live`: lines that are live requests; `next_look`: seconds until the
-    batches are looked at; `silence`: seconds for which the provider has not answered.
+    `counts`: lines done and total lines of each batch at the provider; `gathered`: lines of a batch that is not full;
+    `waiting`: batches not submitted yet; `live`: lines that are live requests; `next_look`: seconds until the batches
+    are polled; `silence`: seconds for which the provider has not answered.
     """
     parts = []
     if counts:

@@ -40,9 +40,9 @@ class Translation(Protocol):
 class AnthropicBatches(HttpBatches):
     """Anthropic's Message Batches at one endpoint.
 
-    There are no metadata and no idempotency keys, so each custom id begins with a part of its batch's uuid. Whether a
-    batch is ours shows in its results, that is, when it has ended: until then one that has as many lines and was
-    created at the time may be.
+    There are no metadata and no idempotency keys, so each custom id begins with a part of its batch's uuid. Only the
+    results show whether a batch is ours, that is, after it has ended: until then, any batch with the same number of
+    lines that was created at the time may be ours.
     """
 
     settles_in = 300.0
@@ -51,7 +51,7 @@ class AnthropicBatches(HttpBatches):
         super().__init__(client, kind)
         self._translation = translation
         self._not_ours: dict[str, set[str]] = {}
-        """Ids of ended batches whose results were looked at, by the uuid of the batch that they are not."""
+        """Ids of ended batches whose results were checked, by the uuid of the batch that they turned out not to be."""
 
     def custom_id(self, uuid: str, name: str) -> str:
         return f"{_mark(uuid)}-{name}"
@@ -87,7 +87,7 @@ class AnthropicBatches(HttpBatches):
 
     async def create(self, entry: BatchEntry, path: Path) -> RemoteBatch:
         size = (await asyncio.to_thread(path.stat)).st_size
-        # The last newline has no comma in its place.
+        # The last newline is not replaced by a comma.
         whole = len(_HEAD) + size - 1 + len(_TAIL)
         return self._batch(await self._client.post_pieces(_PATH, pieces=_requests(path, size), size=whole))
 

@@ -1,4 +1,4 @@
-"""`Collector`: ends batches, hands out their results, and says what becomes of lines that have none."""
+"""`Collector`: ends batches, delivers their results, and decides what happens to lines without one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from batchwright.submitting.endings import Problem, fate_without_result, reason_
 from batchwright.submitting.enqueueing import is_enqueued_limit
 
 _IN_A_ROW = 128
-"""Results handed out before others have a turn."""
+"""Results delivered before other tasks get a turn."""
 _INTERNAL = frozenset({"internal_error", "server_error", "internal_server_error"})
 _GONE = frozenset({404, 410})
 _MOST_FAILURES = 8
-"""Failures in a row, some minutes, after which results are no longer waited for."""
+"""Consecutive failures, over some minutes, after which results are no longer waited for."""
 
 
 class Collector:
     """Ends the batches in `batches`, each once, and forgets them.
 
-    `again` puts a line into another batch; `deadline` is that of the job, if it has one.
+    `again` puts a line into another batch; `deadline` is the job's deadline, if it has one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Collector:
     async def end(self, batch: OpenBatch) -> None:
         """Take the results of a batch that has ended.
 
-        Raises `EndpointError` if that has to be tried again, and `RunFailed` if that is of no use.
+        Raises `EndpointError` if that must be retried, and `RunFailed` if retrying is useless.
         """
         remote = batch.remote
         assert remote is not None
@@ -90,12 +90,13 @@ class Collector:
             self._without_result(batch, line, None, others_blamed=False)
 
     async def _fetch(self, batch: OpenBatch, path: Path) -> bool:
-        """Write the results of a batch to a file. False: they are gone. Raises as `end` does."""
+        """Write the results of a batch to a file. False if they are gone. Raises the errors of `end`."""
         remote = batch.remote
         assert remote is not None
         try:
             if remote.succeeded and not remote.files:
-                # It may say a little later where its results are. Without them its lines would be paid twice.
+                # The provider may say a little later where the results are. Without them the lines would be paid for
+                # twice.
                 remote = await self._provider.show(remote.id)
                 if not remote.files and batch.failures >= _MOST_FAILURES:
                     return False
@@ -114,13 +115,13 @@ class Collector:
         return True
 
     def lost(self, batch: OpenBatch) -> None:
-        """End a batch that the provider does not know any more, though it had it, or whose results it has not."""
+        """End a batch that the provider no longer knows although it had it, or whose results it does not have."""
         gone = EndpointError(
             f"the provider has no batch {batch.entry.remote} any more, and with it are gone the results of its lines",
             status=404,
         )
         self._account.count_ending("lost")
-        # It may have been computed, and then is paid.
+        # It may have been computed, and is then charged.
         for left in batch.left.values():
             left.reservation.keep()
         batch.left.clear()
@@ -137,7 +138,7 @@ class Collector:
             self._again(line)
 
     def refuse(self, batch: OpenBatch, error: EndpointError) -> None:
-        """End a batch that the provider does not take."""
+        """End a batch that the provider does not accept."""
         for line in self.drop(batch):
             self._outcomes.error(line, error)
 
@@ -158,7 +159,7 @@ class Collector:
         return lines
 
     async def _distribute(self, batch: OpenBatch, path: Path) -> None:
-        """Hand out the results of a batch, and note where those are that nobody has asked for yet."""
+        """Deliver the results of a batch, and record where those are that no caller has asked for yet."""
         for number, (result, offset, size) in enumerate(results_in(path, self._provider.result), start=1):
             if number % _IN_A_ROW == 0:
                 await asyncio.sleep(0)
@@ -174,11 +175,11 @@ class Collector:
             self._earlier.has_result(name, batch, offset, size)
 
     def _fail_whole(self, batch: OpenBatch, problems: tuple[Problem, ...]) -> None:
-        """End a batch that the provider refused when it had checked it."""
+        """End a batch that the provider refused after checking it."""
         first = problems[0] if problems else Problem(None, "the provider gives no reason")
         if any(is_enqueued_limit(each.code, each.message) for each in problems):
             self._room.refused(batch, first.message, self._clock.now())
-            # The provider has it as one that failed, so it cannot be submitted again as it is.
+            # The provider has recorded it as failed, so it cannot be submitted again unchanged.
             self.dissolve(batch)
             return
         blamed: Mapping[str, Problem] = {}
@@ -207,7 +208,7 @@ class Collector:
             body: dict[str, object] = {"code": problem.code, "message": problem.message, "param": None}
             self._outcomes.error(line, EndpointError(problem.message, status=400, body=body))
         elif ending == "expired":
-            # Not an error that may pass for the line executor: it had its tries.
+            # The line executor must not treat this error as transient: the line had its tries.
             self._outcomes.error(line, DeadlineExceeded(reason_without_result(ending, line.tries)))
         else:
             message = reason_without_result(ending, line.tries)

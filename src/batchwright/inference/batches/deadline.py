@@ -1,4 +1,4 @@
-"""`Deadline`: which batches are given up so that the lines of a job are done in time, and what becomes of the lines."""
+"""`Deadline`: decides which batches are given up to finish a job in time, and what happens to their lines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from batchwright.inference.batches.outcomes import Outcomes
 from batchwright.submitting.moving import BatchSoFar, Mover
 
 _LONGEST_END = 600.0
-"""Seconds after the deadline for which the end of a batch is waited for whose lines are all computed."""
+"""Seconds after the deadline for which to wait for the end of a batch whose lines are all computed."""
 
 
 class Deadline:
     """The deadline of a job, `seconds` after its beginning.
 
-    - `moves`: whether lines become live requests in time, as `mover` says; otherwise those fail that are not done.
+    - `moves`: whether lines become live requests in time, as `mover` says; otherwise unfinished lines fail.
     - `keeps_cancelled`: see `BatchProvider`.
-    - `lines_left`: lines of the job that are in no batch yet and not gathered either.
-    - `live_rate`: lines a second that live requests compute.
+    - `lines_left`: lines of the job that are neither in a batch nor gathered yet.
+    - `live_rate`: lines per second that live requests compute.
     """
 
     def __init__(
@@ -46,15 +46,16 @@ class Deadline:
     def given_up(
         self, left: float, batches: Collection[OpenBatch], age_of: Callable[[OpenBatch], float], waiting: int
     ) -> list[OpenBatch]:
-        """Return the batches to cancel with `left` seconds to go, and those not to submit; also sets `live_only`.
+        """Return the batches to cancel, and those not to submit, with `left` seconds to go; also sets `live_only`.
 
-        `batches`: all that were sealed and not collected; `waiting`: lines that are gathered, or live requests now.
+        `batches`: all batches sealed but not collected; `waiting`: lines that are gathered, or live requests now.
         """
         if not self._moves:
             if left > 0:
                 return []
             self.live_only = True
-            # One whose lines are all computed ends by itself in a moment; cancelled, its results might be lost.
+            # A batch whose lines are all computed will soon end by itself; if it were cancelled, its results might be
+            # lost.
             return [batch for batch in batches if not batch.is_computed or left < -_LONGEST_END]
         there = [batch for batch in batches if batch.entry.stage == "created" and not batch.has_ended]
         so_far = {
@@ -70,7 +71,7 @@ class Deadline:
         return [batch for batch in there if batch in chosen or batch.entry.leaving] + (unsent if self.live_only else [])
 
     def leave(self, line: HeldLine, *, may_be_paid: bool = False) -> None:
-        """Let a line go on that no batch computes any more because of the deadline.
+        """Release a line that no batch computes any more because of the deadline.
 
         `may_be_paid`: its batch may have computed it, and lost the result.
         """

@@ -1,4 +1,4 @@
-"""`BatchDesk`: gathers lines into batches, submits them, looks at them, and hands out their results."""
+"""`BatchDesk`: gathers lines into batches, submits them, polls them, and delivers their results."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from batchwright.submitting.looking import seconds_left
 _log = logging.getLogger(__name__)
 _TOO_MANY = 429
 _LONGEST_WAIT = 600.0
-"""Most seconds that a provider's `retry-after` is followed."""
+"""Most seconds for which a provider's `retry-after` is obeyed."""
 _GRACE = 5.0
-"""Seconds that a request to submit a batch is given to be answered when the run is stopped."""
+"""Seconds to wait for the answer to a request to submit a batch when the run is stopped."""
 
 
 class BatchDesk:
-    """One owner of all batches of a job at one provider. All methods are called on one event loop.
+    """The owner of all batches of a job at one provider. All methods are called on one event loop.
 
-    `folder` is that of the journal. `is_finished` says of the id of a call whether it needs no result any more;
+    `folder` is that of the journal. `is_finished` tells for the id of a call whether it needs no result any more;
     `forgets_failures`: errors that earlier runs collected do not count.
     """
 
@@ -64,7 +64,7 @@ class BatchDesk:
     ) -> None:
         """`deadline`: seconds from the beginning of the job; `moves`: whether lines then become live requests in time.
 
-        `lines_left`: lines of the job that it has not got yet; `live_rate`: lines a second that live requests compute.
+        `lines_left`: lines of the job that it has not received yet; `live_rate`: lines per second of live requests.
         """
         self._provider = provider
         self._folder = folder
@@ -78,7 +78,7 @@ class BatchDesk:
         self._forgets_failures = forgets_failures
         self._gathering = Gathering(times.patience, self.limits_of)
         self._batches: dict[str, OpenBatch] = {}
-        """Batches that were sealed and not collected, by uuid, in that order."""
+        """Batches that were sealed but not collected, by uuid, in the order of sealing."""
         self._room = QueueRoom(self._batches.values(), times.full_for)
         self._outcomes = Outcomes(account)
         self._deadline = (
@@ -108,7 +108,7 @@ class BatchDesk:
         """Lines that are live requests now."""
 
     async def open(self) -> None:
-        """Read the journal of earlier runs, and begin to work. Raises OSError."""
+        """Read the journal of earlier runs, and start working. Raises OSError."""
         self._journal = await asyncio.to_thread(Journal, self._folder, self._unix_time())
         self._submitter = Submitter(
             self._provider, self._journal, settles_in=self._settles_in, unix_time=self._unix_time
@@ -145,7 +145,7 @@ class BatchDesk:
 
     @property
     def unsent(self) -> int:
-        """Number of batches that are sealed, or about to be, and not at the provider."""
+        """Number of batches that are sealed, or about to be, but not at the provider."""
         return self._gathering.full + sum(not batch.may_exist for batch in self._batches.values())
 
     @property
@@ -154,17 +154,17 @@ class BatchDesk:
         return self._deadline is not None and self._deadline.live_only
 
     def limits_of(self, model: str | None) -> BatchLimits:
-        """The most that one batch may have now."""
+        """The current limits of one batch."""
         limits = self._provider.limits
         most = self._room.most_of_one(model, self._clock.now())
         return BatchLimits(limits.lines, limits.size, most)
 
     def has_result(self, name: str) -> bool:
-        """Whether the result of a line that nobody has asked for is here."""
+        """Whether the result of a line that no caller has asked for yet is here."""
         return self._earlier.has_result_of(name)
 
     def take(self, line: HeldLine) -> None:
-        """Take a line; its future gets the outcome. Raises the error because of which no line is computed any more."""
+        """Take a line; its future gets the outcome. Raises the error that stopped all lines, if there was one."""
         if self._failure is not None:
             raise EngineClosed(str(self._failure)) from self._failure
         found = self._earlier.take(line.name)
@@ -180,7 +180,7 @@ class BatchDesk:
             self._again(line)
 
     def leave(self, line: HeldLine) -> None:
-        """Note that nobody waits for a line any more. If it is in a batch, its result is kept for the next call."""
+        """Record that no caller waits for a line any more. A result from its batch is kept for the next call."""
         if not line.is_noted:
             line.reservation.release()
         for batch in self._batches.values():
@@ -191,7 +191,7 @@ class BatchDesk:
                 return
 
     def _again(self, line: HeldLine) -> None:
-        """Put a line that is in no batch into one, unless the deadline is too near."""
+        """Put a line that is not in a batch into one, unless the deadline is too near."""
         line.is_noted = False
         if line.future.done():
             return
@@ -218,7 +218,7 @@ class BatchDesk:
             self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
-        """Let nobody wait any more: `error` concerns all lines."""
+        """End all waiting with `error`, which affects all lines."""
         self._failure = error
         for line in self._lines():
             stopped = EngineClosed(str(error))
@@ -230,7 +230,7 @@ class BatchDesk:
         yield from [line for batch in self._batches.values() for line in batch.held.values()]
 
     def _pause(self) -> float:
-        """Seconds until there is something to do."""
+        """Return the seconds until there is something to do."""
         now = self._clock.now()
         due = [self._gathering.next_due(), self._look_at]
         for batch in self._batches.values():
@@ -266,7 +266,7 @@ class BatchDesk:
         return batch.not_before <= self._clock.now()
 
     async def _guarded(self, batch: OpenBatch, step: Callable[[OpenBatch], Awaitable[None]]) -> None:
-        """Do a step with one batch. If it fails, it is done again later."""
+        """Do a step with one batch. If it fails, it is repeated later."""
         try:
             await step(batch)
         except EndpointError as error:
@@ -285,9 +285,9 @@ class BatchDesk:
         self._is_silent = False
 
     def _note_error(self, error: EndpointError, failing_since: float = math.inf) -> None:
-        """Note an error of the provider. Raises `RunFailed` if it will not pass, or has lasted too long.
+        """Record an error of the provider. Raises `RunFailed` if it is permanent, or has lasted too long.
 
-        `failing_since`: since when requests about one batch fail, whatever others do.
+        `failing_since`: since when requests about one batch have failed, regardless of others.
         """
         if concerns_all(error):
             raise RunFailed(
@@ -361,7 +361,7 @@ class BatchDesk:
         self._plan_look()
 
     def _require_api(self, error: EndpointError) -> None:
-        """Raise `RunFailed` if there seem to be no batches at this endpoint."""
+        """Raise `RunFailed` if this endpoint seems to have no batch API."""
         if error.status in NO_SUCH_API and not self.account.submitted:
             raise RunFailed(
                 f"{error}: it seems to have no batch API; have its lines computed with --via live"
@@ -389,7 +389,7 @@ class BatchDesk:
         for remote_id in ids:
             batch = there[remote_id]
             if remote_id not in seen:
-                # One that was created just now may not be known everywhere at the provider.
+                # A batch that was just created may not be known everywhere at the provider.
                 if self._age(batch) >= self._settles_in:
                     self._collector.lost(batch)
                 continue
@@ -401,7 +401,7 @@ class BatchDesk:
         self._plan_look()
 
     def _plan_look(self) -> None:
-        """Say when to look next."""
+        """Set the time of the next poll."""
         now = self._clock.now()
         running = [batch for batch in self._batches.values() if batch.entry.stage == "created" and not batch.has_ended]
         ages = [self._age(batch) for batch in running]
@@ -410,7 +410,7 @@ class BatchDesk:
         self._look_at = now + self._times.looks.pause(ages, left, still)
 
     def _age(self, batch: OpenBatch) -> float:
-        """Seconds since a batch was created, or was about to be."""
+        """Return the seconds since a batch was created, or was about to be."""
         now = self._unix_time()
         return max(0.0, now - (now if batch.entry.attempted_at is None else batch.entry.attempted_at))
 
@@ -450,7 +450,7 @@ class BatchDesk:
 
     @property
     def standing(self) -> str | None:
-        """Where the lines are, fit to be shown; None if there is none."""
+        """A displayable text that says where the lines are; None if there are none."""
         now = self._clock.now()
         there = [batch for batch in self._batches.values() if batch.entry.stage == "created"]
         look = None if self._look_at == math.inf else max(0.0, self._look_at - now)
@@ -464,7 +464,7 @@ class BatchDesk:
         )
 
     async def close(self) -> None:
-        """Stop working. Batches at the provider go on; lines that are in none are forgotten."""
+        """Stop working. Batches at the provider continue; lines that are not in a batch are forgotten."""
         if self._work is None:
             return
         if self._deadline is not None:
@@ -472,7 +472,7 @@ class BatchDesk:
         self._closing = True
         self._moved.set()
         if self._is_submitting:
-            # So that it need not be found out later whether the batch exists.
+            # This avoids having to find out later whether the batch exists.
             await asyncio.wait({self._work}, timeout=_GRACE)
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""`EarlierLines`: lines of earlier runs that are in batches, or have results, and for which nobody has asked yet."""
+"""`EarlierLines`: lines of earlier runs that are in batches, or have results, and that no caller has asked for yet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from batchwright.inference.batches.provider import BatchProvider, LineResult
 from batchwright.inference.batches.results_file import custom_ids, read_at, results_in
 
 _Place: TypeAlias = "OpenBatch | tuple[str, int, int]"
-"""The batch of a line; or the uuid of the batch in whose results its own is, with its offset and size there."""
+"""The batch of a line; or the uuid of the batch that has its result, with the result's offset and size there."""
 
 
 class EarlierLines:
-    """Where lines are that were submitted by earlier runs, or given up by their callers, by name.
+    """Locations, by name, of lines that earlier runs submitted or that their callers gave up.
 
-    `is_finished` says of a name whether its line needs no result any more; `forgets_failures`: errors that earlier runs
-    collected do not count.
+    `is_finished` tells for a name whether its line needs no result any more; `forgets_failures`: errors that earlier
+    runs collected do not count.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class EarlierLines:
         self._places: dict[str, _Place] = {}
 
     def recall(self, entry: BatchEntry) -> OpenBatch | None:
-        """Note the lines of a batch of earlier runs, and return it if it is still to be collected. Raises OSError.
+        """Record the lines of a batch of earlier runs, and return it if it is not collected yet. Raises OSError.
 
-        Called in the order of the journal, since a later batch of a line counts more than an earlier one.
+        Called in the order of the journal, since a later batch of a line overrides an earlier one.
         """
         if entry.stage == "dropped":
             return None
@@ -63,7 +63,7 @@ class EarlierLines:
                 self._places.pop(name, None)
 
     def take(self, name: str) -> OpenBatch | LineResult | None:
-        """Return the batch of a line, or its result, and forget it; None: it is not known. Raises OSError."""
+        """Return the batch of a line, or its result, and forget it; None if it is not known. Raises OSError."""
         place = self._places.pop(name, None)
         if place is None or isinstance(place, OpenBatch):
             return place
@@ -75,14 +75,14 @@ class EarlierLines:
         return isinstance(self._places.get(name), tuple)
 
     def put(self, name: str, batch: OpenBatch) -> None:
-        """Note a line whose caller has given it up."""
+        """Record a line that its caller has given up."""
         self._places[name] = batch
 
     def has_result(self, name: str, batch: OpenBatch, offset: int, size: int) -> None:
-        """Note where the result of a line is, if nobody has asked for it yet."""
+        """Record where the result of a line is, if no caller has asked for it yet."""
         if self._places.get(name) is batch:
             self._places[name] = (batch.entry.uuid, offset, size)
 
     def forget(self, batch: OpenBatch) -> None:
-        """Forget the lines of a batch that have no result."""
+        """Forget those lines of a batch that have no result."""
         self._places = {name: place for name, place in self._places.items() if place is not batch}

@@ -1,4 +1,4 @@
-"""`FileClient`: an `EndpointClient` that also sends and fetches whole files."""
+"""`FileClient`: an `EndpointClient` that can also send and fetch whole files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIECE = 2**18
 
 
 class FileClient(EndpointClient):
-    """A client of an endpoint's files and batches. No request is sent twice, and all raise `EndpointError`."""
+    """A client of an endpoint's files and batches. No request is sent twice, and all methods raise `EndpointError`."""
 
     def __init__(
         self, base_url: str, key: str | EndpointKey | None, *, dialect: Dialect = OPENAI, timeout: float = 120.0
@@ -45,7 +45,7 @@ class FileClient(EndpointClient):
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """Post a value as JSON, and return that of the answer."""
+        """Post a value as JSON, and return the JSON value of the answer."""
         content = b"" if body is None else msgspec.json.encode(body)
         async with self._exchange("POST", _path(*parts, **(query or {})), content, headers) as response:
             return self._value(await self._whole(response))
@@ -62,7 +62,7 @@ class FileClient(EndpointClient):
             return self._value(await self._whole(response))
 
     async def post_form(self, *parts: str, fields: Mapping[str, str], file: Path, name: str) -> Any:
-        """Post a form with `fields` and, as `file`, a file that is called `name`."""
+        """Post a form with `fields` and, as `file`, a file with the name `name`."""
         with file.open("rb") as content, aiohttp.MultipartWriter("form-data") as form:
             for key, value in fields.items():
                 form.append(value).set_content_disposition("form-data", name=key)
@@ -84,9 +84,9 @@ class FileClient(EndpointClient):
         return bytes(line).partition(b"\n")[0]
 
     async def download(self, sources: Sequence[str], path: Path) -> None:
-        """Write the contents at some paths to the file `path`, one after the other, whole or not at all.
+        """Write the contents at some paths to the file `path`, one after the other, either completely or not at all.
 
-        A source may also be a whole URL, which says by itself that it may be read: no key is sent to it.
+        A source may also be a complete URL that carries its own authorization: no key is sent to it.
         """
         temporary = path.with_name(path.name + TEMPORARY)
         with temporary.open("wb") as file:
@@ -112,7 +112,8 @@ class FileClient(EndpointClient):
                 headers=headers,
                 allow_redirects=False,
                 proxy_headers=self._tunnel_headers,
-                # A kept connection that the server has just closed would leave unclear whether the request arrived.
+                # With a kept connection that the server has just closed, it would be unclear whether the request
+                # arrived.
                 trace_request_ctx=_Unused(),
             ) as response:
                 if not 200 <= response.status < 300:
@@ -124,7 +125,7 @@ class FileClient(EndpointClient):
 
     @asynccontextmanager
     async def _signed(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Get what is at a URL of another host, without the key."""
+        """Get the content at a URL of another host, without the key."""
         there = URL(url, encoded=True)
         try:
             proxy = proxy_for(there)
@@ -145,7 +146,7 @@ class FileClient(EndpointClient):
                 ) as response,
             ):
                 if response.status != HTTPStatus.OK:
-                    # Its signature may have expired: nothing that the status says is about the key.
+                    # Its signature may have expired: the status says nothing about the key.
                     raise EndpointError(f"{there.host} answered {response.status} instead of results")
                 yield response
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -160,7 +161,7 @@ class FileClient(EndpointClient):
 
 
 def _put(made: Path, path: Path) -> None:
-    """Put a file that was made in its place, durably."""
+    """Move a finished file to its place, durably."""
     sync(made)
     made.replace(path)
     sync(path.absolute().parent)

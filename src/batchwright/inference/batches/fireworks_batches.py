@@ -1,10 +1,10 @@
 """`FireworksBatches`: Fireworks' batch inference jobs, which read a dataset and write another.
 
-Built from Fireworks' API reference (create-dataset, upload-dataset-files, create-, get-, list- and
+Based on Fireworks' API reference (create-dataset, upload-dataset-files, create-, get-, list- and
 delete-batch-inference-job, get-dataset-download-endpoint at https://docs.fireworks.ai/api-reference) and its guide
-(https://docs.fireworks.ai/guides/batch-inference), and from what others have seen it answer: results are rows such as
+(https://docs.fireworks.ai/guides/batch-inference), and on answers that others have observed: results are rows such as
 `{"custom_id": …, "response": {"choices": …, "usage": …}}` without a status, `exampleCount` must be given, a GET must
-have no body, and there is no way to cancel a job but to delete it.
+have no body, and the only way to cancel a job is to delete it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchwright.inference.batches.provider import LineResult, RemoteBatch, look
 from batchwright.submitting.endings import Ending, Problem
 
 ACCOUNT_VARIABLE = "FIREWORKS_ACCOUNT_ID"
-"""Environment variable with the account, as Fireworks' own clients have it."""
+"""Environment variable with the account, as in Fireworks' own clients."""
 _ENDPOINT = "/v1/chat/completions"
 _PAGE = 200
 _MOST_PAGES = 50
@@ -49,20 +49,20 @@ _DELETED = frozenset({"deleting", "deleting_cleaning_up", "deleted", "archived"}
 _VALIDATING = frozenset({"unspecified", "validating", "creating_input_dataset"})
 _NOT_BEGUN = _VALIDATING | {"pending", "creating"}
 _PASSING = frozenset({"INTERNAL", "UNAVAILABLE", "UNKNOWN", "ABORTED", "DEADLINE_EXCEEDED"})
-"""Codes of failed jobs for which their lines are not to blame."""
+"""Codes of jobs that failed through no fault of their lines."""
 _READY_AFTER = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before each look whether a dataset that was uploaded can be used."""
+"""Pauses before each check whether an uploaded dataset can be used."""
 
 
 def control_plane(base_url: str) -> str:
-    """Return the address of the API for jobs that belongs to that for requests, `https://HOST/inference/v1`."""
+    """Return the address of the API for jobs, given that of the API for requests, `https://HOST/inference/v1`."""
     return base_url.rstrip("/").removesuffix("/v1").removesuffix("/inference") + "/v1"
 
 
 class FireworksBatches(HttpBatches):
-    """Fireworks' batch inference jobs at one endpoint; `account` is that of the key if it is None.
+    """Fireworks' batch inference jobs at one endpoint; `account` None stands for the account of the key.
 
-    The id of a job is made of the uuid of its batch before it is asked for, so no request creates a second one.
+    The id of a job is derived from the uuid of its batch before it is created, so no request creates a second one.
     """
 
     settles_in = 60.0
@@ -80,13 +80,13 @@ class FireworksBatches(HttpBatches):
             )
         if not body.get("model"):
             raise InvalidRequest(f"a batch of {self.name} needs a model: name one with --model", param="model")
-        # The model is that of the job.
+        # The job has the model, not the line.
         return msgspec.json.encode(
             {"custom_id": custom_id, "body": {name: value for name, value in body.items() if name != "model"}}
         )
 
     async def find_upload(self, entry: BatchEntry) -> str | None:
-        # Nothing distinguishes a dataset whose upload broke off from a whole one.
+        # A dataset whose upload was interrupted cannot be told from a complete one.
         return None
 
     async def upload(self, entry: BatchEntry, path: Path) -> str | None:
@@ -124,7 +124,7 @@ class FireworksBatches(HttpBatches):
         return await look_up(ids, first_page, self.show)
 
     async def newest(self, limit: int) -> Sequence[RemoteBatch]:
-        # In which order they are listed is not said.
+        # The order of the list is not documented.
         found, token = await self._page(None)
         for _ in range(_MOST_PAGES - 1):
             if token is None:
@@ -168,7 +168,7 @@ class FireworksBatches(HttpBatches):
         return LineResult(custom_id, answer=dict(response)) if "choices" in response else LineResult(custom_id)
 
     async def _account(self) -> str:
-        """Return the resource name of the account, which is the only one of the key unless it was given."""
+        """Return the resource name of the account: the given one, or the only one of the key."""
         if self._account_id is None:
             answer = await self._client.get("accounts", pageSize=2)
             listed = answer.get("accounts") if isinstance(answer, dict) else None
@@ -199,14 +199,14 @@ def _batch(answer: object) -> RemoteBatch:
     progress, reported = part(values, "jobProgress"), part(values, "status")
     succeeded, failed = _number(progress.get("successfullyProcessedRequests")), _number(progress.get("failedRequests"))
     ending, output = _ENDINGS.get(status), _last(values.get("outputDatasetId"))
-    # A job that was refused as a whole has no output, and what becomes of the output of a deleted one is not
+    # A job that was refused as a whole has no output, and what happens to the output of a deleted one is not
     # documented.
     has_output = bool(output) and status not in _DELETED and (ending != "failed" or succeeded > 0)
     return RemoteBatch(
         id=job,
         status=status,
         ending=ending,
-        # That of the input is what was declared, and 0 before the job runs.
+        # The number of the input is the declared one, and 0 before the job runs.
         total=max(_number(progress.get("totalInputRequests")), _number(progress.get("totalProcessedRequests"))),
         succeeded=succeeded,
         failed=failed,
@@ -224,7 +224,7 @@ def _batch(answer: object) -> RemoteBatch:
 
 
 def _problem(status: Mapping[str, Any]) -> Problem:
-    """Return why a job failed. The line that its message names is not the one to blame, so none is."""
+    """Return why a job failed. The line that its message names is not the one at fault, so none is named."""
     code = text(status.get("code"))
     return Problem(
         "internal_error" if code in _PASSING else code, str(status.get("message") or "the provider gives no reason")

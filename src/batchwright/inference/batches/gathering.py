@@ -1,4 +1,4 @@
-"""`Gathering`: lines that are in no batch yet, in the drafts of those that they will be in."""
+"""`Gathering`: lines that are not in a batch yet, in the drafts of their future batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _Kind: TypeAlias = tuple[str, str | None]
 """Endpoint and model."""
 
 _TOKENS_PER_BYTE = 0.25
-"""Prompt tokens in a byte of a line, about; limits are found by what is taken and refused, in the same measure."""
+"""Approximate prompt tokens per byte of a line; limits are learned from what is accepted and refused, in the same
+measure."""
 
 
 class Gathering:
-    """Lines in drafts, each of which is sealed when it is full or nothing more comes.
+    """Lines in drafts, each of which is sealed when it is full or no more lines come.
 
-    `patience`: see `Drafts`; `limits_of` returns the most that one batch of a model may have now.
+    `patience`: see `Drafts`; `limits_of` returns the current limits of one batch of a model.
     """
 
     def __init__(self, patience: float, limits_of: Callable[[str | None], BatchLimits]) -> None:
@@ -26,7 +27,7 @@ class Gathering:
         self._limits_of = limits_of
         self._lines: dict[Draft, list[HeldLine]] = {}
         self._full: list[Draft] = []
-        """Drafts that are to be sealed."""
+        """Drafts that must be sealed."""
 
     def __iter__(self) -> Iterator[HeldLine]:
         return iter([line for lines in self._lines.values() for line in lines])
@@ -37,11 +38,11 @@ class Gathering:
 
     @property
     def full(self) -> int:
-        """Number of drafts that are to be sealed."""
+        """Number of drafts that must be sealed."""
         return len(self._full)
 
     def add(self, line: HeldLine, now: float) -> bool:
-        """Add a line. Returns whether there is a new draft, or one that is to be sealed."""
+        """Add a line. Returns whether there is a new draft, or one that must be sealed."""
         kind: _Kind = (line.call.endpoint, line.body.get("model"))
         draft, done = self._drafts.place(kind, line.size, line.size * _TOKENS_PER_BYTE, now, self._limits_of(kind[1]))
         is_new = draft not in self._lines
@@ -50,11 +51,11 @@ class Gathering:
         return is_new or bool(done)
 
     def next_due(self) -> float:
-        """Return when the next draft will be due if nothing comes."""
+        """Return when the next draft will be due if no line comes."""
         return self._drafts.next_due()
 
     def close_due(self, now: float) -> None:
-        """Have drafts sealed to which nothing was added for long."""
+        """Schedule the sealing of drafts to which no line has been added for long."""
         self._full += self._drafts.due(now)
 
     def next_full(self) -> tuple[Draft, list[HeldLine]] | None:
@@ -65,7 +66,7 @@ class Gathering:
         return draft, self._lines.pop(draft)
 
     def put_back(self, draft: Draft, lines: list[HeldLine]) -> None:
-        """Put back the lines of a draft that could not be sealed, so that they are among those that wait."""
+        """Put back the lines of a draft that could not be sealed, so that they wait again."""
         self._lines[draft] = lines
 
     def let_go(self, now: float) -> list[HeldLine]:

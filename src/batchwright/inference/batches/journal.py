@@ -1,10 +1,10 @@
-"""The journal of a job's batches: what was about to be done with each, written before it is done.
+"""The journal of a job's batches: each action on a batch is written before it is carried out.
 
 The folder of a journal has these files, and is removed when the job is complete:
 
-- `journal.jsonl`: a head, then the state of a batch each time that it changes; the last line of a batch counts.
+- `journal.jsonl`: a head, then the state of a batch each time it changes; the last line of a batch applies.
 - `UUID.input.jsonl`: the lines of a batch, until its results are here.
-- `UUID.results.jsonl`: its results, when it has ended.
+- `UUID.results.jsonl`: its results, once it has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from batchwright.crash_points import crash_point
 from batchwright.durable_files import sync
 
 Stage: TypeAlias = Literal["sealed", "uploading", "uploaded", "creating", "created", "collected", "dropped"]
-"""How far a batch is. Sealed: its input file is whole. Uploading, creating: the request may have been sent, and is not
-answered as far as the journal knows. Collected: it has ended, and its results are here. Dropped: nothing of it is
-computed, and its lines belong to other batches, or to none."""
+"""Progress of a batch. Sealed: its input file is complete. Uploading, creating: the request may have been sent, and no
+answer is recorded. Collected: it has ended, and its results are here. Dropped: none of it is computed, and its lines
+belong to other batches, or to none."""
 
 _NAME = "journal.jsonl"
 _FORM = 1
@@ -67,9 +67,9 @@ class Journal:
     """The journal in one folder. All methods block, for the time of an fsync, and raise OSError."""
 
     def __init__(self, folder: Path, now: float) -> None:
-        """Open the journal, or begin one at the Unix time `now`. Half a line, which a killed run leaves, is cut off."""
+        """Open the journal, or begin one at the Unix time `now`. An incomplete line left by a killed run is removed."""
         self.folder = folder
-        # A thread that seals a batch may still be at it when the run ends.
+        # A thread that seals a batch may still be running when the run ends.
         self._lock = Lock()
         folder.mkdir(exist_ok=True)
         path = folder / _NAME
@@ -103,7 +103,7 @@ class Journal:
         return self.folder / f"{uuid}.results.jsonl"
 
     def seal(self, entry: BatchEntry, content: Iterable[bytes]) -> None:
-        """Write the input file of a new batch, then note the batch."""
+        """Write the input file of a new batch, then record the batch."""
         with self._lock, self.input_path(entry.uuid).open("wb") as file:
             for line in content:
                 file.write(line)
@@ -113,7 +113,7 @@ class Journal:
         self.note(entry)
 
     def note(self, entry: BatchEntry) -> None:
-        """Note the state of a batch, durably."""
+        """Record the state of a batch, durably."""
         crash_point(f"journal.before_{entry.stage}")
         self._append(entry)
         self.entries[entry.uuid] = entry
@@ -139,13 +139,13 @@ class Journal:
 
 
 def may_be_paid(folder: Path) -> bool:
-    """Whether the journal in a folder knows of batches that a provider computes or has computed. Raises OSError."""
+    """Whether the journal in a folder has batches that a provider computes or has computed. Raises OSError."""
     _, entries, _ = _read(folder / _NAME)
     return any(entry.stage in ("creating", "created", "collected") for entry in entries.values())
 
 
 def _read(path: Path) -> tuple[float | None, dict[str, BatchEntry], int]:
-    """Return when a journal was begun, its entries and the bytes of its whole lines; None, no entries and 0 if none."""
+    """Return the beginning of a journal, its entries and the bytes of whole lines; None, no entries and 0 if none."""
     begun: float | None = None
     entries: dict[str, BatchEntry] = {}
     size = 0
@@ -159,7 +159,7 @@ def _read(path: Path) -> tuple[float | None, dict[str, BatchEntry], int]:
                 entry = msgspec.json.decode(line, type=BatchEntry)
                 entries[entry.uuid] = entry
         except msgspec.MsgspecError as error:
-            # Not guessed at: a batch that is not known would be paid twice.
+            # No guessing here: an unknown batch would be paid for twice.
             raise OSError(f"line {number + 1} of {path} is damaged ({error}): restore it, or remove it") from error
         size += len(line)
     return begun, entries, size

@@ -1,4 +1,4 @@
-"""Values in the JSON of providers, which may lack anything."""
+"""Values in the JSON of providers, any of which may be missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from batchwright.errors import EndpointError
 
 
 def data(answer: object) -> list[dict[str, Any]]:
-    """Return the objects of a list, in either form that is in use."""
+    """Return the objects of a list, in either of the forms in use."""
     found = answer.get("data") if isinstance(answer, dict) else answer
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def result_object(line: bytes) -> dict[str, Any] | None:
-    """Return the object in a line of results, which has a custom id; None if there is none."""
+    """Return the object with a custom id in a line of results; None if there is none."""
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
@@ -47,7 +47,7 @@ def count(value: object) -> int:
 
 
 def time_of(value: object) -> float | None:
-    """Return a Unix time, which is given as a number or in ISO 8601, in UTC unless it says otherwise."""
+    """Return a Unix time, given as a number or in ISO 8601, in UTC unless specified otherwise."""
     if isinstance(value, int | float):
         return float(value)
     try:

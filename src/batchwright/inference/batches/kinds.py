@@ -1,4 +1,4 @@
-"""What the batch APIs of known providers do differently, with the page of each that says so."""
+"""Differences between the batch APIs of known providers, with the page that documents each."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ Form: TypeAlias = Literal["openai", "mistral", "anthropic", "fireworks"]
 
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
-    """A provider, or all that have no differences of their own."""
+    """A provider, or all providers without known differences."""
 
     name: str
     hosts: tuple[str, ...]
-    """Ends of the names of its hosts."""
+    """Suffixes of the names of its hosts."""
     form: Form = "openai"
     limits: BatchLimits = _USUAL
     windows: tuple[str, ...] | None = ("24h",)
-    """Completion windows that it takes; None: any."""
+    """Completion windows that it accepts; None: any."""
     window_span: tuple[str, str] | None = None
-    """Shortest and longest completion window, where it takes any between, in place of `windows`."""
+    """Shortest and longest completion window, in place of `windows`, if it accepts any in between."""
     purpose: str = "batch"
     """Purpose of uploaded input files."""
     upload_path: str = "/files"
     strips_version: bool = False
     """Whether the URLs of lines and the endpoint of a batch lack `/v1`."""
     has_metadata: bool = True
-    """Whether it keeps metadata of a batch. Where it does not, a batch is found again by its input file."""
+    """Whether it keeps the metadata of a batch. If not, a batch is found again by its input file."""
 
 
 _MB = 1_000_000
 
-# Where nothing else is said, a batch costs half of what its requests would cost, and what may be enqueued depends on
-# the customer: it is found from what is taken and refused.
+# Unless stated otherwise, a batch costs half of what its requests would cost, and the amount that may be enqueued
+# depends on the customer: it is learned from acceptances and refusals.
 
 # https://docs.anthropic.com/en/docs/build-with-claude/batch-processing: 100,000 requests, 256 MB, 24 hours.
 ANTHROPIC_KIND = ProviderKind(
@@ -56,8 +56,8 @@ KINDS = (
         limits=BatchLimits(100_000, 200 * _MB),
         strips_version=True,
     ),
-    # https://console.groq.com/docs/batch: 50,000 lines, 200 MB, windows from 24h to 7d, any number of batches. Half
-    # the price, also for what is found in the cache of prompts.
+    # https://console.groq.com/docs/batch: 50,000 lines, 200 MB, windows from 24h to 7d, any number of batches. Half the
+    # price, also for prompt cache hits.
     ProviderKind("Groq", ("api.groq.com",), limits=BatchLimits(50_000, 200 * _MB), window_span=("24h", "7d")),
     # https://docs.together.ai/docs/batch-inference: 50,000 requests, 100 MB, 24h, 30 billion tokens enqueued for each
     # model. Only some models are cheaper in batches.
@@ -75,7 +75,7 @@ KINDS = (
     # https://github.com/doublewordai/dw: 24h and, dearer, 1h.
     ProviderKind("Doubleword", ("api.doubleword.ai",), windows=("1h", "24h")),
     # https://docs.fireworks.ai/guides/batch-inference: any number of requests, 24 hours; api-reference/
-    # upload-dataset-files: 150 MB in one upload. One line that it refuses fails all of a batch, so there are limits.
+    # upload-dataset-files: 150 MB in one upload. One refused line fails the whole batch, so we set limits.
     ProviderKind("Fireworks", ("api.fireworks.ai",), form="fireworks", limits=BatchLimits(50_000, 150 * _MB)),
     ANTHROPIC_KIND,
 )

@@ -1,4 +1,4 @@
-"""`OpenAIBatches`: OpenAI's Files and Batches, and those of all who copy them."""
+"""`OpenAIBatches`: OpenAI's Files and Batches, and those of all compatible providers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOCKS_DIFFER = 3600.0
 """Seconds by which the provider's clock may be behind ours."""
 _OK = 200
 MARK = "batchwright"
-"""Name of the metadata of a batch with the uuid that we gave it."""
+"""Key of a batch's metadata with the uuid that we gave it."""
 _ENDINGS: Mapping[str, Ending] = {
     "completed": "completed",
     "complete": "completed",
@@ -38,8 +38,8 @@ _NOT_COMPUTED = frozenset({"batch_expired", "batch_cancelled", "batch_canceled"}
 class OpenAIBatches(HttpBatches):
     """OpenAI's Files and Batches at one endpoint.
 
-    A batch carries its uuid in its metadata and in the name of its input file; its input file belongs to no other
-    batch, so that even where metadata are not kept, a batch is found again by it.
+    A batch has its uuid in its metadata and in the name of its input file; the input file belongs to no other batch, so
+    that the batch can be found by it even where metadata are not kept.
     """
 
     settles_in = 60.0
@@ -53,7 +53,7 @@ class OpenAIBatches(HttpBatches):
         listed = data(await self._client.get("files", purpose=self._kind.purpose, limit=_PAGE))
         name = _file_name(entry)
         for file in listed:
-            # A provider may have kept what it got of an upload that broke off.
+            # A provider may have kept a part of an interrupted upload.
             if file.get("filename") == name and file.get("bytes") in (None, entry.size):
                 return id_of(file, "a file")
         return None
@@ -74,7 +74,7 @@ class OpenAIBatches(HttpBatches):
             for batch in page:
                 if batch.mark == entry.uuid or (entry.file is not None and batch.input_file == entry.file):
                     return batch
-            # The newest come first, so what follows was created even earlier.
+            # The newest come first, so what follows was created earlier.
             if len(page) < _PAGE or page[-1].id == after or (page[-1].created_at or since) < since:
                 return None
             after = page[-1].id
@@ -191,7 +191,7 @@ class MistralBatches(OpenAIBatches):
         }
 
     async def _page(self, limit: int, after: str | None) -> list[RemoteBatch]:
-        # Pages have numbers here: `after` is the id of the last batch seen, so look on from where it stands.
+        # Pages are numbered here: `after` is the id of the last batch seen, so continue from its position.
         found: list[RemoteBatch] = []
         for page in range(100):
             answer = await self._client.get(self._batches, page=page, page_size=_PAGE)

@@ -29,8 +29,8 @@ def open_provider(
 ) -> BatchProvider:
     """Open the batch API at an address; nothing is sent yet.
 
-    `dialect` and `kind`, what the provider does differently, are by default those of its host; `window`: a completion
-    window that it must take. Raises `InputError`.
+    `dialect` and `kind`, the provider's differences, default to those of its host; `window`: a completion window that
+    it must accept. Raises `InputError`.
     """
     dialect = dialect or dialect_for(None, base_url)
     kind = kind or (ANTHROPIC_KIND if dialect.name == ANTHROPIC.name else kind_of(base_url))
@@ -49,7 +49,7 @@ def open_provider(
 
 
 def _require_window(kind: ProviderKind, window: str) -> None:
-    """Raise `InputError` unless a provider takes a completion window."""
+    """Raise `InputError` unless a provider accepts a completion window."""
     seconds = duration_seconds("batch_window", window)
     if kind.window_span is not None:
         shortest, longest = kind.window_span
@@ -60,7 +60,7 @@ def _require_window(kind: ProviderKind, window: str) -> None:
 
 
 class _Messages(Translation):
-    """Translation by the dialect that live requests have, too."""
+    """Translation by the dialect that is also used for live requests."""
 
     def request(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         return ANTHROPIC.body(endpoint, body)

@@ -1,4 +1,4 @@
-"""`Outcomes`: how lines end, for their callers, for the money that is reserved, and in the account."""
+"""`Outcomes`: ends lines for their callers, their reserved money and the account."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from batchwright.inference.batches.provider import LineResult
 class Outcomes:
     """Ends lines, each once.
 
-    A caller that leaves has cancelled the future of its line a moment before `BatchDesk.leave` is called. If the line
-    is in a batch that ends in this moment, what is reserved for it ends here; otherwise there.
+    A caller that leaves cancels the future of its line a moment before `BatchDesk.leave` is called. If the line's batch
+    ends in this moment, the line's reservation ends here; otherwise there.
     """
 
     def __init__(self, account: BatchAccount) -> None:
         self._account = account
 
     def result(self, line: HeldLine, result: LineResult) -> None:
-        """Hand out the result of a line. An error costs nothing."""
+        """Deliver the result of a line. An error costs nothing."""
         if line.future.done():
             if line.is_noted:
                 self.result_of_left(line, result)
@@ -41,7 +41,7 @@ class Outcomes:
         line.reservation.release()
 
     def lost(self, line: HeldLine, error: Exception) -> None:
-        """End a line with an error that says nothing of whether it was computed."""
+        """End a line with an error that does not show whether it was computed."""
         if not line.future.done():
             self._account.failed += 1
             line.future.set_exception(error)
@@ -50,14 +50,14 @@ class Outcomes:
         line.reservation.keep()
 
     def result_of_left(self, line: HeldLine, result: LineResult) -> None:
-        """Count the result of a line whose caller has given it up."""
+        """Count the result of a line that its caller has given up."""
         if result.answer is not None:
             line.reservation.settle(line.call.endpoint, result.answer)
         else:
             line.reservation.release()
 
     def live(self, line: HeldLine, *, may_be_paid: bool = False) -> None:
-        """Let a line go on as a live request; `may_be_paid`: its batch may have computed it, and lost the result."""
+        """Let a line become a live request; `may_be_paid`: its batch may have computed it, and lost the result."""
         if not line.future.done():
             self._account.moved += 1
             line.future.set_result("live")
@@ -69,7 +69,7 @@ class Outcomes:
             line.reservation.release()
 
     def stopped(self, line: HeldLine, error: Exception) -> None:
-        """End a line with an error that is not its own. What is reserved for one in the journal stays so."""
+        """End a line with an error that is not its own. The money for a line in the journal remains reserved."""
         if not line.future.done():
             if not line.is_noted:
                 line.reservation.release()

@@ -1,4 +1,4 @@
-"""`BatchProvider`: the batch API of a provider, as far as batchwright needs it."""
+"""`BatchProvider`: the batch API of a provider, to the extent that batchwright needs it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.endings import Ending, Problem
 
 _FEW = 3
-"""Batches up to which each is asked for by itself, without the list."""
+"""Most batches that are requested one by one, without the list."""
 _GONE = 404
 NO_SUCH_API = frozenset({404, 405, 501})
-"""Statuses with which an endpoint answers that has no batches."""
+"""Statuses with which an endpoint without batches answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RemoteBatch:
     failed: int = 0
     problems: tuple[Problem, ...] = ()
     files: tuple[str, ...] = ()
-    """What its results are fetched from."""
+    """Files from which its results are fetched."""
     created_at: float | None = None
     """Unix time."""
     ends_by: float | None = None
@@ -42,12 +42,12 @@ class RemoteBatch:
     endpoint: str | None = None
     model: str | None = None
     mark: str | None = None
-    """The uuid that batchwright gave it; None where the provider keeps none, or it is of somebody else."""
+    """The uuid that batchwright gave it; None if the provider does not keep it, or the batch is someone else's."""
     input_file: str | None = None
     accepted: bool = True
     """Whether the provider has checked its input."""
     lost: bool = False
-    """Whether results that it may have had, and are paid then, are gone with it."""
+    """Whether results that it may have had, and that would be charged, are gone with it."""
 
     @property
     def done(self) -> int:
@@ -72,41 +72,41 @@ class LineResult:
 
 
 class BatchProvider(Protocol):
-    """A provider's batch API. All methods raise `EndpointError` when they fail, and none tries again."""
+    """A provider's batch API. All methods raise `EndpointError` if they fail, and none retries."""
 
     name: str
     limits: BatchLimits
     settles_in: float
     """Seconds after a request to create a batch within which that batch is listed if it exists."""
     keeps_cancelled: bool = True
-    """Whether the results that a batch has are kept when it is cancelled."""
+    """Whether a cancelled batch keeps the results that it has."""
 
     def custom_id(self, uuid: str, name: str) -> str:
         """Return the custom id of the line `name` (letters, digits, `_`, `-`; at most 48) in the batch `uuid`."""
 
     def line_name(self, custom_id: str) -> str:
-        """Return the `name` that `custom_id` was made of."""
+        """Return the `name` from which `custom_id` was made."""
 
     def line(self, custom_id: str, endpoint: str, body: Mapping[str, Any]) -> bytes:
         """Return a line of an input file, without its newline. Raises `InvalidRequest`."""
 
     async def find_upload(self, entry: BatchEntry) -> str | None:
-        """Return the id of the uploaded input file of a batch, if it is there."""
+        """Return the id of the uploaded input file of a batch, if it exists."""
 
     async def upload(self, entry: BatchEntry, path: Path) -> str | None:
-        """Upload the input file of a batch, and return its id; None where files are sent with the batch itself."""
+        """Upload the input file of a batch, and return its id; None if files are sent with the batch itself."""
 
     async def find(self, entry: BatchEntry, known: Collection[str]) -> RemoteBatch | Literal["unclear"] | None:
         """Return the batch that an earlier request created, if it did.
 
-        `known`: ids of batches that are known to be others. "unclear": a batch that is still being computed may be it.
+        `known`: ids of batches that are known to be different. "unclear": a batch still being computed may be the one.
         """
 
     async def create(self, entry: BatchEntry, path: Path) -> RemoteBatch:
         """Create a batch of the uploaded file, or of the file at `path`."""
 
     async def look(self, ids: Collection[str]) -> dict[str, RemoteBatch]:
-        """Return these batches as they are now, with as few requests as possible; those that are gone are missing."""
+        """Return these batches as they are now, except those that are gone, with as few requests as possible."""
 
     async def newest(self, limit: int) -> Sequence[RemoteBatch]:
         """Return up to `limit` batches, the newest first."""
@@ -115,13 +115,13 @@ class BatchProvider(Protocol):
         """Return one batch."""
 
     async def cancel(self, batch_id: str) -> RemoteBatch:
-        """Cancel a batch; results that it has are kept if `keeps_cancelled`. Returns it as it is then."""
+        """Cancel a batch; the results that it has are kept if `keeps_cancelled`. Returns its state afterwards."""
 
     async def fetch(self, batch: RemoteBatch, target: Path) -> None:
-        """Write all results of an ended batch to `target`, one line each, whole or not at all."""
+        """Write all results of an ended batch to `target`, one line each, either completely or not at all."""
 
     def result(self, line: bytes) -> LineResult | None:
-        """Return the result in one line; None for a line that is none."""
+        """Return the result in one line; None if the line is not a result."""
 
     async def close(self) -> None:
         """Close its connections."""
@@ -132,9 +132,9 @@ async def look_up(
     first_page: Callable[[], Awaitable[Sequence[RemoteBatch]]],
     show: Callable[[str], Awaitable[RemoteBatch]],
 ) -> dict[str, RemoteBatch]:
-    """Return the batches `ids` that exist, from the first page of the list where they are many, else one by one.
+    """Return the batches `ids` that exist, from the first page of the list if they are many, else one by one.
 
-    Raises `EndpointError` for any failure but a 404.
+    Raises `EndpointError` for any failure except a 404.
     """
     found: dict[str, RemoteBatch] = {}
     if len(ids) > _FEW:

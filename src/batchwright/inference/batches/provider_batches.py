@@ -1,4 +1,4 @@
-"""`ProviderBatchInference`: calls computed in batches of their provider, at its price for batches."""
+"""`ProviderBatchInference`: calls computed in a provider's batches, at its price for batches."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from batchwright.wire.requests import (
 )
 
 _BYTES_OF_A_LINE = 8_000
-"""Memory of a line that waits, without its body: a task, a future and their frames."""
+"""Bytes of memory of a waiting line without its body: a task, a future and their frames."""
 _COPIES = 3
-"""Times that the text of a body is in memory, as objects."""
+"""Number of copies of a body's text in memory, as objects."""
 _SHARE_OF_MEMORY = 0.25
 _UNSENT = 2
-"""Batches that wait to be submitted, with which no more lines are wanted."""
+"""Batches waiting to be submitted at which no more lines are wanted."""
 _ASSUMED_SECONDS = 10.0
-"""Time of a live request, as long as none was made."""
+"""Assumed seconds of a live request, until one has been made."""
 
 
 class InABatch(BatchwrightError):
-    """What a line waits for that nobody needs to hold: it is in a batch at a provider."""
+    """Reason for the wait of a line that need not be held: it is in a batch at a provider."""
 
     code = "in_a_batch"
 
@@ -58,27 +58,27 @@ class BatchJob:
     """The job whose lines go into batches."""
 
     folder: Path
-    """Folder of the journal, made when it is needed."""
+    """Folder of the journal, created when it is needed."""
     is_finished: Callable[[str], bool] = lambda request_id: False
-    """Whether the line of a call with this id has its result already."""
+    """Whether the line of a call with this id already has its result."""
     forgets_failures: bool = False
-    """Whether errors that earlier runs collected do not count, since failed lines are tried again."""
+    """Whether errors that earlier runs collected do not count, since failed lines are retried."""
     lines_left: Callable[[], int] = lambda: 0
-    """Number of lines that the inference has not got yet."""
+    """Number of lines that the inference has not received yet."""
     account: BatchAccount = field(default_factory=BatchAccount)
 
 
 class ProviderBatchInference(Inference):
     """Gathers calls into batches of a provider, and answers each when its batch has ended.
 
-    Calls are known by their `request_id`: one that is in a batch of an earlier run, by the journal, waits for that one.
+    Calls are identified by their `request_id`: one that is in a batch of an earlier run, by the journal, waits for it.
 
-    - `live`: computes lines that are moved to live requests, and knows the models; it is closed with this.
-    - `dialect`: what the provider speaks, which may not have all endpoints.
+    - `live`: computes lines that become live requests, and knows the models; it is closed with this.
+    - `dialect`: the provider's dialect, which may not have all endpoints.
     - `window`: completion window of the batches, such as `24h`.
-    - `deadline`: seconds from the beginning of the job by which its lines are to be done: with `moves`, what batches
-      would finish too late becomes live requests; otherwise such lines fail.
-    - `concurrency`: live requests at once, for the forecast of how long they take.
+    - `deadline`: seconds from the beginning of the job by which its lines must be done: with `moves`, lines that
+      batches would finish too late become live requests; otherwise such lines fail.
+    - `concurrency`: concurrent live requests, for the forecast of how long they take.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ProviderBatchInference(Inference):
         times: BatchTimes | None = None,
         most_bytes: float | None = None,
     ) -> None:
-        """`most_bytes`: memory that waiting lines may take, about; by default a quarter of this machine's."""
+        """`most_bytes`: approximate memory that waiting lines may take; by default a quarter of this machine's."""
         self._provider = provider
         self._live = live
         self._dialect = dialect
@@ -138,7 +138,7 @@ class ProviderBatchInference(Inference):
             return 0
         if self._desk.live_only:
             return max(0, self._live.wants)
-        # Lines that are still to come have texts of unknown length, for which as much again is left.
+        # Lines still to come have texts of unknown length, for which the same amount is reserved.
         return max(0, int((self._most_bytes - self._bytes) / (2 * _BYTES_OF_A_LINE)))
 
     @property
@@ -147,15 +147,15 @@ class ProviderBatchInference(Inference):
         return self._desk.standing
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what was found of the limits of live requests, by model."""
+        """Return what was learned about the limits of live requests, by model."""
         return pacing_of(self._live)
 
     def send_no_more(self) -> None:
-        """Send no more live requests; what waits for a batch is noted in the journal, or goes into the next run."""
+        """Send no more live requests; lines waiting for a batch go into the journal, or into the next run."""
         send_no_more(self._live)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        """See `Inference.answer`. Cancelled, the line stays in its batch, and the next call with its id finds it."""
+        """See `Inference.answer`. A cancelled line stays in its batch, and the next call with its id finds it."""
         if self._closed:
             raise EngineClosed("the provider is not asked any more: the run has ended")
         body = self._outgoing(call)
@@ -211,7 +211,7 @@ class ProviderBatchInference(Inference):
             raise EngineClosed(str(error)) from error
 
     def _outgoing(self, call: Call) -> dict[str, Any]:
-        """Return the body as the provider gets it. Raises `BatchwrightError`."""
+        """Return the body as it is sent to the provider. Raises `BatchwrightError`."""
         require_endpoint(self._dialect, call.endpoint)
         require_sizes(call.body)
         if call.endpoint == RESPONSES_URL:
@@ -244,7 +244,7 @@ class ProviderBatchInference(Inference):
             self._live_done += 1
 
     def _live_rate(self) -> float:
-        """Lines a second that live requests compute: as they did, or as assumed while there were none."""
+        """Return the lines per second of live requests: as measured, or as assumed until there are any."""
         assumed = self._concurrency / _ASSUMED_SECONDS
         elapsed = self._clock.now() - self._live_since
         if self._live_done < self._concurrency or elapsed < _ASSUMED_SECONDS:
@@ -267,5 +267,5 @@ class ProviderBatchInference(Inference):
 
 
 def memory_for_lines() -> float:
-    """Bytes of memory that lines may take which wait for batches."""
+    """Return the bytes of memory that lines waiting for batches may take."""
     return _SHARE_OF_MEMORY * float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

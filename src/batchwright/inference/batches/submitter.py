@@ -1,4 +1,4 @@
-"""`Submitter`: brings a sealed batch to its provider exactly once, whatever fails on the way."""
+"""`Submitter`: submits a sealed batch to its provider exactly once, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEVER_CARRIED_OUT = frozenset({501})
 
 
 class Refused(Exception):
-    """The provider does not take a batch: `error` says why. `is_full`: it would if less were enqueued."""
+    """The provider does not accept a batch: `error` says why. `is_full`: it would if less were enqueued."""
 
     def __init__(self, error: EndpointError, *, is_full: bool = False) -> None:
         super().__init__(str(error))
@@ -27,10 +27,10 @@ class Refused(Exception):
 
 
 class Submitter:
-    """Uploads and creates batches. What is about to be done is in the journal before it is done.
+    """Uploads and creates batches. Each action is written to the journal before it is carried out.
 
-    A request to create a batch is never simply sent again: when it is not known whether it was carried out, the batch
-    is searched for at the provider, until it is found or the provider would list it if it existed.
+    A request to create a batch is never simply repeated: if it is not known whether it was carried out, the batch is
+    searched for at the provider, until it is found or the provider would list it if it existed.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Submitter:
         self._unix_time = unix_time
 
     async def submit(self, batch: OpenBatch, known: Collection[str]) -> RemoteBatch | None:
-        """Bring a batch to the provider, as far as that is possible now; None: it is not known yet whether it is there.
+        """Submit a batch, as far as that is possible now; None if it is not known yet whether the provider has it.
 
-        `known`: ids of the batches that are known to be others.
+        `known`: ids of the batches that are known to be different.
 
-        Raises `Refused`, `EndpointError` if it has to be tried again, and OSError.
+        Raises `Refused`, `EndpointError` if it must be retried, and OSError.
         """
         if batch.entry.stage == "creating":
             found = await self._provider.find(batch.entry, known)
@@ -54,7 +54,7 @@ class Submitter:
                 self._note(batch, stage="created", remote=found.id)
                 return found
             since = self._unix_time() - (batch.entry.attempted_at or 0.0)
-            # A clock that was set back must not make it wait for ever.
+            # A clock that was set back must not make it wait forever.
             if found == "unclear" or 0 <= since < self._settles_in:
                 return None
             self._note(batch, stage="uploaded")
@@ -99,16 +99,16 @@ class Submitter:
 
 
 def _was_not_carried_out(error: EndpointError) -> bool:
-    """Whether the provider refused a request for certain."""
+    """Whether the provider certainly refused a request."""
     refused = error.status is not None and 400 <= error.status < 500 and error.status not in _UNCLEAR_STATUSES
     return refused or error.status in _NEVER_CARRIED_OUT
 
 
 def is_final(error: EndpointError) -> bool:
-    """Whether the same request will be refused again, because of itself."""
+    """Whether the same request would be refused again, through its own fault."""
     return not error.may_pass and not concerns_all(error) and error.status is not None
 
 
 def concerns_all(error: EndpointError) -> bool:
-    """Whether no request can succeed before somebody mends something: a key, a bill."""
+    """Whether no request can succeed until someone fixes something, such as a key or a bill."""
     return error.status in (401, 403) or error.is_out_of_quota

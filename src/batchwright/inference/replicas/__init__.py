@@ -1,1 +1,1 @@
-"""Several copies of a model, each in a process of its own, behind one `Inference`."""
+"""Several copies of a model, each in its own process, behind one `Inference`."""

@@ -1,4 +1,4 @@
-"""Where replicas compute: one on each GPU, or on CPUs one on each group of cores, none of which spans NUMA nodes."""
+"""Where replicas compute: one on each GPU or, on CPUs, one on each group of cores, none of which spans NUMA nodes."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def parse_count(text: str | int) -> ReplicaCount:
 
 
 def places_for(count: ReplicaCount, device: str, tensor_parallel: int = 1) -> list[Place]:
-    """Return the places of `count` replicas on this machine, whose engines compute on `device`.
+    """Return the places for `count` replicas on this machine, whose engines compute on `device`.
 
-    Each has `tensor_parallel` GPUs; where there are none, its engine divides its cores between the ranks. Raises
-    `InputError` for more replicas than there are GPUs or cores.
+    Each has `tensor_parallel` GPUs; without GPUs, its engine divides its cores between the ranks. Raises `InputError`
+    for more replicas than there are GPUs or cores.
     """
     if device.startswith("cuda:"):
         raise InputError(f"device={device!r} with replicas: each gets a GPU of its own; set {_VISIBLE} to choose some")
@@ -77,11 +77,11 @@ def places_for(count: ReplicaCount, device: str, tensor_parallel: int = 1) -> li
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of the GPUs that torch can use, as they stand in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs that torch can use, as in CUDA_VISIBLE_DEVICES."""
     named = os.environ.get(_VISIBLE)
     if named is None and not Path("/dev/nvidiactl").exists():
         return []
-    # Whoever asks torch in this process gets an allocation on the first GPU with it.
+    # Asking torch in this process would allocate memory on the first GPU.
     try:
         done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=True)
         number = int(done.stdout)

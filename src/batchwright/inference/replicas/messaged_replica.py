@@ -1,4 +1,4 @@
-"""`MessagedReplica`: a replica behind a connection that carries messages, whatever the connection is."""
+"""`MessagedReplica`: a replica behind a connection that carries messages, of any kind."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
 PATIENCE = 300.0
 """Seconds without a sign of life, or with calls and without a step, after which a replica counts as dead."""
 GRACE = 10.0
-"""Seconds in which a replica has to end once it was asked to."""
+"""Seconds within which a replica must end after it was asked to."""
 _Item = FromReplica | ReplicaDied
 
 
 class Connection(Protocol):
-    """A connection to one process that loads the model and computes. Dead once, it stays dead."""
+    """A connection to one process that loads the model and computes. Once dead, it stays dead."""
 
     def send(self, message: ToReplica) -> None:
-        """Send a message, in the order of the calls. What a dead process is sent is lost."""
+        """Send a message, in the order of the calls. Messages to a dead process are lost."""
 
     async def receive(self) -> FromReplica:
-        """Return the next message. Raises `ConnectionError` when there will be no more."""
+        """Return the next message. Raises `ConnectionError` if there will be no more."""
 
     def kill(self) -> None:
         """Kill the process."""
 
     async def end(self) -> ReplicaDied:
-        """Wait until the process has ended, killed if it does not by itself, and return why it did."""
+        """Wait until the process has ended, kill it if it does not end by itself, and return why it ended."""
 
 
 class MessagedReplica(Replica):
-    """A replica each of whose lives has a connection of its own, made by `_connect`; killed if it shows no progress.
+    """A replica that has a new connection for each of its lives, made by `_connect`; killed if it shows no progress.
 
-    Calls are leased to one life: their numbers are never used again, and a connection is read no more once its life
-    was given up. So an answer that a life gives after that, because only the network to it was gone, is nobody's.
+    Calls are leased to one life: their numbers are never reused, and a connection is not read any more once its life
+    has been given up. So an answer sent after that, because only the network had failed, is ignored.
     """
 
     def __init__(self, *, patience: float = PATIENCE) -> None:
@@ -74,7 +74,7 @@ class MessagedReplica(Replica):
         self._waiting: dict[int, asyncio.Queue[_Item]] = {}
         self._is_up = False
         self._reason: str | None = None
-        """Reason for its death that it gave itself, or for which it was killed."""
+        """Reason for its death that it reported, or for which it was killed."""
 
     @property
     def stats(self) -> EngineStats | None:
@@ -207,7 +207,7 @@ class MessagedReplica(Replica):
             self._dead.set_result(death)
 
     def _shows_progress(self, message: FromReplica) -> bool:
-        """Return whether the engine goes on: while there are calls, a beat alone only shows that the process does."""
+        """Return whether the engine goes on: while there are calls, a beat only shows that the process lives."""
         if not isinstance(message, Beat) or not self._waiting or self._stats is None:
             return True
         stats = decoded_figures(message.figures)

@@ -1,4 +1,4 @@
-"""Messages between a process and the replicas that it started, in msgpack: over a socket each after its length."""
+"""Messages between a process and the replicas that it started, in msgpack; over a socket, each after its length."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ReplicaSpec(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     embedding_model: str | None
     classifiers: tuple[str, ...] = ()
     config: dict[str, Any]
-    """Options of the engine that are not at their default."""
+    """Options of the engine that differ from their defaults."""
     cpus: tuple[int, ...] | None = None
     """Processors that it uses; None: any."""
     threads: int | None = None
     count: int = 1
     """Number of replicas that share the memory of this machine."""
     weights: int | None = None
-    """Descriptor of memory in which replicas hold packed weights once; None: each holds its own."""
+    """Descriptor of memory in which replicas share packed weights; None: each holds its own."""
     stepped: bool = False
-    """Whether its engine computes on its event loop: that costs less, and streams nothing."""
+    """Whether its engine computes on its event loop, which costs less but cannot stream."""
     beat: float = 1.0
     """Seconds between two signs of life."""
 
@@ -50,7 +50,7 @@ class Ask(msgspec.Struct, tag=True):
     id: int
     endpoint: str
     body: bytes
-    """JSON, which has all numbers and texts that msgpack has not."""
+    """JSON, which can represent numbers and texts that msgpack cannot."""
     request_id: str
     traffic: Traffic
     timeout: float | None
@@ -84,7 +84,7 @@ class Cancel(msgspec.Struct, tag=True):
 
 
 class Look(msgspec.Struct, tag=True):
-    """A question for the work of a job."""
+    """A query for the work of a job."""
 
     id: int
     prefix: str
@@ -147,7 +147,7 @@ class Beat(msgspec.Struct, tag=True):
 
 
 class Broken(msgspec.Struct, tag=True):
-    """The last words of a replica that cannot go on."""
+    """The last message of a replica that cannot go on."""
 
     reason: str
 
@@ -172,7 +172,7 @@ def length_of(header: bytes) -> int:
 
 
 def encoded_error(error: BaseException) -> bytes:
-    """Return the bytes of an error. One that is not batchwright's own keeps its message only."""
+    """Return the bytes of an error. One that is not batchwright's own keeps only its message."""
     known = isinstance(error, BatchwrightError) and hasattr(errors, type(error).__name__)
     name, attributes = (type(error).__name__, vars(error)) if known else ("", {})
     message = str(error) if known else f"{type(error).__name__}: {error}"
@@ -192,12 +192,12 @@ def decoded_error(content: bytes) -> Exception:
 
 
 def encoded_figures(stats: EngineStats | None) -> bytes:
-    """Return the bytes of figures, which only the process reads that started this one."""
+    """Return the bytes of statistics, which only the process that started this one reads."""
     return pickle.dumps(stats)
 
 
 def decoded_figures(content: bytes) -> EngineStats | None:
-    """Return the figures of a replica that this process started."""
+    """Return the statistics of a replica that this process started."""
     figures: EngineStats | None = pickle.loads(content)
     return figures
 

@@ -31,8 +31,8 @@ async def open_replicas(
 ) -> ReplicatedInference:
     """Open replicas of the models, each a process of this machine. Takes seconds.
 
-    `stepped`: for a program that streams nothing, see `SteppedEngine`. Raises as `load_models`, and `InputError` for a
-    number of replicas that this machine has no place for.
+    `stepped`: for a program that does not stream, see `SteppedEngine`. Raises the errors of `load_models`, and
+    `InputError` for more replicas than this machine has places for.
     """
     if model is None and config.tensor_parallel > 1:
         raise InputError(
@@ -47,7 +47,7 @@ async def open_replicas(
             resolve(name, progress=progress, as_values=True)
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
-        chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own
+        chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have their own kind of integer
     if places[0].gpu is None:
         chosen["device"] = "cpu"
     spec = ReplicaSpec(

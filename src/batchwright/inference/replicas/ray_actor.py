@@ -25,11 +25,11 @@ from batchwright.inference.replicas.messages import (
 from batchwright.inference.replicas.serving import BROKEN, Serving, load, take_place
 
 _LAST_WORDS = 5.0
-"""Seconds in which the reason why an engine broke has to be fetched; its process ends then."""
+"""Seconds within which the reason why an engine broke must be fetched; then its process ends."""
 
 
 class ReplicaActor:
-    """Loads a model and answers messages. Its messages are fetched: an actor calls nobody, and keeps nothing in Ray."""
+    """Loads a model and answers messages. Its messages are fetched: an actor calls no one and stores nothing in Ray."""
 
     def __init__(self) -> None:
         self._outbox: list[bytes] = []
@@ -47,7 +47,7 @@ class ReplicaActor:
         message = decode_for_replica(spec)
         assert isinstance(message, ReplicaSpec)
         if message.threads is not None:
-            # As many as this node may have at most share its memory.
+            # Assume that the node has as many replicas as it can: they share its memory.
             most = max(1, (os.cpu_count() or 1) // message.threads)
             message = msgspec.structs.replace(message, count=min(message.count, most))
         self._loading = asyncio.create_task(self._load(message))
@@ -63,7 +63,7 @@ class ReplicaActor:
                 self._serving.obey(message)
 
     async def fetch(self) -> list[bytes]:
-        """Wait for messages of the replica, and return them; none: there will be no more."""
+        """Wait for messages of the replica, and return them; none if there will be no more."""
         self._fetching += 1
         try:
             await self._has_more.wait()
@@ -105,16 +105,16 @@ class ReplicaActor:
         self._has_more.set()
 
     def _break(self, reason: str) -> None:
-        """End this process: an actor that stayed would hold its node's GPU, and calls, for an engine that is dead."""
+        """End this process: an actor that stayed would hold its node's GPU, and calls, for a dead engine."""
         self._send(Broken(reason))
         self._end()
-        # A thread of its own: after some errors CUDA blocks whoever calls it.
+        # In its own thread: after some errors CUDA blocks every caller.
         end = threading.Timer(_LAST_WORDS, os._exit, [BROKEN])
         end.daemon = True
         end.start()
 
     async def _watch(self) -> None:
-        """End this process if nobody fetches: this node was given up, and whoever did so cannot reach it."""
+        """End this process if nothing fetches its messages: this node was given up, and is unreachable."""
         while self._fetching or time.monotonic() - self._fetched_at < PATIENCE:  # noqa: ASYNC110 - time is awaited
             await asyncio.sleep(PATIENCE / 10)
         os._exit(BROKEN)

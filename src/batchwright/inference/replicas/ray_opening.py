@@ -23,18 +23,18 @@ from batchwright.policies.suspects import MAX_CRASHES
 
 LOCAL = "local"
 JOINED = "joined the Ray cluster at"
-"""What progress begins with that names the cluster."""
+"""Beginning of the progress line that names the cluster."""
 JOIN_SECONDS = 90.0
-"""Time within which a cluster has to take this driver, where one answers at its address."""
+"""Seconds within which a cluster that answers at its address must accept this driver."""
 _ANSWER_SECONDS = 10.0
 _ADDRESS = "RAY_ADDRESS"
-"""Variable with the address that `auto` stands for, if it is set."""
+"""Variable with the address that `auto` stands for, if set."""
 _OBJECT_STORE = 100 * 2**20
-"""Bytes of the object store of a cluster that is started here: calls and answers pass through it, nothing stays."""
+"""Bytes of the object store of a cluster started here: calls and answers pass through it, nothing stays."""
 
 
 def ray_count(given: ReplicaCount | None) -> int:
-    """Return the number of replicas on a cluster. Raises `InputError` for one that is no number."""
+    """Return the number of replicas on a cluster. Raises `InputError` if it is not a number."""
     if given == "auto":
         raise InputError("replicas='auto' with ray: a cluster may grow, so name a number; those without a node wait")
     return given or 1
@@ -55,9 +55,10 @@ async def open_ray_replicas(
 ) -> ReplicatedInference:
     """Open replicas of the models, each an actor with `resources` of a node of the cluster at `address`.
 
-    `address` is one of `ray.init`: `auto` for that of this machine, `host:port`, `ray://host:port`; or `local` to start
-    one here. Waits until the first replica is up; the others join it when there are nodes for them. Models are found on
-    each node, by name or by path. Raises `InputError`, `MissingExtra`, and as `ReplicatedInference.opened_by_first`.
+    `address` is one for `ray.init`: `auto` for this machine's cluster, `host:port`, `ray://host:port`; or `local` to
+    start one here. Waits until the first replica is up; the others join it when there are nodes for them. Models are
+    found on each node, by name or by path. Raises `InputError`, `MissingExtra`, and the errors of
+    `ReplicatedInference.opened_by_first`.
     """
     try:
         import ray
@@ -69,7 +70,7 @@ async def open_ray_replicas(
     closes = not ray.is_initialized()
     if closes:
         progress("starting a Ray cluster" if address == LOCAL else f"joining the Ray cluster {address}")
-        # In a thread: it takes seconds, and in the main thread it would replace Python's handler of SIGTERM.
+        # In a thread: it takes seconds, and in the main thread it would replace Python's SIGTERM handler.
         named = await asyncio.to_thread(_join, ray, address)
         _keep_sigterm()
         if address != LOCAL:
@@ -126,7 +127,7 @@ def _spec(
 
 
 def _absolute(model: str | None) -> str | None:
-    """Return a name as it is, and a path so that it does not depend on the folder of a process."""
+    """Return a name unchanged, and a path as an absolute one."""
     return None if model is None else _absolute_name(model)
 
 
@@ -139,7 +140,7 @@ def _join(ray: Any, address: str) -> str:
     """Start or join the cluster at `address`, and return which one it is. Raises `InputError`."""
     options: dict[str, Any] = {}
     if address == LOCAL:
-        # What is started here reports nothing to anybody outside.
+        # A cluster started here reports nothing to the outside.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     named = address
@@ -163,7 +164,7 @@ def _join(ray: Any, address: str) -> str:
 
 
 def _resolved(address: str) -> str:
-    """The address of the cluster that `auto` stands for; any other as it is. Raises ConnectionError without one."""
+    """Return the address that `auto` stands for; any other unchanged. Raises ConnectionError if there is none."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if address != "auto":
@@ -184,16 +185,16 @@ def _require_answer(address: str) -> None:
 
 
 def _in_time(work: Callable[[], object], seconds: float | None) -> None:
-    """Do `work` in a thread that is left to itself after `seconds`. Raises what it raises, and TimeoutError."""
+    """Do `work` in a thread that is abandoned after `seconds`. Raises what it raises, and TimeoutError."""
     failed: list[BaseException] = []
 
     def carry_out() -> None:
         try:
             work()
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised in the waiting thread
             failed.append(error)
 
-    # A daemon: the process may end although Ray still waits in it.
+    # A daemon thread: the process may exit although Ray is still waiting in it.
     thread = threading.Thread(target=carry_out, name="batchwright-ray", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -211,7 +212,7 @@ def _let_print(is_allowed: bool) -> None:
 
 
 def _keep_sigterm() -> None:
-    """Put the handler of SIGTERM that Python knows back in the place of Ray's, which aborts the process."""
+    """Restore Python's own SIGTERM handler in place of Ray's, which aborts the process."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

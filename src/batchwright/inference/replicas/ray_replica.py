@@ -29,11 +29,11 @@ from batchwright.inference.replicas.replica import ReplicaDied
 from batchwright.version import __version__
 
 _MOST_CALLS = 100
-"""Calls of one actor at once: messages share calls, so that three are enough."""
+"""Most concurrent calls of one actor: messages share calls, so that three are enough."""
 _NO_ANSWER = (RayError, ConnectionError)
-"""Errors of calls of an actor that is dead, or that cannot be reached, which is taken for the same."""
+"""Errors of calls of an actor that is dead, or unreachable, which is treated the same."""
 _NOT_IMPORTED = "failed to import on the worker"
-"""What Ray says of an actor whose class cannot be imported."""
+"""What Ray says about an actor whose class cannot be imported."""
 _NEVER_RAN = "The actor never ran"
 _UNREACHABLE = (ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError, ConnectionError)
 
@@ -41,11 +41,11 @@ _UNREACHABLE = (ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError,
 class RayReplica(MessagedReplica):
     """An actor on whatever node has room for `resources`, which `start` waits for.
 
-    Each has a placement group of its own, of one bundle. One group of all bundles would be placed only when there is
-    room for all of them; no group at all would give the place of an actor that died to whoever else waits for one.
-    When the node of a bundle goes, Ray places that bundle on another one, and no other bundle is touched.
+    Each has its own placement group, of one bundle. One group of all bundles would be placed only when there is room
+    for all of them; without a group, the place of an actor that died would go to any other waiting actor. When the node
+    of a bundle is lost, Ray places that bundle on another one, and other bundles are not affected.
 
-    Ray itself restarts no actor and repeats no call: only who gave calls away knows what has become of them.
+    Ray itself restarts no actor and repeats no call: only the sender of calls knows what has become of them.
     """
 
     def __init__(self, spec: ReplicaSpec, resources: RayResources, *, patience: float = PATIENCE) -> None:
@@ -102,7 +102,7 @@ class RayReplica(MessagedReplica):
 
 
 class _RayConnection(Connection):
-    """The calls of one actor, by which messages go both ways."""
+    """The calls of one actor, which carry messages both ways."""
 
     def __init__(self, actor: Any) -> None:
         self.lost_group = False
@@ -143,7 +143,7 @@ class _RayConnection(Connection):
         return ReplicaDied(str(death), by_node=death.by_node or await self._has_lost_node())
 
     async def _send_all(self) -> None:
-        # One call at a time, since those of an actor with several at once may overtake each other.
+        # One call at a time, since concurrent calls of an actor may overtake each other.
         try:
             while self._outbox:
                 messages, self._outbox = self._outbox, []
@@ -173,7 +173,7 @@ class _RayConnection(Connection):
         raise ConnectionError(str(self._lost.result()))
 
     def _lose(self, death: ReplicaDied) -> None:
-        """Read this actor no more, and have it killed, in case it is only its network that is gone."""
+        """Stop reading this actor, and have it killed, in case only its network has failed."""
         if self._lost.done():
             return
         self._lost.set_result(death)
@@ -198,11 +198,11 @@ def _nodes() -> set[str]:
 
 
 def _death(error: Exception) -> ReplicaDied:
-    """Return the death of an actor of which Ray says `error`."""
+    """Return the death of an actor for which Ray reports `error`."""
     if isinstance(error, _UNREACHABLE):
-        # Ray hears of a process that died from its node: this is one whose node says nothing any more.
+        # Ray learns from the node that a process has died: here the node itself is silent.
         return ReplicaDied(f"its node cannot be reached ({type(error).__name__})", by_node=True)
-    # The last line of an actor's death says why. One that never ran was to be on a node that went.
+    # The last line of an actor's death says why. An actor that never ran was placed on a node that was lost.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("The actor is dead because")] or lines
     reason = next(reversed(reasons), type(error).__name__).split(" Some common causes")[0]

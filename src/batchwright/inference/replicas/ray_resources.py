@@ -1,4 +1,4 @@
-"""What each replica on a Ray cluster takes of its node."""
+"""The resources of its node that each replica on a Ray cluster takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.errors import InputError, shown
 _EXAMPLE = '{"num_gpus": 1}'
 _KEYS = ("num_cpus", "num_gpus", "memory", "accelerator_type", "resources")
 _ACCELERATOR_SHARE = 0.001
-"""What Ray asks of the resource by which nodes with a type of accelerator are known."""
+"""Amount that Ray requests of the resource that identifies nodes with a type of accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RayResources:
     """Bytes; 0: not counted."""
     accelerator_type: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Amounts of resources with names of the cluster's own."""
+    """Amounts of resources with custom names of the cluster."""
 
     @classmethod
     def of(cls, given: RayResources | Mapping[str, Any] | str | None) -> RayResources:
@@ -68,7 +68,7 @@ class RayResources:
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.resources}
         if self.accelerator_type is not None:
             amounts[f"accelerator_type:{self.accelerator_type}"] = _ACCELERATOR_SHARE
-        # A bundle has to ask for something.
+        # A bundle must request something.
         return {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class ReplicaDied(Exception):
     """The replica died, or was not up, before it had answered.
 
-    `by_node`: its whole machine went, which no call can have done.
+    `by_node`: its whole machine was lost, which no call can have caused.
     """
 
     def __init__(self, reason: str, *, by_node: bool = False) -> None:
@@ -25,7 +25,7 @@ class ReplicaDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What a replica says of itself when it is up."""
+    """What a replica reports about itself when it is up."""
 
     models: Sequence[str]
     endpoints: Sequence[str]
@@ -34,7 +34,7 @@ class ReplicaFacts:
     kv_tokens: int
     """Tokens in its KV cache."""
     longest: int
-    """Most tokens of an answer whose request names no limit."""
+    """Most tokens of an answer whose request sets no limit."""
 
 
 class Replica(Protocol):
@@ -42,14 +42,14 @@ class Replica(Protocol):
 
     @property
     def stats(self) -> EngineStats | None:
-        """Figures of its engine since it was started last, as it reported them last; None where there are none."""
+        """Statistics of its engine since its last start, as last reported; None if there are none."""
 
     @property
     def is_up(self) -> bool:
         """Whether calls reach it."""
 
     async def start(self, progress: Callable[[str], None]) -> ReplicaFacts:
-        """Load the model; again, after it died. `progress` is called with a line of text at each step.
+        """Load the model, also again after a death. `progress` is called with a line of text at each step.
 
         Raises the error of loading, and `ReplicaDied`.
         """
@@ -67,4 +67,4 @@ class Replica(Protocol):
         """Return the work of a job, see `KnowsWork`. Raises `ReplicaDied`."""
 
     async def close(self) -> None:
-        """End it; it has reported its last figures then."""
+        """End it; by then it has reported its last statistics."""

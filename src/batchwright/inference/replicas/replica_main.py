@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Load the model that the first message names, and answer calls until told to end, or the other side is gone."""
-    # Ctrl-C is for the process that started this one, which ends it when it is time.
+    """Load the model that the first message names, and answer calls until ordered to end, or the other side is gone."""
+    # Ctrl-C is meant for the process that started this one, which ends it at the right time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     spec = decode_for_replica(_receive(connection, length_of(_receive(connection, HEADER_BYTES))))
@@ -71,7 +71,7 @@ async def _serve(
             header = await reader.readexactly(HEADER_BYTES)
             message = decode_for_replica(await reader.readexactly(length_of(header)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            os._exit(0)  # nobody wants an answer any more
+            os._exit(0)  # no one waits for an answer any more
         if isinstance(message, Close):
             break
         serving.obey(message)
@@ -81,7 +81,7 @@ async def _serve(
 
 
 def _break(writer: asyncio.StreamWriter, reason: str) -> None:
-    """End this process, at once."""
+    """End this process immediately."""
     with contextlib.suppress(OSError):
         found = writer.get_extra_info("socket")
         os.set_blocking(found.fileno(), True)

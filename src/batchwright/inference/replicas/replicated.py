@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WANTED = 2
-"""Lines to hold for each place, so that no place stays empty while the next lines are fetched."""
+"""Lines to hold per place, so that no place is empty while the next lines are fetched."""
 _TICK = 1.0
-"""Seconds between looks at what was measured, and at lines that wait."""
+"""Seconds between checks of measurements and of waiting lines."""
 _MOST_NODES = 10
-"""Machines that may go while they compute a call before it is suspected of that."""
+"""Machines that may be lost while computing a call before the call is suspected."""
 _LEAST_MEASURED = 1000
-"""Tokens of prompts, and of answers, from which on their seconds are measured."""
+"""Fewest tokens of prompts, and of answers, for a measurement of their seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ class _Member:
     restarts: Restarts = field(default_factory=Restarts)
     is_up: bool = False
     status: str = ""
-    """What it reported last of its start, or the reason why it could not be started."""
+    """Its last report about its start, or the reason why it could not be started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,22 +67,22 @@ class _Entry:
 
     call: Call
     until: float | None
-    """Time of the event loop after which its answer is of no use."""
+    """Event loop time after which its answer is useless."""
     sequences: int
     place: asyncio.Future[_Member]
     """The replica that computes it, once that is decided; another one after that replica died."""
     has_reached: bool = False
-    """Whether that replica was up when it was given the call, which it may have died of."""
+    """Whether that replica was up when it was given the call, which may have caused its death."""
     has_begun: bool = False
     """Whether a part of its answer was passed on."""
     nodes_lost: int = 0
-    """How many machines went while they computed it."""
+    """Number of machines that were lost while they computed it."""
 
 
 class ReplicatedInference(Route):
-    """Gives each call to one of `replicas`, by `Router`; calls of one that died are given to others.
+    """Gives each call to one of `replicas`, chosen by `Router`; calls of a replica that died are given to others.
 
-    A replica that dies is started again, after a pause, longer each time as long as it answers nothing. Made by
+    A replica that dies is restarted after a pause, which grows each time until it answers something. Created by
     `opened` or `opened_by_first`.
     """
 
@@ -103,13 +103,13 @@ class ReplicatedInference(Route):
         self._keys = count()
         self._held = InFlight()
         self._gone: list[EngineStats] = []
-        """Figures of processes that have ended, merged into one."""
+        """Statistics of processes that have ended, merged into one."""
         self._why_down = "none was started"
         self._is_closed = False
         self._progress = progress
         self._first_up: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._first_deaths = 0
-        """Deaths of replicas before one was up."""
+        """Deaths of replicas before any was up."""
         for member in self._members:
             if member.facts is not None:
                 self._join(member, member.facts)
@@ -126,13 +126,13 @@ class ReplicatedInference(Route):
         clock: Clock | None = None,
         closed: Callable[[], Awaitable[None]] | None = None,
     ) -> ReplicatedInference:
-        """Start `replicas` and return the inference of them, which closes them.
+        """Start `replicas` and return an inference that uses and closes them.
 
-        `most_deaths`: deaths of replicas while they computed a call after which it fails. `closed` is called when all
-        are closed. Raises what loading the model raises, and `EngineClosed` if a replica dies of it.
+        `most_deaths`: a call fails after this many deaths of replicas that were computing it. `closed` is called when
+        all are closed. Raises what loading the model raises, and `EngineClosed` if a replica dies while loading.
         """
         try:
-            # The first one compiles and converts what is not in the cache yet.
+            # The first replica compiles and converts what is not in the cache yet.
             facts = [await replicas[0].start(progress)]
             progress(f"starting {len(replicas)} replicas")
             facts += await asyncio.gather(*(each.start(lambda text: None) for each in replicas[1:]))
@@ -156,10 +156,10 @@ class ReplicatedInference(Route):
         clock: Clock | None = None,
         closed: Callable[[], Awaitable[None]] | None = None,
     ) -> ReplicatedInference:
-        """Start `replicas` and return the inference of them as soon as one is up; the others join it when they are.
+        """Start `replicas` and return an inference as soon as one is up; the others join when they are up.
 
         For replicas that may have to wait for a machine. `closed` is called when all are closed. Raises what loading
-        the model raises, and `EngineClosed` if `most_deaths` replicas die of it before one is up.
+        the model raises, and `EngineClosed` if `most_deaths` replicas die while loading before one is up.
         """
         members = [_Member(number, each) for number, each in enumerate(replicas)]
         inference = cls(members, most_deaths, clock or MonotonicClock(), progress, closed)
@@ -184,13 +184,13 @@ class ReplicatedInference(Route):
 
     @property
     def room(self) -> int:
-        # As with an engine in this process, online requests leave batches at least one line for each place.
+        # As with an engine in this process, online requests leave batches at least one line per place.
         places = sum(member.facts.places for member in self._members if member.is_up and member.facts is not None)
         return max(_WANTED * places - self._held.total(), places - self._held["batch"])
 
     @property
     def why_not_ready(self) -> str | None:
-        """Reason why no replica can compute a call now; None when one can."""
+        """Reason why no replica can compute a call now; None if one can."""
         return None if any(member.is_up for member in self._members) else f"no replica is up: {self._why_down}"
 
     @property
@@ -202,7 +202,7 @@ class ReplicatedInference(Route):
 
     @property
     def engine_stats(self) -> EngineStats | None:
-        """Figures of all engines since the first start, those of processes that have ended included."""
+        """Statistics of all engines since the first start, including those of processes that have ended."""
         reported = [stats for member in self._members if member.is_up and (stats := member.replica.stats)]
         if not reported and not self._gone:
             return None
@@ -310,13 +310,13 @@ class ReplicatedInference(Route):
         )
 
     async def _placed(self, entry: _Entry) -> _Member:
-        """Wait until a replica has a place for the call, and return it."""
+        """Wait until a replica has a place for the call, and return the replica."""
         try:
             async with asyncio.timeout_at(entry.until):
                 while True:
                     place = entry.place
                     member = await asyncio.shield(place)
-                    if place is entry.place:  # else that replica has died since
+                    if place is entry.place:  # otherwise that replica has died since
                         return member
         except TimeoutError:
             raise DeadlineExceeded("the time for this request was over before a replica had a place for it") from None
@@ -352,7 +352,7 @@ class ReplicatedInference(Route):
             self._first_up.set_result(facts)
 
     def _lose(self, member: _Member, death: ReplicaDied) -> None:
-        """Take out a replica that died; does nothing if that was done. Its calls are given to others, or fail."""
+        """Take out a replica that died, unless that was done already. Its calls are given to others, or fail."""
         if not member.is_up or self._is_closed:
             return
         reason = str(death)
@@ -366,7 +366,7 @@ class ReplicatedInference(Route):
             if entry.has_begun:
                 self._router.withdraw(key)
                 continue
-            # A machine that goes is nobody's fault, unless that happens to one call again and again.
+            # The loss of a machine is no one's fault, unless it happens to one call again and again.
             is_innocent = death.by_node and entry.nodes_lost < _MOST_NODES
             entry.nodes_lost += death.by_node
             if is_innocent or not entry.has_reached:
@@ -411,7 +411,7 @@ class ReplicatedInference(Route):
             self._progress(text)
 
     def _ends_opening(self, error: Exception) -> bool:
-        """Return whether no replica will be up at all: after an error of loading, and after too many deaths."""
+        """Return whether no replica will ever be up: after an error of loading, or too many deaths."""
         if self._first_up.done():
             return False
         if isinstance(error, ReplicaDied):
@@ -448,4 +448,4 @@ def _fail(entry: _Entry, error: Exception) -> None:
     if entry.place.done():
         return
     entry.place.set_exception(error)
-    entry.place.exception()  # it may be that nobody waits for it any more
+    entry.place.exception()  # perhaps no one waits for it any more

@@ -1,4 +1,4 @@
-"""What a replica does, wherever it runs: it loads the model and answers the messages that reach it."""
+"""The work of a replica, wherever it runs: it loads the model and answers messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KV_SHARE, _KV_MOST = 0.5, 4 * 2**30
 
 
 def take_place(spec: ReplicaSpec) -> None:
-    """Stay on the processors of this replica. Before torch is imported, which counts them."""
+    """Pin this process to the replica's processors, before torch is imported, which counts them."""
     if spec.cpus is not None:
         os.sched_setaffinity(0, spec.cpus)
     if spec.threads is not None:
@@ -54,7 +54,7 @@ def take_place(spec: ReplicaSpec) -> None:
 
 
 def load(spec: ReplicaSpec, progress: Callable[[str], None]) -> tuple[Engine | None, RoutedInference]:
-    """Load the models of a replica. Takes seconds; raises what `load_models` raises."""
+    """Load the models of a replica. Takes seconds; raises the errors of `load_models`."""
     from batchwright.engine_config import EngineConfig
     from batchwright.inference.loading import load_classifiers, load_models, local_inference, system_fingerprint
 
@@ -84,7 +84,7 @@ class Serving:
     """The calls of one replica, made on the event loop on which they are computed.
 
     `send` sends a message to the process that made the calls. `give_up` is called with the reason when the engine
-    cannot go on: it ends this process, so that another one can.
+    cannot go on: it ends this process, so that another one can take over.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Serving:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all calls, close the engine and send its last figures."""
+        """Cancel all calls, close the engine and send its last statistics."""
         self._beats.cancel()
         for task in self._calls.values():
             task.cancel()
