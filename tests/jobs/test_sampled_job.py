@@ -31,7 +31,7 @@ def told(length: int, error: float) -> PlannedTime:
     ]
     prompts = sum(each.requests[0].prompt_tokens for each in lines)
     lengths = AnswerLengths([0] * length + [1000], [0], (), {LIMIT: LINES}, prior=0.0)
-    likely = LikelyLengths(lengths, error, "same job", 1)
+    likely = LikelyLengths(lengths, (error, error), "same job", 1)
     return SampledJob(fleet, lines, LINES, 0.0).time(likely, prompts)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchwright.errors import BatchwrightError, EngineClosed
 from batchwright.inference.inference import Call, Inference, work_of
@@ -27,11 +28,17 @@ _LINES = 32
 """Most lines that are answered: few enough to take only seconds."""
 _LEAST_ENDED = 4
 """Answers that must have ended before anything is said about the others."""
+_SHORTEST = 0.1
+"""Share of answers that may be shorter than what nearly all exceed."""
 _LEAST_ALIKE = 8
 """Number of answers with the same limit from which they are considered separately."""
 _NORMAL_QUANTILE = 1.645
 """Standard deviations within which a normal variable lies in nine cases of ten."""
 _DRAWS = 500
+_UNSEEN_WEIGHT = 0.5
+"""Weight of answers of a kind that was not seen, as a number of answers (Jeffreys' prior)."""
+_UNSEEN_LENGTH = 8
+"""How many times as long as the longest seen they may be: a model that repeats itself goes on to the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,24 @@ class ProbedAnswers:
         if rest := {limit: count for limit, count in limits.items() if limit not in apart}:
             groups.append(_Group.of(self.answers, rest))
         by_limit = {limit: group.lengths for group in groups for limit in group.limits}
-        return LikelyLengths(groups[-1].lengths, self._error(groups), "probe", len(self.answers), by_limit)
+        below, above = self._predicted(groups)
+        error = self._error(groups)
+        errors = max(error, below), max(error, above)
+        return LikelyLengths(groups[-1].lengths, errors, "probe", len(self.answers), by_limit)
+
+    @property
+    def exceeded(self) -> int:
+        """Tokens that nearly all answers exceed, 0 if they are too few to show it; for when too few have ended."""
+        if len(self.answers) < _LEAST_ALIKE:
+            return 0
+        return max(0, int(np.quantile([each.tokens for each in self.answers], _SHORTEST)) - 1)
+
+    def _predicted(self, groups: Sequence[_Group]) -> tuple[float, float]:
+        """Logarithms of how far below and above its expectation all answers together are in nine cases of ten."""
+        random = np.random.default_rng(0)
+        total = sum(group.totals(random, repeats=self.are_repeatable) for group in groups)
+        low, high = np.quantile(total, (0.05, 0.95)) / sum(group.tokens for group in groups)
+        return -math.log(low), math.log(high)
 
     def _error(self, groups: Sequence[_Group]) -> float:
         """Half the width of the interval of nine in ten around the logarithm of the mean.
@@ -103,6 +127,10 @@ class _Group:
     """Numbers of lines of the job by their limits."""
     ended: int
     """Answers to such lines that have ended, by which their lengths are known; at least 1."""
+    own: Sequence[ProbedAnswer]
+    """Answers to such lines."""
+    known: Sequence[ProbedAnswer]
+    """Those answers, or all if too few of these ended, by which their lengths are known."""
 
     @classmethod
     def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int]) -> _Group:
@@ -110,12 +138,14 @@ class _Group:
         alike = [each for each in answers if each.line.limit in limits]
         known = sum(each.has_ended for each in alike)
         ended, cut, running = Counter[int](), Counter[int](), []
-        for each in alike if known >= _LEAST_ENDED else answers:
+        used = alike if known >= _LEAST_ENDED else answers
+        for each in used:
             if not each.has_ended:
                 running.append((each.tokens, each.line.limit))
             else:
                 (cut if each.tokens >= each.line.limit else ended)[each.tokens] += 1
-        return cls(AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0), limits, max(1, known))
+        lengths = AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0)
+        return cls(lengths, limits, max(1, known), alike, used)
 
     @property
     def lines(self) -> int:
@@ -134,6 +164,38 @@ class _Group:
         mean = sum(float(each.mean()) * count for each, count in of_limits) / self.lines
         square = sum(float((each**2).mean()) * count for each, count in of_limits) / self.lines
         return math.sqrt(max(0.0, square - mean**2)) / mean
+
+    def totals(self, random: np.random.Generator, *, repeats: bool) -> NDArray[np.float64]:
+        """Tokens of all its answers in `_DRAWS` equally likely cases, with answers of a kind that was not seen.
+
+        The shares of the lengths are drawn by the Bayesian bootstrap (Rubin, 1981). `repeats`: whether the job gets the
+        answers of the probe again.
+        """
+        seen = np.array([self._whole(each, random) for each in self.known]).T
+        unseen = np.full((_DRAWS, 1), _UNSEEN_LENGTH * max(each.tokens for each in self.known))
+        lengths = np.concatenate([seen, unseen], axis=1)
+        weights = np.concatenate(
+            [random.standard_exponential(seen.shape), random.gamma(_UNSEEN_WEIGHT, size=(_DRAWS, 1))], axis=1
+        )
+        weights /= weights.sum(axis=1, keepdims=True)
+        fixed = [self._whole(each, random) for each in self.own] if repeats else []
+        answered = Counter(each.line.limit for each in self.own) if repeats else Counter[int]()
+        total = np.sum(fixed, axis=0) if fixed else np.zeros(_DRAWS)
+        for limit, lines in self.limits.items():
+            left = max(0, lines - answered[limit])
+            allowed = np.minimum(lengths, limit)
+            mean = (weights * allowed).sum(axis=1)
+            variance = np.maximum(0.0, (weights * allowed**2).sum(axis=1) - mean**2)
+            total += np.maximum(left, left * mean + np.sqrt(left * variance) * random.standard_normal(_DRAWS))
+        return total
+
+    def _whole(self, answer: ProbedAnswer, random: np.random.Generator) -> NDArray[np.float64]:
+        """Tokens of an answer in `_DRAWS` cases; one that was cut off goes on as others have."""
+        if answer.has_ended and answer.tokens < answer.line.limit:
+            return np.full(_DRAWS, float(answer.tokens))
+        limit = answer.line.limit if answer in self.own else max(self.limits)
+        goes_on: NDArray[np.float64] = self.lengths.drawn_each(random.random(_DRAWS), answer.tokens).astype(float)
+        return np.minimum(goes_on, limit)
 
 
 def chosen_lines(lines: Sequence[SampledLine]) -> list[SampledLine]:

@@ -109,14 +109,16 @@ class LikelyLengths:
     """What earlier runs, or answers to some lines of a job, say about the lengths of answers to come."""
 
     lengths: AnswerLengths
-    error: float
-    """Logarithm of the factor within which the true mean lies in nine cases of ten."""
+    errors: tuple[float, float]
+    """Logarithms of the factors by which the true mean is smaller or larger at most, in nine cases of ten."""
     source: LengthSource
     """What the runs have in common with the job; `probe`: it is not known from runs, but from answers to some lines."""
     runs: int
     """Number of those runs, or of those lines."""
     by_limit: Mapping[int, AnswerLengths] = field(default_factory=dict)
     """Lengths of answers for each limit whose answers differ from all others."""
+    beyond: int = 0
+    """Tokens that answers of the job are known to exceed."""
 
     @property
     def is_of_others(self) -> bool:
@@ -128,7 +130,7 @@ class LikelyLengths:
 
         `factor`: how many times as long as those all answers are.
         """
-        return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile))))
+        return max(1, min(limit, round(factor * self.by_limit.get(limit, self.lengths).drawn(quantile, self.beyond))))
 
 
 def likely_lengths(
@@ -152,9 +154,8 @@ def likely_lengths(
             for number, mean in enumerate(means)
             if len(means) > 1
         ]
-        return LikelyLengths(
-            _together(those, limits), covering_error(errors, _FIRST_ERRORS[source]), source, len(those)
-        )
+        error = covering_error(errors, _FIRST_ERRORS[source])
+        return LikelyLengths(_together(those, limits), (error, error), source, len(those))
     return None
 
 

@@ -199,6 +199,8 @@ class JobPlan:
         pace = 1.0
         if probed is not None:
             job = job.with_costs(find_costs(model, self.choice.config) or kept)
+            if likely is not None:
+                likely = replace(likely, beyond=probed.exceeded)
             likely = probed.likely(job.limits) or likely
             pace = job.pace([(each.line, each.tokens) for each in probed.answers], probed.seconds)
         return job.time(likely, max(0, found.prompt_tokens - shared), pace=pace, planned=self.planned)

@@ -147,9 +147,9 @@ class SampledJob:
         if is_open:
             # Both ends are simulated with the same number of lines, and scaled like the middle with that many lines.
             scale = predicted / (predicted if stepped == all_stepped else seconds(middle, stepped))
-            least = min(predicted, scale * seconds(drawn(-math.inf if likely is None else -likely.error), stepped))
+            least = min(predicted, scale * seconds(drawn(-math.inf if likely is None else -likely.errors[0]), stepped))
             if likely is not None:
-                most = max(predicted, scale * seconds(drawn(likely.error), stepped))
+                most = max(predicted, scale * seconds(drawn(likely.errors[1]), stepped))
         else:
             likely = None
         return PlannedTime(

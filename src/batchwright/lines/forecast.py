@@ -78,9 +78,18 @@ class AnswerLengths:
         """Return the expected tokens of an answer that has not begun and may have `limit` tokens."""
         return float(self._sums[min(limit, len(self._sums) - 1)])
 
-    def drawn(self, luck: float) -> int:
-        """Return the tokens that a share `luck` of answers without a limit exceeds, and no larger share does."""
-        return len(self._survival) - int(np.searchsorted(self._survival[::-1], luck, side="right"))
+    def drawn(self, luck: float, beyond: int = 0) -> int:
+        """Return the tokens that a share `luck` of answers without a limit exceeds, and no larger share does.
+
+        `beyond`: only answers with more tokens than this count.
+        """
+        return int(self.drawn_each(np.array([luck]), beyond)[0])
+
+    def drawn_each(self, luck: _Array, beyond: int = 0) -> _Counts:
+        """Return `drawn` for each of several shares."""
+        share = luck * self._survival[min(beyond, len(self._survival) - 1)]
+        exceeded: _Counts = np.searchsorted(self._survival[::-1], share, side="right")
+        return len(self._survival) - exceeded
 
     @property
     def left(self) -> float:
