@@ -1,4 +1,4 @@
-"""JSON Schemas as the compiler of grammars has to be given them: what they say is kept to, or they are refused."""
+"""JSON Schemas in the form that the grammar compiler needs: everything they say is enforced, or they are refused."""
 
 from batchwright.schemas.keeping import UnkeptSchema, kept, says_nothing
 

@@ -1,15 +1,15 @@
-"""What validators ask of the formats of texts beside their forms, as patterns in Rust's syntax."""
+"""Patterns, in Rust's syntax, for what validators require of string formats beyond their form."""
 
 from __future__ import annotations
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = f"^(?:{_YEAR}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-"""Days that there are: no 29th of February of other years, and no year 0."""
+"""Days that exist: 29 February only in leap years, and no year 0."""
 _NO_LEAP_SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
-"""A 60th second is one only where and when it was declared."""
+"""Second 60 is valid only where and when a leap second was declared."""
 _LABEL = "(?:[^.]{1,3}|[^.]{2}(?:[^.-]|[^.][^.-])[^.]{0,59})"
-"""A label of a name, not longer than it may be, without the -- of encoded ones in its third place."""
+"""A label of a name, of allowed length, without the -- at the third place that marks encoded labels."""
 _NAME = rf"{_LABEL}(?:\.{_LABEL})*$"
 
 NARROWER: dict[str, tuple[str, ...]] = {
@@ -19,4 +19,4 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "email": (rf"^[^@]{{1,64}}@(?:\[|{_NAME})", "^.{3,254}$"),
     "hostname": (f"^{_NAME}", "^.{1,253}$"),
 }
-"""Patterns that a text of a format matches, too."""
+"""Patterns that a text must match in addition to its format, by format."""

@@ -1,7 +1,7 @@
-"""Schemas rewritten so that llguidance keeps what it would otherwise silently relax, or refused where it cannot.
+"""Rewriting of schemas so that llguidance enforces what it would silently relax; what it cannot enforce is refused.
 
-llguidance refuses the keywords that it does not know. What is here is about those that it knows and takes otherwise
-than validators do: each rule names its reason.
+llguidance refuses the keywords that it does not know. The rules here are for keywords that it knows but interprets
+differently from validators; each rule states its reason.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from batchwright.schemas.patterns import in_rust
 _Part: TypeAlias = dict[str, Any]
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords with schemas by names of anyone's choice."""
+"""Keywords whose values map names of the author's choice to schemas."""
 _DATA = ("const", "enum", "default", "examples", "example", "required", "type", "dependentRequired")
-"""Keywords whose values are no schemas, whatever they look like."""
+"""Keywords whose values are not schemas, whatever they look like."""
 _FOLLOWERS = {
     "items": "additionalItems",
     "patternProperties": "additionalProperties",
     "minimum": "exclusiveMinimum",
     "maximum": "exclusiveMaximum",
 }
-"""Keywords that mean something only with another one, by that one."""
+"""Keywords that have a meaning only beside another one, keyed by that one."""
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
-"""The draft of a schema that does not say one."""
+"""The draft of a schema that names none."""
 _OLD_DRAFTS = re.compile(r"json-schema\.org/draft-0[0-3]/")
 _DRAFTS_OF_CONTENT = re.compile(r"json-schema\.org/draft-0[67]/")
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
 _MOST_OF_MULTIPLES = 10**12
-"""Bound of multiples of a fraction that have none: with it a double distinguishes them from their neighbours."""
+"""Bound for unbounded multiples of a fraction: within it, a double distinguishes them from their neighbours."""
 _FARTHEST = 10**18
-"""Bound of numbers whose bounds are farther from zero."""
+"""Bound that replaces bounds farther from zero."""
 _SHORT_ESCAPES = "\b\t\n\f\r"
 
 
 class UnkeptSchema(ValueError):
-    """Part of a schema that cannot be kept to, with its keyword."""
+    """A part of a schema that cannot be enforced, with its keyword."""
 
     def __init__(self, where: str, keyword: str, reason: str) -> None:
         super().__init__(f"{where} is not supported: {keyword}: {reason}")
@@ -59,7 +59,7 @@ class _Whole:
         self.schema = schema
         self.draft = draft
         self.may_narrow = may_narrow
-        """Whether a `oneOf` may be replaced by less than it is."""
+        """Whether a `oneOf` may be replaced by something narrower."""
         self.is_narrowed = False
         self.has_one_of = self.has_one_of_left = False
         self.other_draft_at: str | None = None
@@ -75,7 +75,7 @@ class _Whole:
         self._waiting: list[tuple[str, str, Mapping[str, Any]]] = []
 
     def narrowed(self, reference: str, keywords: Mapping[str, Any]) -> str:
-        """Return a reference to a definition that is what `reference` points to, narrowed."""
+        """Return a reference to a narrowed definition of what `reference` points to."""
         key = reference, json.dumps(keywords)
         if key not in self._names:
             self._names[key] = _name(next(self._numbers))
@@ -99,7 +99,7 @@ def _name(number: int) -> str:
 def _references(schema: Mapping[str, Any]) -> tuple[list[str], bool]:
     """Return all references in a schema, and whether a part of it has an id, to which they may be relative.
 
-    Names of properties are no keywords, and neither is what looks like one in constants.
+    Names of properties are not keywords, nor is anything in constants that looks like one.
     """
     references, has_ids = list[str](), False
     waiting: list[tuple[Any, bool]] = [(schema, False)]
@@ -118,7 +118,7 @@ def _references(schema: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 
 def kept(schema: Mapping[str, Any]) -> _Part:
-    """Return a schema for llguidance of which each answer satisfies `schema`. Raises `UnkeptSchema`."""
+    """Return a schema for llguidance whose every answer satisfies `schema`. Raises `UnkeptSchema`."""
     written = schema.get("$schema")
     named = written.rstrip("#") if isinstance(written, str) else ""
     if _OLD_DRAFTS.search(named):
@@ -128,12 +128,12 @@ def kept(schema: Mapping[str, Any]) -> _Part:
     whole = _Whole(given, named, may_narrow=True)
     found = _whole_kept(whole)
     if whole.is_narrowed and whole.has_one_of_left:
-        # Less in one of the schemas of a `oneOf` may be more for the others. So it would be within `not` and `if`, but
-        # those are refused.
+        # Narrowing one of the schemas of a `oneOf` can widen the `oneOf` as a whole. The same holds within `not` and
+        # `if`, but those are refused.
         whole = _Whole(given, named, may_narrow=False)
         found = _whole_kept(whole)
     if whole.other_draft_at is not None and whole.has_one_of:
-        # What means more in one draft than in another may be less for a schema beside it.
+        # What allows more in one draft than in another may leave less to the schemas beside it.
         raise UnkeptSchema(
             whole.other_draft_at, "$schema", "another one than that of the whole schema, which has a oneOf"
         )
@@ -180,7 +180,7 @@ def _chosen(part: Mapping[str, Any], whole: _Whole) -> list[Option] | None:
 
 
 def _rewritten_within(where: str, part: Mapping[str, Any], whole: _Whole) -> _Part:
-    """Return a part whose schemas are rewritten, `oneOf` replaced by `anyOf` where that says the same or less."""
+    """Return a part with its schemas rewritten, and `oneOf` replaced by `anyOf` where that allows the same or less."""
     chosen = _chosen(part, whole) if "oneOf" in part else None
     changed = {
         key: _below(f"{where}/{_pointer(key)}", key, value, whole)
@@ -198,7 +198,7 @@ def _rewritten_within(where: str, part: Mapping[str, Any], whole: _Whole) -> _Pa
 
 
 def _below(where: str, key: str, value: Any, whole: _Whole) -> Any:
-    """Return the value of a keyword, rewritten as far as there may be schemas in it: `$ref` may point to any place."""
+    """Return the value of a keyword, rewritten wherever it may have schemas, since `$ref` may point anywhere."""
     if key in _DATA:
         return value
     if isinstance(value, Mapping):
@@ -223,20 +223,20 @@ def _kept_option(where: str, option: Option, whole: _Whole) -> Any:
         return _kept(where, option.schema, whole)
     if "$ref" not in option.schema:
         return _kept(where, narrowed(option.schema, option.keywords), whole)
-    # In a definition of its own: it may refer to itself, and llguidance takes nothing beside such a reference.
+    # It gets its own definition: it may refer to itself, and llguidance accepts nothing beside such a reference.
     return {**_kept(where, option.schema, whole), "$ref": whole.narrowed(option.schema["$ref"], option.keywords)}
 
 
 def _require_draft(where: str, part: _Part, draft: str) -> None:
-    # Some validators take a part's own draft for its keywords. The latest draft has those of all others, and keeping to
-    # more of them than are asked for is no harm; with an id, references would mean something else, too.
+    # Some validators read a part's keywords by its own draft. The latest draft has those of all others, and enforcing
+    # more of them than required does no harm; with an id, references would also mean something else.
     own = part.get("$schema")
     if where != "#" and isinstance(own, str):
         is_harmless = draft in ("", _LATEST) and "id" not in part and "$id" not in part
         if own.rstrip("#") != (draft or _LATEST) and (not is_harmless or _OLD_DRAFTS.search(own)):
             raise UnkeptSchema(where, "$schema", "another one than that of the whole schema")
         del part["$schema"]
-    # In these drafts validators decode the text; later ones take both keywords for annotations.
+    # In these drafts, validators decode the text; later drafts treat both keywords as annotations.
     if _DRAFTS_OF_CONTENT.search(draft):
         for keyword in ("contentEncoding", "contentMediaType"):
             if isinstance(part.get(keyword), str):
@@ -244,7 +244,7 @@ def _require_draft(where: str, part: _Part, draft: str) -> None:
 
 
 def _require_distinct(where: str, part: _Part) -> None:
-    # Names that are not listed may come twice, which makes one property.
+    # Names that are not listed may be repeated, and repetitions count as one property.
     least, required = part.get("minProperties"), part.get("required")
     if isinstance(least, (int, float)):
         names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
@@ -255,7 +255,7 @@ def _require_distinct(where: str, part: _Part) -> None:
 
 
 def says_nothing(keyword: str, part: Mapping[str, Any]) -> bool:
-    """Whether a keyword that llguidance would refuse, or misread, allows anything."""
+    """Return whether a keyword that llguidance would refuse or misread restricts nothing."""
     value = part[keyword]
     match keyword:
         case "additionalItems":
@@ -271,7 +271,7 @@ def says_nothing(keyword: str, part: Mapping[str, Any]) -> bool:
         case "then" | "else":
             return "if" not in part
         case "default" | "discriminator":
-            return True  # beside a reference, they would keep it from being circular
+            return True  # beside a reference, they would prevent it from being circular
         case "$dynamicAnchor" | "$recursiveAnchor":
             return True  # what refers to it is refused
         case "if":
@@ -280,7 +280,7 @@ def says_nothing(keyword: str, part: Mapping[str, Any]) -> bool:
 
 
 def _unwritable(value: Any) -> str | None:
-    """Return why a constant would be written as another one, or never."""
+    """Return why a constant would be written differently, or not at all."""
     for each in _leaves(value):
         if isinstance(each, str) and any(letter < " " and letter not in _SHORT_ESCAPES for letter in each):
             return "a text with a control character"
@@ -298,7 +298,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_wide(number: float) -> bool:
-    """Whether a number is an integer that llguidance, which counts in 64 bits, writes as another one."""
+    """Return whether a number is an integer that llguidance, which uses 64 bits, writes as another one."""
     return _double(number).is_integer() and not -(2**63) <= number < 2**63
 
 
@@ -308,18 +308,18 @@ _BEYOND: Mapping[str, Callable[[float], bool]] = {
     "maximum": lambda bound: bound < -(2**63),
     "exclusiveMaximum": lambda bound: bound <= -(2**63),
 }
-"""Whether no integer of 64 bits is within a bound, by its keyword."""
+"""Tests, by the keyword of a bound, of whether no 64-bit integer is within it."""
 
 
 def _require_integers(where: str, part: _Part) -> None:
-    # The nearest integer that there is would be written.
+    # The nearest 64-bit integer would be written.
     for keyword, is_beyond in _BEYOND.items():
         if _is_number(bound := part.get(keyword)) and is_beyond(bound):
             raise UnkeptSchema(where, keyword, f"{bound} is beyond the integers of 64 bits")
 
 
 def _bring_near(part: _Part) -> None:
-    # Farther bounds, such as those of 64 bits, are refused by llguidance. Answers within nearer ones are within both.
+    # llguidance refuses farther bounds, such as those of 64 bits. Answers within nearer ones are within both.
     lows, highs = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
     for names, opposite, sign in ((lows, highs, -1), (highs, lows, 1)):
         if any(_is_number(bound := part.get(name)) and sign * bound >= _FARTHEST for name in opposite):
@@ -330,12 +330,12 @@ def _bring_near(part: _Part) -> None:
 
 
 def _shut_out_ends(where: str, part: _Part) -> None:
-    # An end that is an integer would be let in where no other integer is between it and the other end.
+    # An excluded end that is an integer would be allowed if no other integer is between it and the other end.
     low, high = _exclusive(part, "minimum"), _exclusive(part, "maximum")
     least, most = part.get("minimum", low), part.get("maximum", high)
     if not _is_number(least) or not _is_number(most) or not 0 < most - least < 1:
         return
-    # A billionth of what is between them, as a short decimal.
+    # A billionth of the distance between them, as a short decimal.
     away = 10.0 ** math.floor(math.log10((most - least) / 1e9))
     for name, end, inner in (("minimum", low, least + away), ("maximum", high, most - away)):
         if not _is_number(end) or not _double(end).is_integer():
@@ -348,7 +348,7 @@ def _shut_out_ends(where: str, part: _Part) -> None:
 
 
 def _exclusive(part: _Part, name: str) -> Any:
-    """Return the bound `name` of a part if it is itself shut out, in any draft; else None."""
+    """Return the bound `name` of a part if it is exclusive, in any draft; else None."""
     found = part.get(f"exclusive{name.capitalize()}")
     if isinstance(found, bool):
         return part.get(name) if found else None
@@ -367,7 +367,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _read(double: float) -> tuple[float, ...]:
-    """Return what readers may find where llguidance has written a number that it keeps as `double`."""
+    """Return what parsers may read where llguidance has written a number that it stores as `double`."""
     return (int(double), int(Decimal(repr(double)))) if double.is_integer() else (double,)
 
 
@@ -379,7 +379,7 @@ def _double(number: float) -> float:
 
 
 def _bound(value: Any, *, upwards: bool) -> Any:
-    """Return the nearest bound within `value` that a double has exactly."""
+    """Return the nearest bound within `value` that a double represents exactly."""
     if not _is_number(value):
         return value
     double, away = _double(value), math.inf if upwards else -math.inf
@@ -391,7 +391,8 @@ def _bound(value: Any, *, upwards: bool) -> Any:
 
 
 def _bound_multiples(where: str, part: _Part) -> None:
-    # As long as llguidance writes them, multiples are none any more once they are read as doubles; integers are exact.
+    # With as many digits as llguidance writes, multiples are no longer multiples once read as doubles; integers are
+    # exact.
     of, kinds = part.get("multipleOf"), part.get("type", _TYPES)
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not _is_number(of) or not isinstance(kinds, list) or "number" not in kinds:
@@ -441,9 +442,9 @@ def _narrow_format(part: _Part) -> None:
 
 
 def _ordered(part: _Part) -> _Part:
-    """Return `part` with each follower right behind what it belongs to.
+    """Return `part` with each follower right after the keyword that it belongs to.
 
-    llguidance cuts a schema at `allOf` and the like, and reads the pieces one by one.
+    llguidance splits a schema at `allOf` and similar keywords, and reads the pieces one by one.
     """
     found: _Part = {}
     behind = {follower for leader, follower in _FOLLOWERS.items() if leader in part and follower in part}

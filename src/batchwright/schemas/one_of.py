@@ -1,9 +1,9 @@
-"""`oneOf` as `anyOf`, where no answer can satisfy several of its schemas.
+"""Replacement of `oneOf` by `anyOf`, where no answer can satisfy several of its schemas.
 
-llguidance takes `oneOf` only where it sees that the schemas exclude each other. It does not look at what is around
+llguidance accepts `oneOf` only if it can tell that the schemas exclude each other. It does not look at what is around
 them, at optional properties that distinguish them (tagged unions of pydantic whose tags have defaults), or at which of
-them requires which property. Where they do not exclude each other, they are narrowed: a tag becomes required, or a
-property that another one requires is left out. Each answer to the narrower schema satisfies the one that was given.
+them requires which property. If they do not exclude each other, they are narrowed: a tag becomes required, or a
+property that another schema requires is forbidden. Each answer to the narrower schema satisfies the original one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SILENT = frozenset({"title", "description", "discriminator", "default", "exampl
 _OF_DOCUMENTS = frozenset({"$id", "id", "$schema", "$defs", "definitions", "$anchor"})
 """Keywords of a schema that are about its place in a document."""
 _MOST_SCHEMAS = 200
-"""Schemas of a `oneOf` that are compared, each with each."""
+"""Most schemas of a `oneOf` that are compared, each with every other."""
 _MOST_FORBIDDEN = 1000
-"""Bound of the properties that are forbidden in all schemas together, each of which makes the grammar larger."""
+"""Most properties that are forbidden in all schemas together; each makes the grammar larger."""
 _LONGEST_INDEX = 6
-"""Digits of a place in a list that a reference names."""
+"""Most digits of a list index in a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Option:
     """Its place below the `oneOf`."""
     schema: Any
     keywords: Mapping[str, Any]
-    """Keywords to add, see `narrowed`; empty if nothing has to be."""
+    """Keywords to add (see `narrowed`); empty if none are needed."""
 
 
 def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may_narrow: bool) -> list[Option] | None:
-    """Return the schemas of the `oneOf` of `part`, of which no value satisfies two once they are narrowed.
+    """Return the schemas of the `oneOf` of `part`, and how to narrow each so that no value satisfies two.
 
-    Those in a `oneOf` or `anyOf` that is all of a schema are among them. `root`: the whole schema, for references;
-    `draft`: its `$schema`. None if some cannot be distinguished; without `may_narrow`, if they would have to be
-    narrowed.
+    A schema that is only a `oneOf` or `anyOf` is replaced by the schemas in it. `root`: the whole schema, for
+    references; `draft`: its `$schema`. None if some cannot be distinguished; without `may_narrow`, also if they would
+    have to be narrowed.
     """
     leaves = list(_leaves("oneOf", part, part["oneOf"]))
     if not 0 < len(leaves) <= _MOST_SCHEMAS or "$ref" in part:
@@ -78,7 +78,7 @@ def options(part: Mapping[str, Any], root: Mapping[str, Any], draft: str, *, may
 
 
 def narrowed(schema: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `schema`, which refers to no other, with the keywords of a narrowing."""
+    """Return a copy of `schema`, which is not a reference, with the keywords of a narrowing."""
     given = _mapping(schema)
     found: dict[str, Any] = {key: value for key, value in given.items() if key not in _OF_DOCUMENTS}
     found.update(keywords)
@@ -90,7 +90,7 @@ def narrowed(schema: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target(reference: Any, root: Mapping[str, Any]) -> list[Any]:
-    """Return the schema in `root` that a reference points to, in a list; an empty one if it cannot be followed."""
+    """Return the schema in `root` that a reference points to, in a list; an empty list if it cannot be followed."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return []
     found: Any = root
@@ -106,7 +106,7 @@ def target(reference: Any, root: Mapping[str, Any]) -> list[Any]:
 
 
 def _leaves(where: str, part: Mapping[str, Any], schemas: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """The schemas of a list of `part`, with places and tags; instead of one that only has such a list, those in it.
+    """Yield the schemas of a list of `part`, with places and tags; for one that is only such a list, those in it.
 
     Tags: properties that a `discriminator` names. In OpenAPI they are required, whatever the schema says.
     """
@@ -123,7 +123,7 @@ def _leaves(where: str, part: Mapping[str, Any], schemas: Any) -> Iterator[tuple
 
 
 def _can_be_narrowed(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether what `schema` is or refers to is there, and has lists and mappings where keywords are added."""
+    """Return whether `schema`, or what it refers to, exists and has lists and mappings where keywords are added."""
     seen = list[Any]()
     while isinstance(schema, Mapping) and "$ref" in schema:
         found = target(schema["$ref"], root)
@@ -137,7 +137,7 @@ def _can_be_narrowed(schema: Any, root: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """What schemas are parts of."""
+    """The document that schemas are part of."""
 
     root: Mapping[str, Any]
     draft: str
@@ -145,7 +145,7 @@ class _Document:
 
 @dataclass(frozen=True)
 class _View:
-    """What each value that satisfies some schemas at once must be, as far as it is seen."""
+    """What is known of the values that satisfy several schemas at once."""
 
     layers: tuple[Any, ...]
     """The schemas, without those that only refer to others."""
@@ -153,7 +153,7 @@ class _View:
 
     @classmethod
     def of(cls, schemas: Sequence[Any], document: _Document) -> _View:
-        """The view of `schemas`."""
+        """Return the view of `schemas`."""
         return cls(tuple(_layers(schemas, document)), document)
 
     @cached_property
@@ -165,13 +165,13 @@ class _View:
 
     @cached_property
     def speaks_of_objects(self) -> bool:
-        """Whether values of all kinds are allowed, but something is said only of objects."""
+        """Whether values of all kinds are allowed, although there are keywords for objects."""
         is_untyped = not any("type" in _mapping(layer) for layer in self.layers)
         return is_untyped and self.kinds == _ALL_KINDS and bool(self.properties or self.required)
 
     @cached_property
     def values(self) -> frozenset[Any] | None:
-        """The only values, if they are listed and plain; integers and other numbers that are equal are one."""
+        """The only values allowed, if they are listed and are scalars; an integer and an equal float are one value."""
         found: frozenset[Any] | None = None
         for layer in self.layers:
             listed = _listed(layer, has_const="draft-04" not in self.document.draft)
@@ -181,7 +181,7 @@ class _View:
 
     @cached_property
     def properties(self) -> dict[str, _View]:
-        """What is said of properties, by name."""
+        """Views of the properties, by name."""
         found: dict[str, list[Any]] = {}
         for layer in self.layers:
             for name, schema in _mapping(_mapping(layer).get("properties")).items():
@@ -195,7 +195,7 @@ class _View:
         return {name: None for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
 
     def forbids(self, name: str) -> bool:
-        """Whether an object with this property does not satisfy the schemas."""
+        """Return whether an object with this property cannot satisfy the schemas."""
         if name in self.properties and not self.properties[name].kinds:
             return True
         return any(
@@ -206,30 +206,30 @@ class _View:
         )
 
     def is_apart_from(self, other: _View) -> bool:
-        """Whether no value is of both by its kind, or by the values that are listed."""
+        """Return whether the kinds of values, or the listed values, show that no value belongs to both."""
         if not self.kinds & other.kinds:
             return True
         return self.values is not None and other.values is not None and not self.values & other.values
 
     def differs_in(self, name: str, other: _View) -> bool:
-        """Whether a property of this name satisfies only one of what both say of it."""
+        """Return whether no value of the property of this name satisfies both."""
         mine, others = self.properties.get(name), other.properties.get(name)
         return mine is not None and others is not None and mine.is_apart_from(others)
 
 
 @dataclass
 class _Narrowing:
-    """One of the schemas, and what is added to it so that none of the others is satisfied, too."""
+    """One of the schemas, and what is added to it so that no value also satisfies another one."""
 
     view: _View
     is_object: bool = False
-    """Whether values of other kinds are left out."""
+    """Whether values of other kinds are excluded."""
     required: dict[str, None] = field(default_factory=dict)
     forbidden: dict[str, None] = field(default_factory=dict)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What is added."""
+        """The keywords to add."""
         found: dict[str, Any] = {"type": "object"} if self.is_object else {}
         if self.required:
             found["required"] = [*self.required]
@@ -238,13 +238,13 @@ class _Narrowing:
         return found
 
     def require(self, names: Sequence[str]) -> None:
-        """Have these properties required, as far as something is said of them."""
+        """Require those of these properties that the schema describes."""
         if self.view.kinds == _OBJECTS:
             known = [name for name in names if name in self.view.properties and name not in self.view.required]
             self.required.update(dict.fromkeys(known))
 
     def excludes(self, other: _View) -> bool:
-        """Whether nothing satisfies both this schema and `other`, once it is narrowed as far as that needs."""
+        """Narrow this schema as far as needed, and return whether nothing satisfies both it and `other`."""
         if self.view.is_apart_from(other):
             return True
         if self.view.kinds != _OBJECTS:
@@ -254,7 +254,7 @@ class _Narrowing:
         return "object" not in other.kinds or self._tells_apart(other) or self._narrows(other)
 
     def _tells_apart(self, other: _View) -> bool:
-        """Whether no object satisfies both."""
+        """Return whether no object satisfies both."""
         view = self.view
         for name in (*view.required, *self.required):
             if other.forbids(name) or view.differs_in(name, other):
@@ -264,12 +264,12 @@ class _Narrowing:
         )
 
     def _narrows(self, other: _View) -> bool:
-        """Have a property that distinguishes both required, or one that `other` requires forbidden, if there is one."""
+        """Require a property that distinguishes both, or forbid one that `other` requires; return whether it did."""
         view = self.view
         if tags := [name for name in view.properties if name not in self.forbidden and view.differs_in(name, other)]:
             self.required[tags[0]] = None
         elif free := [name for name in other.required if name not in view.required and name not in self.required]:
-            # One that it does not speak of will be missed least.
+            # One that the schema does not mention will be missed least.
             self.forbidden[min(free, key=lambda name: name in view.properties)] = None
         else:
             return False
@@ -277,14 +277,14 @@ class _Narrowing:
 
 
 def _layers(schemas: Sequence[Any], document: _Document) -> Iterator[Any]:
-    """All schemas that values of `schemas` satisfy: these, what they refer to, and what is in their `allOf`."""
+    """Yield all schemas that values of `schemas` satisfy: these, those they refer to, and those in their `allOf`."""
     waiting, seen = [*schemas], list[Any]()
     while waiting:
         schema = waiting.pop(0)
         if not isinstance(schema, Mapping):
             yield schema
         elif "$ref" in schema:
-            # What is beside a reference is ignored up to draft 7.
+            # Up to draft 7, keywords beside a reference are ignored.
             if schema["$ref"] not in seen:
                 seen.append(schema["$ref"])
                 waiting += target(schema["$ref"], document.root)
@@ -319,7 +319,7 @@ def _kind_of(value: float | str | bool | None) -> str:
 
 
 def _listed(schema: Any, *, has_const: bool) -> frozenset[Any] | None:
-    """The values of `const` and `enum`, each beside whether it is a truth value; None if there are others."""
+    """Return the values of `const` or `enum`, each with whether it is a boolean; None if others are possible."""
     if not isinstance(schema, Mapping):
         return None
     if has_const and "const" in schema:

@@ -1,15 +1,15 @@
-"""Patterns of JSON Schemas, which are of ECMAScript, in the syntax of Rust's `regex`.
+"""Translation of patterns in JSON Schemas, which are ECMAScript's, into the syntax of Rust's `regex`.
 
-Validators differ: those in Python count more characters as digits, letters and white space, and their dot takes more.
-What an answer must match takes only what all of them take.
+Validators differ: those in Python count more characters as digits, letters and white space, and their dot matches more.
+A pattern that an answer must match accepts only what all of them accept.
 """
 
 from __future__ import annotations
 
 _SPACES = r"\t\n\x0b\x0c\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-"""White space for everyone."""
+"""White space for every validator."""
 _MORE_SPACES = _SPACES + r"\x1c-\x1f\x{85}\x{feff}"
-"""White space for anyone."""
+"""White space for at least one validator."""
 _ECMA_SPACES = _SPACES + r"\x{feff}"
 _DIGITS, _MORE_DIGITS = "0-9", r"\p{Nd}"
 _LETTERS, _MORE_LETTERS = "0-9A-Za-z_", r"\p{L}\p{N}_"
@@ -20,13 +20,13 @@ _FEW = {
     "d": f"[{_DIGITS}]", "D": f"[^{_MORE_DIGITS}]",
     "w": f"[{_LETTERS}]", "W": f"[^{_MORE_LETTERS}]",
 }  # fmt: skip
-"""Classes of the characters that are in them for everyone, by the letter of their escape."""
+"""Classes with the characters that every validator counts as theirs, by the letter of their escape."""
 _MANY = {
     "s": f"[{_MORE_SPACES}]", "S": f"[^{_SPACES}]",
     "d": f"[{_MORE_DIGITS}]", "D": f"[^{_DIGITS}]",
     "w": f"[{_MORE_LETTERS}]", "W": f"[^{_LETTERS}]",
 }  # fmt: skip
-"""Classes of the characters that are in them for anyone."""
+"""Classes with the characters that at least one validator counts as theirs."""
 _EXACT = {
     "s": f"[{_ECMA_SPACES}]", "S": f"[^{_ECMA_SPACES}]",
     "d": f"[{_DIGITS}]", "D": f"[^{_DIGITS}]",
@@ -37,9 +37,9 @@ _ANY = r"[\x{0}-\x{10ffff}]"
 
 
 def in_rust(pattern: str, *, exact: bool = False) -> str:
-    """Return `pattern` in Rust's syntax: for texts that every validator takes, or `exact` as ECMAScript has it.
+    """Return `pattern` in Rust's syntax: for texts that every validator accepts or, with `exact`, as in ECMAScript.
 
-    Raises ValueError for what the two syntaxes read differently and cannot be distinguished.
+    Raises ValueError for what is read differently by the two syntaxes and cannot be translated.
     """
     found: list[str] = []
     at = 0
@@ -62,7 +62,7 @@ def _escaped(letter: str, classes: dict[str, str]) -> str:
     if letter == "a":
         raise ValueError(r"\a is a bell for some and the letter for others")
     if letter in "<>":
-        return letter  # which Rust takes for the edges of words
+        return letter  # escaped, these are edges of words in Rust
     return classes.get(letter, f"\\{letter}")
 
 
@@ -76,7 +76,7 @@ def _end_of_class(pattern: str, start: int) -> int:
 
 
 def _class(inner: str, *, exact: bool) -> str:
-    """Return the class of what is between brackets, in which Rust has classes within, and operators."""
+    """Return the class for what is between brackets, where Rust also has nested classes and operators."""
     is_negated = inner.startswith("^")
     inner = inner.removeprefix("^")
     if not inner:
@@ -97,7 +97,7 @@ def _class(inner: str, *, exact: bool) -> str:
             found.append(r"\x08" if following == "b" else _escaped(following, classes))
             at += 2
             if following in classes and inner[at : at + 1] == "-":
-                found.append(r"\-")  # no range, which has characters at its ends
+                found.append(r"\-")  # not a range, whose ends are characters
                 at += 1
         else:
             found.append(f"\\{letter}" if letter in "[&~" else letter)

@@ -1,1 +1,1 @@
-"""What stands behind a server or a worker: batches, workers, files, keys, webhooks, settings and metrics."""
+"""Everything behind a server or a worker: batches, workers, files, keys, webhooks, settings and metrics."""

@@ -44,7 +44,7 @@ from batchwright.store import Store
 _AUDIT = "audit"
 _AUDIT_EVERY = 3600.0
 _CHECK_EVERY = 1.0
-"""Seconds for which the database's answer to a check is good."""
+"""Seconds for which the database's answer to a check is valid."""
 _PATIENCE = 3.0
 """Seconds that a probe or a scrape waits for the database: they must be answered when it is away, too."""
 
@@ -198,7 +198,7 @@ async def open_services(
             concurrency=settings.batch_concurrency,
             lease=settings.lease,
             request_timeout=settings.line_timeout,
-            asks_once=inference is None,  # of one that is given, nothing is known
+            asks_once=inference is None,  # nothing is known of one that is given
             computes_here=settings.backend == "engine",
             max_crashes=settings.max_crashes,
             limits=limits,
@@ -243,8 +243,8 @@ async def open_services(
             live=live,
             store_figures=store_figures,
         )
-        # Before the first request, so that none is admitted that the quotas of its tenant forbid, or that a limit of an
-        # endpoint forbids which other processes use up.
+        # Before the first request, so that none is admitted against the quotas of its tenant, or against a limit of an
+        # endpoint that other processes use up.
         with suppress(StoreUnavailable):
             await peers.exchange()
         await worker.start()

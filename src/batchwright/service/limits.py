@@ -21,13 +21,13 @@ class ServiceLimits:
     max_line_bytes: int = 2**20
     """Most bytes of a line, without the newline."""
     file_age: float = LONGEST_AGE
-    """Seconds after which a file expires, unless its owner said otherwise."""
+    """Seconds after which a file expires, unless its owner specified otherwise."""
     max_prompts: int = 1000
     """Most prompts of a simple batch."""
     max_completion_window: float = LONGEST_WINDOW
     min_free_disk: int = 0
     """Free bytes on the disk of the data folder that uploads and new batches require."""
     responses: bool = True
-    """Whether batches of `/v1/responses` are taken: not where an endpoint elsewhere computes that has none."""
+    """Whether batches of `/v1/responses` are accepted: not if an endpoint elsewhere that lacks it computes them."""
     default_quotas: Quotas = UNLIMITED
     """Quotas of tenants that have none of their own."""

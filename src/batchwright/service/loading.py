@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
 
 _FIRST_CONCURRENCY = 64
-"""Requests under way at an endpoint to begin with: online ones should not wait for what is found later."""
+"""Concurrent requests to an endpoint at first: online ones should not wait until its limit is found."""
 
 
 async def load_inference(settings: Settings) -> Inference:

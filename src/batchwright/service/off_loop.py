@@ -14,7 +14,7 @@ _Arguments = TypeVarTuple("_Arguments")
 async def off_loop(work: Callable[[*_Arguments], _T], *arguments: *_Arguments) -> _T:
     """Run `work(*arguments)` in a thread, and return its result.
 
-    A caller that is cancelled still waits for `work`, so that what that uses (a file, a buffer) is free afterwards.
+    A caller that is cancelled still waits for `work`, so that what `work` uses (a file, a buffer) is free afterwards.
     """
     future = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
     try:

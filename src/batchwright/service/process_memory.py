@@ -1,6 +1,6 @@
 """Settings of glibc's allocator and Python's collector that keep long-running processes from holding unused memory.
 
-On other systems than Linux with glibc, the allocator is left as it is.
+On systems other than Linux with glibc, the allocator is left as it is.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SET_FROM_OUTSIDE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_
 def return_large_blocks() -> None:
     """Have blocks of 4 MiB and more returned to the system when they are freed. Call it once at the start.
 
-    By default glibc comes to keep freed blocks below 32 MiB. The tensors of a step have such sizes, which vary, so the
-    kept memory grows, and a small block at its end keeps it forever. Does nothing where the environment tunes the
-    allocator.
+    By default glibc ends up keeping freed blocks below 32 MiB. The tensors of a step have such sizes, which vary, so
+    the kept memory grows, and a small block at its end keeps it from ever being returned. Does nothing if the
+    environment tunes the allocator.
     """
     if not any(name in os.environ for name in _SET_FROM_OUTSIDE):
         _call("mallopt", _M_MMAP_THRESHOLD, _LARGE)

@@ -473,7 +473,7 @@ def has_flag(field: FieldInfo) -> bool:
 
 
 def type_name(field: FieldInfo) -> str:
-    """Return the kind of a setting's value in a word: "text", "number", "size", ..."""
+    """Return the kind of a setting's value in one word: "text", "number", "size", ..."""
     kind = field.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     first = next(each for each in kinds if each is not type(None))
@@ -502,7 +502,7 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is certainly this machine; of names only localhost is trusted."""
+    """Return whether a host name or address is certainly this machine; the only trusted name is localhost."""
     if host.lower() == "localhost":
         return True
     try:

@@ -16,8 +16,8 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
     """Open the store at `url`, with its schema brought up to date.
 
     `url` is `postgresql://…`, `sqlite:///relative.db`, `sqlite:////absolute.db`, or the path of an SQLite file, which
-    is made if it does not exist. `now` gives Unix seconds; by default it is the database's own clock (with SQLite that
-    of the machine), so that processes on several machines agree on which leases hold.
+    is created if it does not exist. `now` gives Unix seconds; by default it is the database's own clock (with SQLite
+    that of the machine), so that processes on several machines agree on which leases are valid.
 
     Blocks while it opens. Close it, or use it as an asynchronous context manager:
 
@@ -40,9 +40,9 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
 
 
 def store_exists(url: str | Path) -> bool:
-    """Whether there is a store at `url` already; if not, `open_store` would make one. Blocks, and makes nothing.
+    """Whether there is already a store at `url`; if not, `open_store` would create one. Blocks, and creates nothing.
 
-    An empty file is no store. Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
+    An empty file is not a store. Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store` does.
     """
     path = _path(str(url))
     if path is None:
@@ -62,7 +62,7 @@ def store_exists(url: str | Path) -> bool:
 
 
 def shown_url(url: str | Path) -> str:
-    """`url` for people to read, without the password that it may contain."""
+    """`url` for display, without any password in it."""
     parts = urlsplit(str(url))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else str(url)
 

@@ -1,12 +1,12 @@
 """The PostgreSQL driver, which runs each operation in a short transaction on one of a few threads.
 
-A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. If a
+A transaction that the database rolled back (a deadlock, a lost connection, a restart) is retried for a while. If a
 connection is lost in COMMIT, the outcome is unknown. Each transaction therefore counts itself in the row of its
-connection, which shows the outcome as soon as the database answers again: the operation then is either done or run
+connection, which shows the outcome as soon as the database answers again: the operation is then either done or run
 again, never both. (The id of a transaction would not do: a server that crashed may give out ids a second time.)
 
-Operations lock rows in one order: worker, batches by key, lines by number. Claims take lines by position, and wait for
-none: they skip what is locked. The one exception takes lines from a dead worker before it frees its batches: if that
+Operations lock rows in one order: worker, batches by key, lines by number. Claims take lines by position, and do
+not wait: they skip locked ones. The one exception takes lines from a dead worker before it frees its batches: if that
 meets a late commit, one of the two is run again.
 """
 
@@ -37,8 +37,8 @@ _IMPATIENCE = 2.0
 _MIGRATION_LOCK = 0x62617463687772
 
 # A process that was stopped in a transaction must not keep its locks for ever. Every statement has an index that it is
-# meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and plans
-# anew each time, since the sizes of tables change by orders of magnitude.
+# meant to use. The planner, which has no statistics of a batch that arrived a second ago, is left little choice, and
+# plans each time anew, since the sizes of tables change by orders of magnitude.
 _SESSION = """
 SET search_path TO batchwright;
 SET default_transaction_isolation TO 'read committed';
@@ -68,7 +68,7 @@ class _Connection(psycopg.Connection[Row]):
 
 
 class _PostgresqlTx:
-    """A `Tx` on one connection, inside of a transaction."""
+    """A `Tx` on one connection, inside a transaction."""
 
     def __init__(self, connection: _Connection, now: Callable[[], float] | None) -> None:
         self._connection = connection
@@ -83,7 +83,7 @@ class _PostgresqlTx:
         return float(seconds)
 
     def begin(self) -> int:
-        """Read the time of the database, and return the number of this transaction of the connection."""
+        """Read the time of the database, and return the number of this transaction on the connection."""
         row = self.row("begin", connection=self._connection.name)
         if row is None:
             self._connection.close()
@@ -164,7 +164,7 @@ class PostgresqlDriver:
     # On the threads.
 
     def _persist(self, run: Callable[[], R], patience: float) -> R:
-        """Call `run`, again for `patience` seconds while the database does not answer, and return its result."""
+        """Return the result of `run`, which is retried for `patience` seconds while the database does not answer."""
 
         def may_pass(error: Exception) -> bool:
             return isinstance(error, _PASSING) and not isinstance(error, _HOPELESS)
@@ -238,7 +238,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """A connection for exclusive use; there are as many as threads. A broken connection is not put back."""
+        """A connection for exclusive use; there is one for each thread. A broken connection is not put back."""
         connection = self._idle.get()
         try:
             if connection is None:

@@ -51,7 +51,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Numbers of lines of a batch. All others are pending; when a batch has ended there are no others."""
+    """Numbers of lines of a batch. All others are pending; an ended batch has no others."""
 
     total: int = 0
     completed: int = 0
@@ -108,7 +108,8 @@ class BatchRecord:
     """The batch whose lines it retries."""
     status: BatchStatus = "validating"
     ending: Ending | None = None
-    """How the batch ends, from that decision until its output is built. No line is claimed and no result taken then."""
+    """How the batch ends, from that decision until its output is built. During that time, no line is claimed and no
+    result is taken."""
     paused: bool = False
     errors: tuple[BatchProblem, ...] = ()
     output_file_id: str | None = None
@@ -133,8 +134,8 @@ class BatchRecord:
     enqueued_tokens: int = 0
     """Estimated number of tokens in the prompts of those lines."""
     shared: float | None = None
-    """Share of the text of its prompts with which lines that are claimed earlier begin too, in blocks of 128 bytes.
-    None: it is not known (yet), as of a retry."""
+    """Share of the text of its prompts that lines claimed earlier begin with too, in blocks of 128 bytes. None: not
+    known (yet), as for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class ClaimedLine:
     crashes: int = 0
     """How often a process died with the line in work; 0 if the line is not under suspicion."""
     given_up: bool = False
-    """Whether the line ended too many processes, and is to fail without being computed."""
+    """Whether the line crashed too many processes, and is to fail without being computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class LineResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredLine:
-    """A line with its result, or without one where it was never finished."""
+    """A line with its result, or without one if it was never finished."""
 
     number: int
     custom_id: str
@@ -211,7 +212,7 @@ class Webhook:
     tenant: str
     url: str
     secrets: tuple[str, ...]
-    """`whsec_…`; more than one while a secret rotates, the newest first."""
+    """`whsec_…`; more than one while a secret rotates, newest first."""
     created_at: float
     disabled_at: float | None = None
     """When it was turned off, because it answered 410 or by hand; None if it is on."""
@@ -238,7 +239,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key that was given out. Its secret is not kept."""
+    """An API key that was issued. Its secret is not stored."""
 
     id: str
     tenant: str
@@ -255,7 +256,7 @@ class ApiKey:
     best_priority: int | None = None
     """The smallest `priority` that its requests get; None: any."""
     last_used_at: float | None = None
-    """When the key was last used; known up to about a minute late."""
+    """When the key was last used; recorded up to about a minute late."""
     previous_until: float | None = None
     """When the secret from before the last rotation stops working; None: the key was never rotated."""
     quotas: Quotas = UNLIMITED
@@ -275,7 +276,7 @@ class StoreIdentity:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """Amounts that a tenant or a key uses of what the store holds."""
+    """Amounts that a tenant or a key uses in the store."""
 
     storage_bytes: int
     enqueued_lines: int
@@ -284,7 +285,7 @@ class QuotaUse:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that works on this store, with a lease that holds."""
+    """A process that works on this store, with a valid lease."""
 
     worker: str
     name: str

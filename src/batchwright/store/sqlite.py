@@ -1,8 +1,8 @@
 """The SQLite driver, with one thread that writes and one that reads.
 
-The writer takes all operations that wait, runs each in a savepoint of one transaction, commits once, and only then
-reports their results. So a hundred operations cost one fsync, one that raises undoes only itself, and what was reported
-is on the disk. The reader has a connection of its own: with a write-ahead log it never waits for the writer.
+The writer takes all waiting operations, runs each in a savepoint of one transaction, commits once, and only then
+reports their results. So a hundred operations cost one fsync, one that raises undoes only itself, and what was
+reported is on the disk. The reader has a connection of its own: with a write-ahead log it never waits for the writer.
 
 Several processes may use one file; they wait for each other's transactions.
 
@@ -42,7 +42,7 @@ _LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
 """Tables that an open store must have, since it was brought to this version."""
 _CHECK_BUSY_MS = 2_000
 _SENSELESS = (apsw.CorruptError, apsw.NotADBError)
-"""Errors that SQLite raises for senseless pages, whatever the statement."""
+"""Errors that SQLite raises for malformed pages, whatever the statement."""
 _DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
 """Errors raised for overwritten pages. Statements fit the tables, so an SQL error means that the tables are gone."""
 _UNAVAILABLE = (
@@ -109,7 +109,7 @@ class SqliteDriver:
         holds_a_store(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # It holds secrets: only its owner may read it, and the files that SQLite puts beside it.
+            # It holds secrets: only its owner may read it and the files that SQLite puts beside it.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
@@ -155,7 +155,7 @@ class SqliteDriver:
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._require_open()
-        # The write could end in a file that is no longer there.
+        # The write could go to a file that no longer exists.
         self._file.require_sound()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._queue.put(_Waiting(operation.__name__, lambda tx: operation(tx, *args, **kwargs), future))
@@ -175,7 +175,7 @@ class SqliteDriver:
         await asyncio.get_running_loop().run_in_executor(None, self._file.verify)
 
     async def close(self) -> None:
-        """Finish the operations that wait, and close the file."""
+        """Finish waiting operations, and close the file."""
         if self._closed:
             return
         self._closed = True
@@ -431,7 +431,7 @@ class _SqliteFile:
 
 @contextmanager
 def _checking(path: Path) -> Iterator[apsw.Connection]:
-    """A connection that only reads, which is closed at the end of the block."""
+    """A read-only connection, which is closed at the end of the block."""
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(_CHECK_BUSY_MS)

@@ -1,14 +1,14 @@
-"""The store of files, batches and lines, with the promises that it keeps whichever database is behind it.
+"""The store of files, batches and lines, and its guarantees, which are the same for every database.
 
 Every method is one transaction: when it returns, its changes survive a crash of the process and of the machine, and
 when it raises, nothing has changed. Methods that read or change what belongs to a tenant take the tenant, and find
 nothing of another tenant.
 
-Every method raises `StoreUnavailable` when the database does not answer or its disk is full. Only then may something
-have changed all the same: when a connection to PostgreSQL is lost in COMMIT, and the server stays away too long to be
-asked about the outcome. After `StoreUnavailable` a worker therefore retires and registers again, which frees what it
-may hold without knowing. Methods that add something raise `Conflict` when its id is there already. Texts with lone
-surrogates, and in PostgreSQL those with NUL characters, raise `InvalidRequest`.
+Every method raises `StoreUnavailable` when the database does not answer or its disk is full. In one such case
+something may have changed nevertheless: when a connection to PostgreSQL is lost in COMMIT, and the server stays away
+too long to be asked about the outcome. After `StoreUnavailable` a worker therefore retires and registers again, which
+frees what it may hold unknowingly. Methods that add something raise `Conflict` when its id already exists. Texts with
+lone surrogates, and in PostgreSQL those with NUL characters, raise `InvalidRequest`.
 
 The life of a batch:
 
@@ -69,7 +69,7 @@ def _read(operation: Callable[Concatenate[Tx, P], R]) -> Callable[Concatenate[St
 class Store:
     """Files, batches, lines, the outbox and keys. Made by `open_store`; used from one event loop.
 
-    A method made of an operation takes its arguments, without the transaction, and keeps what its docstring promises.
+    A method made from an operation takes its arguments, without the transaction, and does what its docstring says.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -173,9 +173,9 @@ class Store:
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:
         """Add `changes` to the counters that all processes share, and read them: those of `rates` from slot `oldest`
-        on, all others from slot `since` on. Of two calls with changes at once, the later one sees the changes of both.
+        on, all others from slot `since` on. If two calls add changes at once, the later one sees the changes of both.
 
-        Returns the counters after the time of the store, by which all processes count.
+        Returns the time of the store, by which all processes count, and the counters.
         """
         if not changes:
             return await self.driver.read(quota_operations.read_rates, rates, oldest, since)

@@ -19,7 +19,7 @@ Row: TypeAlias = tuple[Any, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
 DAMAGED = "the database is damaged: its operator finds the details in the log of the service"
-"""What callers are shown when the database is damaged."""
+"""Message for callers when the database is damaged."""
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
@@ -61,7 +61,7 @@ class Driver(Protocol):
         """Run an operation that changes nothing, without waiting for writers."""
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
-        """As `write`, but fail soon where that would wait for the database to come back."""
+        """Like `write`, but fail soon instead of waiting for the database to come back."""
 
     async def verify(self) -> None:
         """Raise `StoreUnavailable` if the database can see that its records of files are damaged."""

@@ -1,1 +1,1 @@
-"""Decisions about a provider's batches: what goes into each, when it is handed over, looked at, and given up. Pure."""
+"""Decisions about a provider's batches: what goes into each, when it is submitted, looked at, and given up. Pure."""

@@ -1,4 +1,4 @@
-"""How lines are split into batches, and when a batch that is not full is handed over."""
+"""How lines are split into batches, and when a batch that is not full is submitted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The most that a provider takes in one batch."""
+    """The most that a provider accepts in one batch."""
 
     lines: int = 50_000
     size: int = 200_000_000
@@ -28,7 +28,7 @@ class Draft:
     size: int = 0
     tokens: float = 0.0
     last_at: float = -math.inf
-    """Time at which the last line came."""
+    """Time of the last line."""
 
     def add(self, size: int, tokens: float, now: float) -> None:
         """Count a line."""
@@ -42,7 +42,7 @@ class Draft:
 class Drafts:
     """The batches that are being gathered, one for each kind of line.
 
-    `patience`: seconds without a new line after which a batch is handed over as it is; `most`: most kinds at once.
+    `patience`: seconds without a new line after which a batch is submitted as it is; `most`: most kinds at once.
     """
 
     patience: float
@@ -60,7 +60,7 @@ class Drafts:
     def place(
         self, kind: Hashable, size: int, tokens: float, now: float, limits: BatchLimits
     ) -> tuple[Draft, list[Draft]]:
-        """Give a line of `size` bytes its draft; also return the drafts that are done because of it.
+        """Add a line of `size` bytes to its draft; return that, and the drafts that are done because of it.
 
         A line that exceeds a limit by itself gets a batch of its own.
         """
@@ -81,7 +81,7 @@ class Drafts:
         return draft, done
 
     def due(self, now: float, *, more_may_come: bool = True) -> list[Draft]:
-        """Remove and return the drafts to which nothing was added for long, or all if nothing more can come."""
+        """Remove and return the drafts without a new line for `patience` seconds, or all if nothing more can come."""
         # By the sum, as in `next_due`: the difference may be rounded to less than `patience` at that very time.
         due = [each for each in self._open.values() if not more_may_come or each.last_at + self.patience <= now]
         for draft in due:

@@ -9,7 +9,7 @@ Ending: TypeAlias = Literal["completed", "failed", "expired", "cancelled"]
 """How a batch ended. Failed: it was refused as a whole, and nothing of it was computed."""
 
 MOST_TRIES = 3
-"""Batches that a line goes into before it counts as one that is never computed."""
+"""Batches that a line goes into before it counts as never computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Problem:
     code: str | None
     message: str
     line: int | None = None
-    """Number of the line in the input file, from 1; None where it is not about a line."""
+    """Number of the line in the input file, from 1; None if it is not about a line."""
 
 
 Fate: TypeAlias = Literal["again", "fail"]

@@ -1,4 +1,4 @@
-"""How much may lie at a provider at once: found by what it takes and what it refuses."""
+"""How much may be enqueued at a provider at once, found from what it accepts and refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import re
 
 _CLOSE = 0.9
-"""Ratio of what was taken to what was refused from which the limit counts as found."""
+"""Ratio of what was accepted to what was refused at or above which the limit counts as found."""
 _SHARE_OF_NAMED = 0.9
-"""Share of a limit that the provider names that one batch may have, since our count of tokens is an estimate."""
+"""Share of a limit named by the provider that one batch may have, since our count of tokens is an estimate."""
 _REMEMBERED = 3600.0
 """Seconds after a refusal for which the limit counts as found."""
 _NAMED_LIMIT = re.compile(r"limit(?::| of) *([\d,.]+) *([KMB]?)\b", re.IGNORECASE)
@@ -19,18 +19,19 @@ _CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", "re
 class EnqueuedTokens:
     """The limit of tokens that a provider lets one customer enqueue, in our own estimate of tokens.
 
-    More is enqueued until the provider refuses. Between the most that it took and the least that it refused the limit
-    is searched by halving, one try for each batch that ends; an hour after the last refusal it is searched anew, since
-    limits rise with what a customer has paid. A refusal costs nothing but time. All times are in seconds.
+    More is enqueued until the provider refuses. The limit is then searched by halving between the most that it
+    accepted and the least that it refused, one try for each batch that ends; an hour after the last refusal it is
+    searched anew, since limits rise with what a customer has paid. A refusal costs nothing but time. All times are in
+    seconds.
     """
 
     def __init__(self) -> None:
         self.taken = 0.0
-        """Most tokens that the provider had of us at once."""
+        """Most tokens of ours that the provider accepted at once."""
         self.refused = math.inf
-        """Least tokens that were too many."""
+        """Fewest tokens that were too many."""
         self.closed_until = -math.inf
-        """Time until which nothing is enqueued, since what is in the way is not ours."""
+        """Time until which nothing is enqueued, since what fills the limit is not ours."""
         self._refused_at = -math.inf
         self._may_try = True
 
@@ -43,9 +44,9 @@ class EnqueuedTokens:
         return (self.taken + self.refused) / 2
 
     def has_room(self, tokens: float, enqueued: float, now: float) -> bool:
-        """Whether a batch of `tokens` may be handed over while `enqueued` lie there.
+        """Whether a batch of `tokens` may be submitted while `enqueued` tokens are at the provider.
 
-        The first one always may: that it is too large by itself shows only when it is refused.
+        The first one always may: only its refusal can show that it is too large by itself.
         """
         if now < self.closed_until:
             return False
@@ -58,19 +59,19 @@ class EnqueuedTokens:
         return self.taken or self.refused / 2
 
     def took(self, enqueued: float, now: float) -> None:
-        """Note that `enqueued` tokens lie at the provider, the newest batch included, and are being computed."""
+        """Note that `enqueued` tokens are at the provider, the newest batch included, and are being computed."""
         self.taken = max(self.taken, enqueued)
         if self.taken >= self.refused:
             # The limit has risen, or the refusal was about what others of the same customer had enqueued.
             self.refused = math.inf
 
     def refuse(self, tokens: float, enqueued: float, now: float, named: float | None = None) -> None:
-        """Note that a batch of `tokens` was refused while `enqueued` lay there, by a limit of `named` tokens."""
+        """Note that a batch of `tokens` was refused while `enqueued` were there, by a limit of `named` tokens."""
         self.refused = min(self.refused, tokens + enqueued)
-        # What was taken once may be too much now.
+        # What was accepted once may be too much now.
         self.taken = min(self.taken, enqueued)
         if enqueued == 0 and named is not None:
-            # With more than the batch has, it is what others of the same customer have enqueued that is in the way.
+            # If it is more than the batch has, what others of the same customer have enqueued is in the way.
             self.taken = min(tokens, _SHARE_OF_NAMED * named)
         self._refused_at = now
         self._may_try = False

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class LookPauses:
     """Pauses between looks at the batches of a provider, in seconds.
 
-    A tenth of the age of the youngest batch, so that a batch that ends after some time is noticed at most a tenth of it
-    late, within `shortest` and `longest`; `standstill` while nothing moves. A batch that will soon end by its progress
-    is looked at about when it does.
+    A tenth of the age of the youngest batch, within `shortest` and `longest`, so that the end of a batch is noticed at
+    most a tenth of its duration late; up to `standstill` while nothing progresses. A batch that will soon end, judging
+    by its progress, is looked at about when it does.
     """
 
     shortest: float = 5.0
@@ -38,7 +38,7 @@ class LookPauses:
 
 
 def seconds_left(age: float, done: int, total: int) -> float:
-    """Return the seconds that a batch still needs if it goes on as it did; infinite while nothing of it is done."""
+    """Return the seconds that a batch still needs at its rate so far; infinite while nothing of it is done."""
     if done <= 0:
         return math.inf
     return age * max(0, total - done) / done

@@ -1,4 +1,4 @@
-"""Which batches are given up so that all lines are done by a deadline, computed by live requests instead."""
+"""Which batches to give up, and compute by live requests, so that all lines are done by a deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.submitting.looking import seconds_left
 
 @dataclass(frozen=True, slots=True)
 class BatchSoFar:
-    """A batch at the provider, as far as it is known."""
+    """What is known of a batch at the provider."""
 
     key: Hashable
     age: float
@@ -29,7 +29,7 @@ class BatchSoFar:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What to do now for the deadline."""
+    """What to do now to meet the deadline."""
 
     give_up: tuple[Hashable, ...] = ()
     """Batches to cancel, whose lines without a result become live requests."""
@@ -42,7 +42,7 @@ class Mover:
     """Moves lines from batches to live requests as late as possible, since they cost half in a batch.
 
     - `cancelling`: seconds that a provider may take to end a batch that is cancelled.
-    - `shortest`: seconds that a new batch takes at least, as far as anyone knows.
+    - `shortest`: least seconds that a new batch is assumed to take.
     - `margin`: factor by which the live requests may take longer than they should.
     """
 
@@ -56,9 +56,9 @@ class Mover:
         `waiting`: lines that are in no batch at the provider, those not read yet included; `live_rate`: lines a second
         that live requests compute.
 
-        A batch is late if it will end after the deadline by its progress, or has none. While live requests have time
-        enough for the lines of all late batches, these are left alone: they may yet be quicker. Then all of them are
-        given up, those first that would end last.
+        A batch is late if, judging by its progress, it will end after the deadline, or if it has made none. While live
+        requests have time enough for the lines of all late batches, these are left alone: they may yet be quicker.
+        After that, all of them are given up, starting with those that would end last.
         """
         gather = time_left > self.shortest + self._live(waiting, live_rate)
         late = sorted(
@@ -71,7 +71,7 @@ class Mover:
         return MovePlan(tuple(each.key for each in late), gather=gather)
 
     def _live(self, lines: int, live_rate: float) -> float:
-        """Seconds in which `lines` that are in batches now would be done by live requests."""
+        """Seconds that live requests would need for `lines` that are in batches now."""
         if not lines:
             return 0.0
         return self.cancelling + self.margin * (lines / live_rate if live_rate > 0 else math.inf)

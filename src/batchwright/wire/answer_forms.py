@@ -1,4 +1,4 @@
-"""The form that a body asks its answer to have: OpenAI's `response_format`, and the fields of vLLM for it."""
+"""The form that a body requests for its answer: OpenAI's `response_format`, and vLLM's fields for it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from batchwright.request import FORM_FIELDS, SamplingParams
 FORM_NAMES = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
-"""Fields of a body that ask for a form, of which one may be set."""
+"""Fields of a body that ask for a form; only one may be set."""
 
 _GRAMMARS = ("structured_outputs", "guided_grammar", "tools")
-"""Fields that a grammar may come of."""
+"""Fields from which a grammar may come."""
 
 _Found: TypeAlias = tuple[str, str, Any]
 """Place in the body that asks for a form, and the field of `SamplingParams` with its value."""
 
 _NO_FORM: Mapping[str, Any] = {name: getattr(SamplingParams(), name) for name in FORM_FIELDS}
 _STRUCTURED = {"json": "schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
-"""Fields of `SamplingParams` by what vLLM calls them in `structured_outputs`, and after `guided_`."""
+"""Fields of `SamplingParams` by vLLM's names for them in `structured_outputs`, and after `guided_`."""
 
 
 def form_overrides(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields of `SamplingParams` for the form that `body` asks for, none if it does not mention any.
+    """Return all fields of `SamplingParams` for the form that `body` asks for, none if it does not mention a form.
 
-    Raises `InvalidRequest` for a value that is none, and for more than one form, naming the fields.
+    Raises `InvalidRequest` for an invalid value, and for more than one form, naming the fields.
     """
     mentioned = False
     found: list[_Found] = []
@@ -51,8 +51,8 @@ def form_overrides(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_in_body(error: InvalidRequest, body: Mapping[str, Any]) -> InvalidRequest:
-    """Return `error` with the field of `body` for the form that it is about, if it is about one that `body` has."""
-    # A call that is required is constrained to the schemas of the tools, by a grammar.
+    """Return `error` naming the field of `body` that asks for a form, if the error is about that form."""
+    # A required call is constrained to the schemas of the tools by a grammar.
     able = _GRAMMARS if error.param == "grammar" else FORM_NAMES
     names = [name for name in able if body.get(name) is not None]
     if error.param in FORM_FIELDS and names:
@@ -62,7 +62,7 @@ def named_in_body(error: InvalidRequest, body: Mapping[str, Any]) -> InvalidRequ
 
 
 def form_fields(defaults: Mapping[str, Any], *, responses: bool) -> dict[str, Any]:
-    """Return the fields of a body that ask for the form in fields of `SamplingParams`, none if there is no form.
+    """Return the fields of a body for the form in `defaults`, fields of `SamplingParams`; none if there is no form.
 
     `responses`: for `/v1/responses`, which has a field of its own for schemas.
     """
@@ -91,7 +91,7 @@ def _of_response_format(value: object) -> list[_Found]:
     if kind == "text":
         return []
     if kind == "json_object":
-        # Several servers take a schema here.
+        # Several servers accept a schema here.
         if (schema := value.get("schema")) is not None:
             of_object = {"type": "object", **schema} if isinstance(schema, Mapping) else schema
             return [_checked(f"{name}.schema", "schema", of_object)]
@@ -137,7 +137,7 @@ def _of_structured_outputs(value: object) -> list[_Found]:
 
 def _checked(where: str, field: str, value: Any) -> _Found:
     if field == "schema" and isinstance(value, str) and not where.startswith("response_format"):
-        value = _read_schema(where, value)  # as vLLM takes it, too
+        value = _read_schema(where, value)  # as in vLLM
     if field == "schema" and not isinstance(value, Mapping):
         raise InvalidRequest(f"{where}={shown(value)}: must be a JSON Schema as an object", param=where)
     if field == "choices":

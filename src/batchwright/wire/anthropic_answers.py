@@ -30,15 +30,15 @@ _STATUSES = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""Statuses of types of errors."""
+"""HTTP statuses by type of error."""
 _SERVICE_TIERS = {"standard": "default", "priority": "priority"}
 _encode = msgspec.json.Encoder().encode
 
 
 def openai_body(message: Mapping[str, Any], created: int) -> Body:
-    """Return the body of a chat completion for a message, which came at the Unix second `created`.
+    """Return the body of a chat completion for a message that arrived at the Unix second `created`.
 
-    Blocks that a translated request cannot lead to, such as those of server tools, are left out.
+    Blocks that a translated request cannot produce, such as those of server tools, are left out.
     """
     texts: list[str] = []
     thoughts: list[str] = []
@@ -70,16 +70,16 @@ def openai_body(message: Mapping[str, Any], created: int) -> Body:
         "created": created,
         "model": message.get("model"),
         "choices": [choice],
-        # None rather than zeros, which would say that it cost nothing.
+        # None rather than zeros, which would mean that it cost nothing.
         "usage": openai_usage(usage) if is_known else None,
         **_service_tier(usage),
     }
 
 
 def openai_usage(usage: Mapping[str, Any]) -> Body:
-    """Return the `usage` of a chat completion for that of a message, whose `input_tokens` leave out the cached ones.
+    """Return the `usage` of a chat completion for that of a message, whose `input_tokens` exclude cached ones.
 
-    `cache_creation`, which says for how long what was written is kept, is handed on where the endpoint states it.
+    `cache_creation`, which says how long the written tokens are kept, is passed on if the endpoint states it.
     """
     cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     prompt, generated = _count(usage, "input_tokens") + cached + written, _count(usage, "output_tokens")
@@ -98,11 +98,11 @@ def openai_usage(usage: Mapping[str, Any]) -> Body:
 
 
 def openai_error(error: Mapping[str, object]) -> dict[str, object]:
-    """Return an error object of Anthropic's in OpenAI's form, with the most exact code that it has."""
+    """Return an error object of Anthropic's in OpenAI's form, with the most specific code that it has."""
     kind = str(error.get("type") or "api_error")
     details = error.get("details")
     named = details.get("error_code") if isinstance(details, Mapping) else None
-    # OpenAI's name of a bill to be paid, on which whoever tries again depends.
+    # OpenAI's name for an unpaid bill, on which retries depend.
     code = "insufficient_quota" if kind == "billing_error" else named or error.get("code") or kind
     return {"message": error.get("message"), "type": kind, "param": error.get("param"), "code": str(code)}
 
@@ -114,9 +114,9 @@ def status_of_error(error: Mapping[str, object]) -> int | None:
 
 @dataclass(slots=True)
 class MessageChunks:
-    """Chunks of a chat completion, made of the events of one stream, in order. Unknown events make none.
+    """Makes the chunks of a chat completion from the events of one stream, in order. Unknown events make none.
 
-    After `message_stop` the last chunk has the `usage`, which OpenAI sends only to those who ask for it.
+    After `message_stop` the last chunk has the `usage`, which OpenAI sends only on request.
     """
 
     created: int
@@ -203,7 +203,7 @@ def _call(block: Mapping[str, Any], arguments: str) -> Body:
 
 
 def _reason(stop_reason: object) -> str | None:
-    """Return OpenAI's name of a reason; a reason that is not known keeps its own."""
+    """Return OpenAI's name of a reason; an unknown reason keeps its own."""
     return None if stop_reason is None else _FINISH_REASONS.get(str(stop_reason), str(stop_reason))
 
 

@@ -1,7 +1,7 @@
-"""Bodies of OpenAI chats as bodies of Anthropic's Messages API, field by field.
+"""Translation of bodies of OpenAI chats into bodies of Anthropic's Messages API, field by field.
 
 A field is translated, dropped because no answer depends on it, or refused by name: nothing is lost silently. Three
-fields of Anthropic's own are taken besides OpenAI's, as its compatible endpoint does: `top_k`, `thinking`, and
+fields of Anthropic's own are accepted besides OpenAI's, as in its compatible endpoint: `top_k`, `thinking`, and
 `cache_control` at the top, on parts and on tools.
 """
 
@@ -24,9 +24,9 @@ _TRANSLATED = frozenset({
     "parallel_tool_calls", "user", "safety_identifier", "reasoning_effort", "response_format", "service_tier",
 })  # fmt: skip
 TAKEN = _TRANSLATED.union(_AS_THEY_ARE)
-"""Fields whose meaning goes out."""
+"""Fields whose meaning is sent."""
 DROPPED = IGNORED.keys() - TAKEN - {"store"}
-"""Fields that go nowhere, since no answer depends on them: labels, and hints for a cache or for speed."""
+"""Fields that are not sent, since no answer depends on them: labels, and hints for a cache or for speed."""
 _NO_COUNTERPART: Mapping[str, tuple[object, ...]] = {
     **{name: values for name, values in REFUSED.items() if name not in TAKEN},
     **{name: () for name in FORM_NAMES if name not in TAKEN},
@@ -46,7 +46,7 @@ _NO_COUNTERPART: Mapping[str, tuple[object, ...]] = {
 }
 """Fields without a counterpart, and their values that, like null, ask for nothing. `store` is checked by itself."""
 _OURS = frozenset({"deadline", "deadline_ms", "expected_tokens", "priority"})
-"""Fields for whoever sends the body."""
+"""Fields for the program that sends the body."""
 _WHY = "has no counterpart in Anthropic's Messages API"
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -57,7 +57,7 @@ _PDF = "application/pdf"
 _NO_SCHEMA: Body = {"type": "object", "properties": {}}
 
 _DROPPED_OF_MESSAGES: Mapping[str, frozenset[str]] = {
-    # What answers carry beside the text: reasoning is not given back without its signature, which OpenAI's form lacks.
+    # Parts of answers besides the text: reasoning is not sent back without its signature, which OpenAI's form lacks.
     "assistant": frozenset({"annotations", "reasoning", "reasoning_content"}),
     "tool": frozenset({"name"}),
 }
@@ -68,7 +68,7 @@ _FIELDS_OF_MESSAGES: Mapping[str, frozenset[str]] = {
     "assistant": frozenset({"refusal", "tool_calls"}),
     "tool": frozenset({"tool_call_id"}),
 }
-"""Fields of a message by its role, beside `role` and `content`."""
+"""Fields of a message by its role, besides `role` and `content`."""
 
 
 def messages_body(body: Mapping[str, Any]) -> Body:
@@ -100,19 +100,19 @@ def messages_body(body: Mapping[str, Any]) -> Body:
 
 
 class CachedPrefix(NamedTuple):
-    """What a prompt begins with, which its provider is asked to cache."""
+    """The beginning of a prompt that its provider is asked to cache."""
 
     tools: Sequence[object]
-    """Tools of the body, all of them where messages follow."""
+    """Tools of the body; all of them if messages follow."""
     messages: Sequence[Mapping[str, Any]]
     is_hourly: bool
-    """Whether it is to be kept for an hour, in place of five minutes."""
+    """Whether it is to be kept for an hour rather than five minutes."""
 
 
 def cached_prefixes(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[CachedPrefix]:
     """Return the prefixes of the tools of OpenAI's `body` and its `messages` that are to be cached, the shortest first.
 
-    Each ends with a tool or a part that is marked with `cache_control`; that of the body itself marks the last part.
+    Each ends with a tool or a part that is marked with `cache_control`; one of the body itself marks the last part.
     """
     tools = _list(body.get("tools"))
     found = [
@@ -132,7 +132,7 @@ def cached_prefixes(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any
 
 
 def _mark(part: object) -> bool | None:
-    """Return whether what is marked in a part is to be kept for an hour; None if nothing is marked."""
+    """Return whether a mark in a part asks to keep it for an hour; None if nothing is marked."""
     if not isinstance(part, Mapping):
         return None
     if (control := part.get("cache_control")) is not None:
@@ -236,7 +236,7 @@ def _conversation(messages: object) -> tuple[list[Body], list[Body]]:
         elif role == "assistant":
             others.append({"role": "assistant", "content": _assistant_content(where, message)})
         else:
-            # The results of parallel calls belong into one message.
+            # The results of parallel calls belong in one message.
             if before != "tool":
                 others.append({"role": "user", "content": []})
             others[-1]["content"].append(_tool_result(where, message))

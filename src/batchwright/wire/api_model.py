@@ -1,4 +1,4 @@
-"""`ApiModel`, the base of the objects that the HTTP API takes and gives."""
+"""`ApiModel`, the base of the objects that the HTTP API accepts and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat's body says beside its messages: tools, whether they may be called, and how the model is to think."""
+"""What a chat's body says besides its messages: tools, whether they may be called, and how the model is to think."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Chat(list[ChatMessage]):
         self.options = options
         """Variables of the template by their names, of `TEMPLATE_OPTIONS`."""
         self.effort = effort
-        """How much the model is to think, one of `EFFORTS`. None: as the template does by itself."""
+        """How much the model is to think, one of `EFFORTS`. None: the template's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class ChatTools:
     parallel: bool
     """Whether an answer may have several calls."""
     strict: frozenset[str]
-    """Names of the tools whose arguments are to be as their schemas say, whenever they are called."""
+    """Names of the tools whose arguments must satisfy their schemas whenever they are called."""
 
     @property
     def held(self) -> Mapping[str, Mapping[str, Any]]:
-        """The schemas that arguments are to satisfy, by the names of their tools."""
+        """The schemas that arguments must satisfy, by the names of their tools."""
         if self.choice == "required":
             return self.schemas if self.named is None else {self.named: self.schemas[self.named]}
         strict = self.strict if self.choice == "auto" else ()
@@ -184,7 +184,7 @@ def _options(value: object) -> Mapping[str, Any]:
 def _for_template(position: int, message: ChatMessage) -> ChatMessage:
     """Return the message as chat templates expect it.
 
-    Arguments of calls are objects, which OpenAI has as texts, and fields that say nothing are not there.
+    Arguments of calls, which are texts in OpenAI's form, become objects; fields that say nothing are left out.
     """
     calls = message.get("tool_calls")
     if None in message.values() or calls == []:
@@ -203,7 +203,7 @@ def _call(where: str, call: object) -> Mapping[str, Any]:
     if arguments is None or arguments == "":
         arguments = {}
     elif isinstance(arguments, str):
-        # An answer that was cut off has arguments that are no JSON: they are shown to the model as they are.
+        # Arguments in an answer that was cut off are not JSON: they are shown to the model as they are.
         arguments = _object_in(arguments)
     elif not isinstance(arguments, Mapping):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Bodies for `/v1/rerank`, `/v1/score` and `/classify`, and of their answers.
+"""Bodies of requests for `/v1/rerank`, `/v1/score` and `/classify`, and of their answers.
 
 Their forms are those of vLLM and Text Embeddings Inference, which follow Jina's and Cohere's.
 """
@@ -80,13 +80,13 @@ class RerankBody(PairsBody):
 def read_classifying(endpoint: str, body: Mapping[str, Any]) -> ClassifierBody:
     """Read a body for `endpoint`, one of `/v1/rerank`, `/v1/score` and `/classify`.
 
-    Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
+    For any JSON object, raises nothing but `InvalidRequest`, naming the field.
     """
     return {RERANK_URL: read_rerank, SCORE_URL: read_score, CLASSIFY_URL: read_classify}[endpoint](body)
 
 
 def read_rerank(body: Mapping[str, Any]) -> RerankBody:
-    """Read a body for `/v1/rerank`. Raises as `read_classifying`."""
+    """Read a body for `/v1/rerank`. Raises as `read_classifying` does."""
     check_names(body, frozenset(), _RERANK_NAMES, REFUSED)
     query = _text("query", required("query", body))
     given = required("documents", body)
@@ -110,7 +110,7 @@ def read_rerank(body: Mapping[str, Any]) -> RerankBody:
 
 
 def read_score(body: Mapping[str, Any]) -> PairsBody:
-    """Read a body for `/v1/score`. Raises as `read_classifying`."""
+    """Read a body for `/v1/score`. Raises as `read_classifying` does."""
     check_names(body, frozenset(), _SCORE_NAMES, REFUSED)
     names = pair_fields(body)
     for name in sorted(frozenset[str]().union(*PAIR_FIELDS).difference(names)):
@@ -140,7 +140,7 @@ def pair_fields(body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def read_classify(body: Mapping[str, Any]) -> ClassifierBody:
-    """Read a body for `/classify`. Raises as `read_classifying`."""
+    """Read a body for `/classify`. Raises as `read_classifying` does."""
     check_names(body, frozenset(), _CLASSIFY_NAMES, REFUSED)
     inputs = texts_or_tokens("input", required("input", body))
     if "" in inputs:
@@ -151,7 +151,7 @@ def read_classify(body: Mapping[str, Any]) -> ClassifierBody:
 def sent_inputs(endpoint: str, body: Mapping[str, Any]) -> list[str]:
     """Return the texts, or the pairs as one text each, of a body that is passed on to an endpoint elsewhere.
 
-    Its other fields are left to the endpoint, as are inputs that are no texts, such as images, which count as empty.
+    Its other fields are left to the endpoint, as are inputs that are not texts, such as images, which count as empty.
     Raises `InvalidRequest` if an input is missing.
     """
     if endpoint == CLASSIFY_URL:

@@ -1,6 +1,7 @@
 """Dialects: how an endpoint elsewhere wants OpenAI's bodies and keys, and how its answers become OpenAI's.
 
-All else speaks OpenAI's bodies, whatever the endpoint speaks. A dialect translates, and decides and sends nothing.
+All other code uses OpenAI's bodies, whatever the endpoint expects. A dialect only translates; it decides and sends
+nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Dialect(Protocol):
         """Return the path after the base URL for calls of `endpoint`, which is one of `endpoints`."""
 
     def is_beside(self, path: str) -> bool:
-        """Return whether `path` is one beside `/v1`, if the base URL ends with that, and not below it."""
+        """Return whether `path` is beside `/v1`, not below it, if the base URL ends with `/v1`."""
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         """Return the headers of each request. None: the endpoint needs no key."""
@@ -63,12 +64,12 @@ class Dialect(Protocol):
     def cached_prefixes(self, body: Mapping[str, Any], prompt: Prompt) -> Sequence[CachedPrefix] | None:
         """Return the prefixes of a prompt of OpenAI's `body` that its provider is asked to cache, the shortest first.
 
-        Each of them is found again as a whole only. None: the provider caches unasked, and finds whatever prompts begin
-        with alike. `prompt` is a text, token ids, or messages as they are sent.
+        Each of them is found again only as a whole. None: the provider caches without being asked, and finds any prefix
+        that prompts share. `prompt` is a text, token ids, or messages as they are sent.
         """
 
     def answer(self, answer: Body, created: int) -> Body:
-        """Return OpenAI's body of an answer that came at the Unix second `created`; other objects as they are."""
+        """Return OpenAI's body for an answer that came at the Unix second `created`; other objects unchanged."""
 
     def chunks(self, created: int) -> Callable[[Body], list[Body]]:
         """Return a function that turns the events of one stream, in order, into OpenAI's chunks."""
@@ -82,13 +83,13 @@ class Dialect(Protocol):
     def error_status(self, error: Mapping[str, object]) -> int | None:
         """Return the HTTP status of an error object, given as `error` returns it, that came with the status 200.
 
-        That is within a stream, or in place of an answer. None: not known.
+        Such an error comes within a stream, or instead of an answer. None: not known.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIDialect:
-    """OpenAI's own form: bodies go out and come back as they are."""
+    """OpenAI's own form: bodies are sent and returned unchanged."""
 
     key_header: str | None = None
     """Header that carries the key alone, as Azure wants it. None: `Authorization: Bearer`."""
@@ -178,9 +179,9 @@ DIALECTS = (OPENAI.name, ANTHROPIC.name)
 
 
 def dialect_for(name: str | None, address: str) -> Dialect:
-    """Return the dialect called `name`; None: the one of an endpoint with this base URL.
+    """Return the dialect called `name` or, if that is None, the dialect of an endpoint with this base URL.
 
-    That is Anthropic's for Anthropic's own host, and OpenAI's for all others. Raises `InputError` for another name.
+    That is Anthropic's for Anthropic's own host, and OpenAI's for all others. Raises `InputError` for an unknown name.
     """
     host = (urlsplit(address).hostname or "").lower()
     if name is None:

@@ -1,7 +1,7 @@
-"""What engines say of the requests that they compute, that wait in them, and that they can compute at once.
+"""What engines report of the requests that they compute, that wait in them, and that they can compute at once.
 
-Names in metrics are those of vLLM, SGLang, llama.cpp's server, text-generation-inference and batchwright itself.
-llama.cpp's server has no metrics unless they are switched on, but states its slots.
+Names of metrics are those of vLLM, SGLang, llama.cpp's server, text-generation-inference and batchwright itself.
+llama.cpp's server has no metrics unless they are switched on, but reports its slots.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def slots_of(properties: str) -> int | None:
 
 
 def queue_of(metrics: str) -> Queue | None:
-    """Return the requests in the engine whose metrics, in Prometheus's text format, these are; None: it says nothing.
+    """Return the requests in the engine with these metrics, in Prometheus's text format; None: they do not say.
 
     The figures of several models, ranks or classes of traffic are added up.
     """

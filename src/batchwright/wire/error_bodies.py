@@ -39,7 +39,7 @@ from batchwright.errors import (
 
 BAD_GATEWAY = 502
 _KEY_REFUSED = frozenset({401, 403, 407})
-"""Statuses with which an endpoint refuses a key, which is this service's, not the caller's."""
+"""Statuses with which an endpoint refuses the key, which is this service's, not the caller's."""
 
 _UNAVAILABLE = (BatcherClosed, DownloadError, EndpointDown, EngineClosed, LeaseLost, ServiceStopping, StoreUnavailable)
 _STATUSES: tuple[tuple[int, tuple[type[BatchwrightError], ...]], ...] = (
@@ -76,7 +76,7 @@ _KINDS = {
 def status_of_kind(error: Mapping[str, object]) -> int | None:
     """Return the status of an error object in OpenAI's form that came without one; None if that is not known.
 
-    Its code may be the status itself, as where a router passes on what another endpoint answered.
+    Its code may be the status itself, for example if a router passes on another endpoint's answer.
     """
     for kind in (error.get("code"), error.get("status"), error.get("type")):
         text = str(kind)
@@ -102,8 +102,8 @@ def status_of(error: BaseException) -> int:
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the response body for `error`.
 
-    It gives no details of an error that is not batchwright's own, or that is for the operator, and none of a failed
-    endpoint but that it failed: such messages may name hosts, paths and other internals. They are for the log.
+    It gives no details of an error that is not batchwright's own, or that is for the operator, and says of a failed
+    endpoint only that it failed: such messages may name hosts, paths and other internals. They belong in the log.
     """
     status = status_of(error)
     if not isinstance(error, BatchwrightError):
@@ -151,5 +151,5 @@ def _body(message: str, status: int, param: str | None, code: str, kind: str = "
 
 
 def _sendable(text: str) -> str:
-    """Replace lone surrogates, which have no UTF-8 form: Python's own JSON reader lets them in."""
+    """Replace lone surrogates, which have no UTF-8 form but are accepted by Python's own JSON parser."""
     return text.encode(errors="replace").decode()

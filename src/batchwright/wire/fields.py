@@ -34,7 +34,7 @@ IGNORED: Mapping[str, type] = {
     "stream_options": dict,
     "user": str,
 }
-"""Fields that do not change the result, and their types. `model` is read before, to choose what computes."""
+"""Fields that do not change the result, and their types. `model` is read earlier, to choose what computes."""
 _TYPES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
 
 _NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
@@ -97,8 +97,8 @@ def check_names(
 ) -> None:
     """Raise `InvalidRequest` naming the first field that cannot be honoured, or is too large.
 
-    `reserved` are the names that the form of the body uses, `taken` those of parameters; `refused` as in `REFUSED`,
-    and `why` says what is said of those.
+    `reserved` are the names that the form of the body uses, `taken` those of parameters; `refused` is like `REFUSED`,
+    and `why` is what the error says about those.
     """
     require_few_fields(body)
     for name, value in body.items():
@@ -116,7 +116,7 @@ def check_names(
 
 
 def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[str, object]:
-    """Return the fields of `line` that belong to a body. The others are columns of the user, which are left out.
+    """Return the fields of `line` that belong to a body. The others are the user's columns, and are left out.
 
     `reserved` as for `check_names`. Raises `InvalidRequest` for a column that looks like a misspelled field.
     """
@@ -146,7 +146,7 @@ def _require_ignorable(name: str, value: object) -> None:
 def _unknown(name: str, known: frozenset[str]) -> InvalidRequest:
     meant = _meant(name, known)
     hint = f"did you mean {meant}?" if meant else "leave it out"
-    # Python's own JSON reader lets lone surrogates through, which no answer could contain.
+    # Python's own JSON parser accepts lone surrogates, which no answer could contain.
     short = name[:_LONGEST_NAME].encode(errors="replace").decode()
     return InvalidRequest(f"{short} is unknown: {hint}", param=short, code="unknown_parameter")
 
@@ -199,7 +199,7 @@ def deadline_seconds(body: Mapping[str, object]) -> float | None:
     name, value = given[0], body[given[0]]
     unit, a_second = ("milliseconds", 1000) if name == "deadline_ms" else ("seconds", 1)
     most = MAX_DEADLINE * a_second
-    # This form of the comparison also refuses NaN, which Python's own JSON reader lets in.
+    # This form of the comparison also refuses NaN, which Python's own JSON parser accepts.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
         raise InvalidRequest(f"{name} must be a number of {unit} above 0 and ≤ {most:.0e}", param=name)
     return value / a_second
@@ -220,7 +220,7 @@ def priority_or_default(body: Mapping[str, object]) -> int:
 
 
 def expected_tokens(body: Mapping[str, object]) -> int | None:
-    """Return how many tokens the writer of `body` expects its answer to have, if it says so rightly."""
+    """Return how many tokens the sender of `body` expects in its answer; None if that is not given or not valid."""
     expected = body.get("expected_tokens")
     return expected if type(expected) is int and 0 <= expected <= MAX_TOKENS else None
 

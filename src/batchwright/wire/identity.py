@@ -25,11 +25,11 @@ _BEFORE_PROMPT = ("tools", "functions", "response_format", "instructions")
 _IN_THEIR_ORDER = frozenset({*FORM_NAMES, "functions", "text", "tools"})
 """Fields with JSON Schemas: properties are answered, and shown to the model, in the order in which they are given."""
 _OF_DRAWS = frozenset({"min_p", "seed", "top_k", "top_p"})
-"""Fields on which no greedy answer of a model here depends."""
+"""Fields that do not affect greedy answers of a model here."""
 _REAL = frozenset({"frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p"})
-"""Fields whose values may be whole numbers in either form."""
+"""Fields whose whole-number values may be written as integers or as floats."""
 _LIMITS = frozenset({"max_completion_tokens", "max_tokens"})
-"""Names of one limit, of which a model here takes the first if there are both."""
+"""Names of the same limit; a model here uses the first if both are given."""
 _UNENCODABLE = (ValueError, OverflowError, TypeError, RecursionError)
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_in_order = msgspec.json.Encoder().encode
@@ -49,8 +49,8 @@ def identity_of(
     none. Generated text is the same each time at `temperature` 0 or with a `seed`; what encoders compute always is. A
     request that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
 
-    `here`: a model of batchwright's own engine computes them, of which it is known that greedy answers do not depend on
-    how tokens are drawn, and that `max_completion_tokens` is `max_tokens`. Of a provider nothing of this is known.
+    `here`: batchwright's own engine computes them. It is known that its greedy answers do not depend on how tokens are
+    drawn, and that `max_completion_tokens` is `max_tokens`. Neither is known of a provider.
     """
     asked: Mapping[str, Any] = body
     if endpoint not in ENCODER_URLS:
@@ -68,16 +68,16 @@ def identity_of(
     if here and endpoint in (CHAT_URL, COMPLETION_URL):
         fields = _as_computed(asked, fields)
     try:
-        # Defaults may have keys that are no text, which only JSON makes so.
+        # Defaults may have keys that are not texts; only JSON makes them texts.
         values: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
         ordered = [[name, values.pop(name)] for name in sorted(_IN_THEIR_ORDER & values.keys())]
         return blake2b(_encode([endpoint, values]) + _encode_in_order(ordered), digest_size=16).digest()
     except _UNENCODABLE:
-        return None  # it has no form as JSON, for which it is refused when it is sent
+        return None  # it cannot be written as JSON, and is refused for that when it is sent
 
 
 def counts_whole(body: Mapping[str, Any]) -> bool:
-    """Return whether all of a body counts as it is, so that a model here refuses all requests equal to it, or none."""
+    """Return whether all of a body counts unchanged, so that a model here refuses all requests equal to it, or none."""
     return not (_WITHOUT_EFFECT & body.keys()) and not any(
         value is None or (isinstance(value, float) and name not in _REAL and value.is_integer())
         for name, value in body.items()
@@ -85,10 +85,10 @@ def counts_whole(body: Mapping[str, Any]) -> bool:
 
 
 def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return the prompt of a request as a provider's prompt cache compares it, after the scope of its comparisons.
+    """Return the scope in which a provider's prompt cache compares a request, and the prompt as the cache compares it.
 
-    Requests can share the prefix of their prompts if their scopes are equal. The prompt is empty where
-    nothing is generated, and nothing cached.
+    Requests can share the prefix of their prompts if their scopes are equal. The prompt is empty if nothing is
+    generated, and so nothing cached.
     """
     if endpoint in ENCODER_URLS:
         return b"", b""
@@ -103,7 +103,7 @@ def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, byt
 def cache_scope(endpoint: str, body: Mapping[str, Any]) -> bytes:
     """Return what is equal for requests that can share the prefix of their prompts in a provider's prompt cache.
 
-    Empty for values that have no form as JSON.
+    Empty for values that cannot be written as JSON.
     """
     try:
         return _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
@@ -112,9 +112,10 @@ def cache_scope(endpoint: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the `fields` that count of those `asked` without more on which no answer of a model here depends.
+    """Return `fields`, those of `asked` that count, without others that affect no answer of a model here.
 
-    The limit has one name. If a value would be refused, all are left as they are: it must not have another's answer.
+    The limit gets one name. If a value would be refused, all fields are left as they are: the request must not get
+    another one's answer.
     """
     given = {name: asked[name] for name in (_OF_DRAWS | _LIMITS) & fields.keys()}
     if not given.keys() - {"max_tokens"}:
@@ -137,7 +138,7 @@ def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, 
 
 @lru_cache(maxsize=1024)
 def _are_taken(given: tuple[tuple[str, type, Any], ...]) -> bool:
-    """Return whether a model here takes the values of these fields. A limit of 0 needs more than them."""
+    """Return whether a model here accepts the values of these fields. A limit of 0 also depends on others."""
     fields = {name: value for name, _, value in given}
     try:
         SamplingParams(**cast("dict[str, Any]", sampling_overrides(fields, chat=False)))

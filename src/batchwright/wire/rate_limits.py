@@ -1,8 +1,8 @@
-"""What an answer says of the rate limits of the endpoint that gave it, in its headers or in the text of a refusal.
+"""Rate limits that an endpoint states in the headers of an answer or in the text of a refusal.
 
-Read are, with names and units as their owners document them:
+The following are read, with names and units as their owners document them:
 
-- OpenAI's, and those of all that copy them (Azure, Groq, Mistral, Together, Fireworks, vLLM gateways, LiteLLM):
+- OpenAI's headers, and those of all that copy them (Azure, Groq, Mistral, Together, Fireworks, vLLM gateways, LiteLLM):
   `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`, the same for `tokens`, and with a window in
   the name as Mistral (`x-ratelimit-limit-req-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it,
   or `tokens-prompt` and `tokens-generated`, as Fireworks has them;
@@ -10,7 +10,7 @@ Read are, with names and units as their owners document them:
 - Anthropic's: `anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, the same for `tokens`, `input-tokens`
   and `output-tokens`; resets are times in RFC 3339;
 - the text of OpenAI's 429: "… on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500. Please try again in
-  1s"; and what is to blame, as far as a refusal's code or text says it: a rate, the number of requests at once, or how
+  1s"; and the cause, as far as a refusal's code or text states it: a rate, the number of requests at once, or how
   fast usage rises (OpenAI's `slow_down`, Anthropic's acceleration limits, Alibaba's `limit_burst_rate`).
 """
 
@@ -38,11 +38,11 @@ class StatedLimit:
     limit: int
     """Amount that may be used in a window."""
     remaining: int | None = None
-    """What is left of it; None: not said."""
+    """What is left of it; None: not stated."""
     reset: float | None = None
-    """Seconds until all of it is left again if nothing more is used; None: not said."""
+    """Seconds until all of it is available again if nothing more is used; None: not stated."""
     window: float | None = None
-    """Length of the window in seconds; None: not said."""
+    """Length of the window in seconds; None: not stated."""
 
 
 _KINDS: Mapping[str, RateKind] = {
@@ -99,7 +99,7 @@ _READ = 2000
 def limits_of_headers(headers: Mapping[str, str], unix_time: float) -> list[StatedLimit]:
     """Return the limits that `headers`, of an answer that arrived at `unix_time`, state. Their names are lower case.
 
-    What makes no sense is passed over: a header is no reason to lose an answer.
+    Invalid values are ignored: a header is no reason to lose an answer.
     """
     found = []
     for name, text in headers.items():
@@ -118,7 +118,7 @@ def limits_of_headers(headers: Mapping[str, str], unix_time: float) -> list[Stat
             remaining, reset = _whole(headers.get(others[0])), seconds_until(headers.get(others[1]), unix_time)
             seconds = None if window is None else _WINDOWS[window.removeprefix("-")]
             found.append(StatedLimit(_KINDS[kind], limit, remaining, reset, seconds))
-    # Anthropic's `tokens` repeat the tightest of the limits on tokens, which may be one of those that have a name.
+    # Anthropic's `tokens` repeat the tightest of the limits on tokens, which may be the one on input or on output.
     named = {(each.limit, each.remaining) for each in found if each.kind in ("input_tokens", "output_tokens")}
     return [each for each in found if each.kind != "tokens" or (each.limit, each.remaining) not in named]
 
@@ -137,7 +137,7 @@ def limits_of_refusal(message: str) -> list[StatedLimit]:
 
 
 def cause_of_refusal(code: object, message: str) -> RefusalCause | None:
-    """Return what the code and the message of a refusal blame; None where they do not say it."""
+    """Return the cause that the code and the message of a refusal state; None if they state none."""
     if isinstance(code, str) and code in _RISE_CODES:
         return "rise"
     text = message[:_READ].lower()
@@ -145,7 +145,7 @@ def cause_of_refusal(code: object, message: str) -> RefusalCause | None:
 
 
 def retry_after_of_refusal(message: str) -> float | None:
-    """Return the seconds after which the message of a refusal wants to be asked again; None where it says nothing."""
+    """Return the seconds after which the message of a refusal asks to try again; None if it does not say."""
     match = _AGAIN.search(message[:_READ].lower())
     if match is None:
         return None

@@ -86,8 +86,8 @@ WHOLE_LENGTH = -1
 
 
 _READ: dict[tuple[bool, int, _Settings], tuple[GenerationBody, SamplingParams]] = {}
-"""What was read of bodies besides their prompts: most of those that come have the same settings as others. The defaults
-are kept, so that their `id` is that of nothing else."""
+"""What was read of bodies except their prompts: most bodies have the same settings as others. The defaults are kept, so
+that nothing else can have their `id`."""
 _MOST_READ = 256
 _LONGEST_SETTINGS = 1024
 """Most characters of settings that are remembered."""
@@ -136,7 +136,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
         return self._params.logprobs if self.echo else None
 
     def require_few_prompt_logprobs(self, prompt_tokens: int) -> None:
-        """Raise `InvalidRequest` if so many tokens of all prompts together would have too many log-probabilities."""
+        """Raise `InvalidRequest` if this number of tokens, of all prompts, would have too many log-probabilities."""
         named = 1 + max(self.prompt_logprobs or 0, self.echoed_logprobs or 0)
         if self._params.prompt_logprobs is not None and prompt_tokens * named * self.n > MAX_LOGPROBS:
             raise InvalidRequest(
@@ -146,7 +146,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def with_prompts(self, body: Mapping[str, Any]) -> GenerationBody:
-        """Return what another body says that differs in nothing but its prompts. Raises `InvalidRequest`."""
+        """Return what a body says that differs from this one only in its prompts. Raises `InvalidRequest`."""
         name = "messages" if self.chat else "prompt"
         require_size(name, body.get(name))
         given = required(name, body)
@@ -183,9 +183,10 @@ def read_generation(
 ) -> GenerationBody:
     """Read a body for `/v1/chat/completions`, or without `chat` for `/v1/completions`.
 
-    `defaults` are for fields that the body leaves out; None, and what a mapping leaves out: OpenAI's.
+    `defaults` are for fields that the body leaves out; if they are None, and for what a mapping leaves out, OpenAI's
+    apply.
 
-    Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
+    For any JSON object, raises nothing but `InvalidRequest`, naming the field.
     """
     is_same = not defaults or isinstance(defaults, SamplingParams)
     if not isinstance(defaults, SamplingParams):
@@ -209,20 +210,20 @@ def read_generation(
 
 
 def _settings_key(body: Mapping[str, Any], prompts: str) -> _Settings | None:
-    """Return all fields but the prompts, with their types; None where one is a list or an object, or long."""
+    """Return all fields but the prompts, with their types; None if one is a list or an object, or they are long."""
     found, size = [], 0
     for name, value in body.items():
         if name != prompts:
             kind = type(value)
             size += len(str(name)) + (len(value) if kind is str else 0)
             if kind not in _SCALARS or size > _LONGEST_SETTINGS:
-                return None  # which is most often a form or tools, and takes longer to compare than to read
+                return None  # most often a form or tools, which take longer to compare than to read
             found.append((name, kind, value))
     return tuple(found)
 
 
 def _read_generation(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> GenerationBody:
-    """Read all of a body. Raises as `read_generation`, and what conversions raise."""
+    """Read all of a body. Raises as `read_generation` does, and what conversions raise."""
     check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
     given = required("messages" if chat else "prompt", body)
     overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
@@ -334,7 +335,7 @@ def texts_of_response(body: Mapping[str, Any]) -> list[str]:
 
 
 def texts_of_sent(body: Mapping[str, Any]) -> list[str]:
-    """Return the texts of the prompts in a body for chats or completions, without what is no text, such as images."""
+    """Return the texts of the prompts in a body for chats or completions, without what is not text, such as images."""
     messages = body.get("messages")
     if messages is not None:
         return ["\n".join(_texts_in(messages))]
@@ -344,7 +345,7 @@ def texts_of_sent(body: Mapping[str, Any]) -> list[str]:
 
 
 def _texts_in(messages: object) -> list[str]:
-    """The texts of messages, or of the items of a response's input, of whatever form."""
+    """Return the texts of messages, or of the items of a response's input, in whatever form."""
     texts = []
     for message in _items(messages):
         content = message.get("content") if isinstance(message, Mapping) else message
@@ -365,9 +366,9 @@ def with_defaults(
     responses: bool = False,
 ) -> dict[str, Any]:
     """Return `body` with the fields of `defaults` that it leaves out; only those that differ from `OPENAI_DEFAULTS`,
-    unless `defaults` is a mapping. A form that is null is left out, too.
+    unless `defaults` is a mapping. A form that is null counts as left out.
 
-    `chat` and `responses` say whether the body is for chats or responses, which have names of their own for some.
+    `chat` and `responses` say whether the body is for chats or responses, which have their own names for some fields.
     Values are for msgspec, which also writes tuples and integer keys as JSON.
     """
     if isinstance(defaults, SamplingParams):

@@ -23,13 +23,13 @@ _TEXT_EVENTS: Mapping[ItemKind, str] = {
 
 
 def response_of_chat(asked: Mapping[str, Any], chat: Mapping[str, Any]) -> Body:
-    """Return the answer to a body for `/v1/responses`, given that to its chat."""
+    """Return the answer to a body for `/v1/responses`, given the answer to its chat."""
     head = _Head.of(asked, chat)
     choices: Sequence[Body] = chat["choices"]
     output: list[Body] = []
     for choice in choices:
         items = head.items(choice["message"], (choice.get("logprobs") or {}).get("content") or [])
-        # What ended the answer too early ended the last of its items.
+        # An answer that ended too early did so in the last of its items.
         output += [item.body("completed") for item in items[:-1]]
         output.append(items[-1].body("incomplete" if choice["finish_reason"] == "length" else "completed"))
     is_cut = any(choice["finish_reason"] == "length" for choice in choices)
@@ -39,7 +39,7 @@ def response_of_chat(asked: Mapping[str, Any], chat: Mapping[str, Any]) -> Body:
 class ResponseEvents:
     """Makes the events of a streamed response from the chunks of its chat, which has one choice and gives its usage.
 
-    An item ends where another one begins, so that text behind a call is another message.
+    An item ends where another one begins, so that text after a call is another message.
     """
 
     def __init__(self, asked: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ def completion_body(
 ) -> Body:
     """Return the whole answer, given the response to each prompt, in order, and the prompts to echo.
 
-    With `prompt_logprobs`, it has those of the prompt in vLLM's form, with as many alternatives.
+    With `prompt_logprobs`, it has those of the prompt in vLLM's form, with that many alternatives.
     """
     choices: list[Body] = []
     of_prompt: Body = {}
@@ -227,7 +227,7 @@ def encode_vectors(vectors: Sequence[npt.NDArray[np.float32]], encoding_format: 
 
 
 def short_floats(values: npt.NDArray[np.float32]) -> list[float]:
-    """Convert the values [n] to those floats that have the fewest digits and become the same float32 again.
+    """Convert the values [n] to the floats with the fewest digits that become the same float32 again.
 
     Written exactly, a float32 takes up to 17 digits. Below 1e-13 and above 1e22 the result may have as many.
     """

@@ -1,4 +1,4 @@
-"""`/v1/responses` in its text form: its requests as chats, whose answers `response_answers` makes responses again.
+"""`/v1/responses` in its text form: requests become chats, and `response_answers` turns their answers into responses.
 
 What has no counterpart in a chat, such as earlier responses, tools of a provider and files, is refused by name.
 """
@@ -41,7 +41,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
 CHOICES = ("none", "auto", "required")
-"""Values of `tool_choice` beside the name of a tool."""
+"""Values of `tool_choice` besides the name of a tool."""
 _TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})
 _FORMAT_FIELDS = ("name", "description", "schema", "strict")
 _MOST_TOKENS = 2**31 - 1
@@ -52,13 +52,13 @@ _NAMES_IN_CHAT = (
     ("reasoning_effort", "reasoning.effort"),
     ("max_tokens", "max_output_tokens"),
 )
-"""Beginnings of the names of a chat's fields, and what they are in a response."""
+"""Beginnings of the names of a chat's fields, and those of a response that correspond to them."""
 
 
 def chat_of_response(body: Mapping[str, Any]) -> Body:
     """Return the body of the chat that a body for `/v1/responses` asks for; its values are checked with the chat.
 
-    Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
+    For any JSON object, raises nothing but `InvalidRequest`, naming the field.
     """
     check_names(body, frozenset(), NAMES, REFUSED)
     conversation = _Conversation()
@@ -196,7 +196,7 @@ def _call_id(where: str, item: Body) -> str:
 
 
 def _thought(where: str, item: Body) -> str:
-    """Return what was thought; a summary stands for it where there is nothing else."""
+    """Return the thought, or its summary if there is nothing else."""
     if item.get("encrypted_content") is not None:
         raise InvalidRequest(
             f"{where}.encrypted_content is not supported: leave it out",
@@ -284,7 +284,7 @@ def _tool(where: str, tool: object) -> Body:
             code="unsupported_parameter",
         )
     for name, value in tool.items():
-        # Other fields, such as defer_loading, are no matter while they ask for nothing.
+        # Other fields, such as defer_loading, do not matter as long as they ask for nothing.
         if name not in _TOOL_FIELDS and value is not None and value is not False:
             raise InvalidRequest(
                 f"{where} has {shown(name)}, which is not supported: leave it out",

@@ -1,1 +1,1 @@
-"""Connections of clients: how many there may be, how long they may take, and what of HTTP/1.1 they may send."""
+"""Connections of clients: how many there may be, how long they may take, and which parts of HTTP/1.1 they may use."""

@@ -22,7 +22,7 @@ _BACKLOG = 2048
 _TURN = 64
 """Connections that are accepted in one go, before the event loop does anything else."""
 _RETRY = 1.0
-"""Seconds for which nothing is accepted when the machine is out of descriptors or memory."""
+"""Seconds for which no connection is accepted after the machine has run out of descriptors or memory."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _UNSENT = 128 * 1024
 """Unsent bytes that the kernel buffers for a client: few, so that an unread answer is soon noticed."""
@@ -37,8 +37,8 @@ _TLS_SHUTDOWN = 5.0
 class Acceptor:
     """A replacement for `asyncio.Server`, of which uvicorn uses `close` and `wait_closed`.
 
-    Out of descriptors, the event loop's own server logs each failed attempt, up to its backlog in a row; and it makes a
-    transport for every connection before the connection can be counted.
+    When descriptors run out, the event loop's own server logs each failed attempt, up to its backlog in a row; and it
+    creates a transport for every connection before the connection can be counted.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Acceptor:
             return
         accepted.close()
         self._forget(connection)
-        # A client that speaks no TLS, or hangs up during the handshake, is not worth a line.
+        # A client that speaks no TLS, or hangs up during the handshake, is not worth a log line.
         if error is not None and not isinstance(error, OSError):
             logger.error("connection_failed", exc_info=error)
 
@@ -171,7 +171,7 @@ class Acceptor:
         self._places.remove(connection)
 
     def _refuse(self, accepted: socket.socket, why: NoPlace) -> None:
-        """Answer without reading the request. With TLS only close: the handshake is the cost that is to be saved."""
+        """Answer without reading the request. With TLS, only close: the handshake is the cost to be avoided."""
         try:
             if self.tls is not None:
                 raise ConnectionAbortedError

@@ -1,4 +1,4 @@
-"""Limits on the number of connections, in all and from one address, and which connection gives way to a new one.
+"""Limits on the number of connections, in total and per address, and which connection gives way to a new one.
 
 A connection without a request under way costs its client nothing, so it has no right to its place: when all places are
 taken, one such connection is closed for a newcomer. A newcomer is refused only when every place has a request.
@@ -139,7 +139,7 @@ class ConnectionPlaces(Generic[_C]):
 
 
 def origin_of(host: str) -> str:
-    """Return the IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address, which one client may have as a whole."""
     address = _parsed(host)
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((address, 64), strict=False))

@@ -1,4 +1,4 @@
-"""The time limits of a connection: a decision from the time and from what is known of the connection."""
+"""The time limits of a connection: decisions from the time and the state of the connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Phase(Enum):
     REQUEST = "request"
     """The answer to a request that is under way. The request's body has limits of its own."""
     REST = "rest"
-    """The rest of a body that is not read, since its request was answered."""
+    """The rest of a body that is not read because its request was already answered."""
 
 
 class Overdue(Enum):
@@ -55,7 +55,7 @@ class Patience:
         return True
 
     def progressed(self) -> None:
-        """Note that the client has read so much that more can be written."""
+        """Note that the client has read enough for more to be written."""
         self._stalled_since = None
 
     def overdue(self, now: float, *, unsent: int, more_comes: bool) -> Overdue | None:

@@ -1,7 +1,7 @@
-"""The server's side of one connection: what of HTTP/1.1 it accepts, and how long a client may take.
+"""The server's side of one connection: which parts of HTTP/1.1 it accepts, and how long a client may take.
 
-Requests that two servers in a row could read as different ones are refused although h11 takes them: with such a request
-a client could smuggle another one past the first server.
+Requests that two servers in a row could interpret differently are refused although h11 accepts them: such a request
+lets a client smuggle another one past the first server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from batchwright.server.http.middleware import new_request_id
 MAX_HEAD_BYTES = 16 * 1024
 """Largest head of a request."""
 _ECHOED = 200
-"""Characters that an answer quotes of the parser's message, which may quote the request."""
+"""Most characters that an answer quotes of the parser's message, which may quote the request."""
 _VERSIONS = (b"1.0", b"1.1")
 _FOLDED = re.compile(rb"\n[ \t]")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -103,7 +103,7 @@ def _check_head(head: bytes, request: h11.Request) -> None:
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol over `StrictConnection`, with refusals in the form of the service and a limit on time."""
+    """uvicorn's protocol over `StrictConnection`, with refusals in the service's form and with time limits."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Connection(H11Protocol):
         return overdue
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser refused, in the form of the service. Called by uvicorn."""
+        """Answer a request that the parser refused, in the service's form. Called by uvicorn."""
         refusal = self._strict.refusal
         status = 400 if refusal is None else refusal.error_status_hint
         why = msg if refusal is None else str(refusal)[:_ECHOED]

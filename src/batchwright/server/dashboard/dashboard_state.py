@@ -289,7 +289,7 @@ def _traffic(services: Services, traffic: Traffic, pending: int) -> ClassState:
         cancelled=figures.cancelled,
         tokens=services.live.rates(traffic),
         latency_ms=_percentiles(figures.recent_latency_ms),
-        # The engine sees the tokens of every request; from outside, only those of streams are seen.
+        # The engine sees the tokens of every request; with an endpoint elsewhere, only those of streams are seen.
         ttft_ms=_percentiles(figures.recent_ttft_ms if engine is None else engine.recent_ttft_ms),
         tpot_ms=_percentiles(figures.recent_tpot_ms if engine is None else engine.recent_tpot_ms),
     )

@@ -22,7 +22,7 @@ class Feeds:
     """The feeds of all keys with open dashboards, and the limits on their number."""
 
     def __init__(self, most: int, stopping: asyncio.Event) -> None:
-        """Allow `most` watchers, of one tenant a quarter of that. Feeds end when `stopping` is set."""
+        """Allow `most` watchers, and a quarter of that per tenant. Feeds end when `stopping` is set."""
         self._most = most
         self._most_of_one = max(1, most // _PART_OF_ONE_TENANT)
         self._stopping = stopping
@@ -73,7 +73,7 @@ class _Feed:
         self._latest = b""
         self._number = 0
         self._changed = asyncio.Event()
-        # In a context of its own, as what it logs belongs to no request.
+        # In a context of its own, since its log lines belong to no request.
         self._task = asyncio.create_task(self._run(), context=Context())
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class _Site:
     """Hash of all files, part of their addresses, so that they can be cached for ever and versions never mix."""
     files: Mapping[str, bytes]
     render: Callable[..., str]
-    """Renders the template that it is given first."""
+    """Renders the template named by its first argument."""
 
     def reference(self, reference: Reference) -> bytes:
         """Return the page of the reference."""

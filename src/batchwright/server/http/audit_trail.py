@@ -17,7 +17,7 @@ from batchwright.service.access.audit import AuditLog
 
 
 class Sparing:
-    """Limit on records that strangers can cause: lets the first few of a kind through in each period (in seconds)."""
+    """Limit on records that strangers can cause: only the first few of a kind pass in each period (in seconds)."""
 
     def __init__(self, most: int, period: float) -> None:
         self._most = most
@@ -27,13 +27,13 @@ class Sparing:
         self._suppressed = 0
 
     def take(self, kind: str, now: float) -> tuple[bool, int]:
-        """Return whether this one is let through, and how many were not in the period that has just ended."""
+        """Return whether this record passes, and how many did not in the period that has just ended."""
         suppressed = 0
         if now >= self._until:
             suppressed, self._suppressed = self._suppressed, 0
             self._seen.clear()
             self._until = now + self._period
-        # Each kind is a stranger's invention, so they are bounded, too.
+        # Strangers choose the kinds, so their number is bounded, too.
         if self._seen[kind] >= self._most or len(self._seen) > 1000 * self._most:
             self._suppressed += 1
             return False, suppressed
@@ -43,7 +43,7 @@ class Sparing:
 
 _DEED = "deed"
 _REFUSALS = 10
-"""Refusals that are recorded for an address in a minute; of further ones only the number is."""
+"""Refusals that are recorded per address and minute; further ones are only counted."""
 _PATH = 200
 
 
@@ -76,7 +76,7 @@ def not_audited(request: Request) -> None:
 
 
 class AuditMiddleware:
-    """Middleware around `auth.AuthMiddleware` that records actions, and refusals for want of a key or a scope."""
+    """Middleware around `auth.AuthMiddleware` that records actions, and refusals for lack of a key or a scope."""
 
     def __init__(self, app: ASGIApp, *, log: AuditLog, clock: Clock) -> None:
         self._app = app
@@ -99,7 +99,7 @@ class AuditMiddleware:
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnect:
-            # The contents that a HEAD request does not want are broken off in the same way.
+            # The body that a HEAD request does not want is cut off in the same way.
             if scope["method"] != "HEAD":
                 status = HUNG_UP
             raise

@@ -1,8 +1,8 @@
-"""Authentication: by API keys, or while the store has no key, for programs on this machine only.
+"""Authentication: by API keys or, while the store has no key, for programs on this machine only.
 
-Without keys nothing proves who asks. So the service is bound to loopback, and refuses what foreign web pages could make
-a browser send: a Host that is not this machine (DNS rebinding), and an Origin that is not this service (CSRF), unless
-`cors_origins` names it.
+Without keys, nothing proves who is calling, so the service is bound to loopback, and refuses what foreign web pages
+could make a browser send: a Host that is not this machine (DNS rebinding), and an Origin that is not this service
+(CSRF), unless `cors_origins` names it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchwright.service.settings import is_loopback
 from batchwright.store.records import ApiKey, KeyScope
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"})
-"""Paths that reveal nothing of any tenant. The page at `/` is empty until its script asks for data, with a key."""
+"""Paths that reveal nothing about any tenant. The page at `/` is empty until its script asks for data, with a key."""
 ADMIN = "/v1/admin"
 PUBLIC_FOLDER = "/dashboard/static/"
 

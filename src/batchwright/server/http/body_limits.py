@@ -1,4 +1,4 @@
-"""Limits on the size of a request's body, and on the bytes of all large bodies that are in work at once."""
+"""Limits on the size of a request's body, and on the bytes of all large bodies in work at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RETRY_AFTER = 1.0
 
 
 class BodyLimits:
-    """The largest body that each path takes."""
+    """The largest body that each path accepts."""
 
     def __init__(self, settings: Settings) -> None:
         online = settings.max_online_body_size, "max_online_body_size"
@@ -40,8 +40,8 @@ class BodyLimits:
 class ByteBudget:
     """The number of bytes in the large bodies of all requests that are under way.
 
-    Beyond `limit` a body is refused and does not wait for others: every waiting request would hold what has arrived of
-    its body, perhaps for the minutes that another answer takes.
+    Beyond `limit`, a body is refused and does not wait for others: a waiting request would hold what has arrived of its
+    body in memory, perhaps for the minutes that another answer takes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -89,7 +89,7 @@ class BodyCount:
             self._taken = self._passed
 
     def end(self) -> bool:
-        """Give back to the budget what was taken from it, and return whether that was anything."""
+        """Give back what was taken from the budget, and return whether anything was."""
         taken, self._taken = self._taken, 0
         self._budget.give_back(taken)
         return taken > 0

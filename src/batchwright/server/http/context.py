@@ -74,7 +74,7 @@ async def flow_of(request: Request) -> Flow:
 
 
 async def slo_named_by(
-    # Not in the schema: which names are valid is known from the settings alone.
+    # Not in the schema: only the settings say which names are valid.
     name: Annotated[str | None, Header(alias=SLO_HEADER, include_in_schema=False)] = None,
 ) -> str | None:
     """Return the class of service level objectives that the request names."""

@@ -25,7 +25,7 @@ _RETRIED = (429, 502, 503)
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 _LONGEST_PARAM = 200
 _BY_CODE = {"file_too_large": 413, "upload_too_slow": 408, "idempotency_key_reused": 409}
-"""Status of invalid requests with a code for which 400 is not right."""
+"""Statuses, by code, of invalid requests for which 400 is not right."""
 _OWN_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -76,7 +76,7 @@ def as_http(error: BaseException) -> HttpError:
     code = body["code"]
     status = _BY_CODE.get(code, status_of(error)) if isinstance(error, InvalidRequest) else status_of(error)
     headers = {"retry-after": str(retry_after(error) or RETRY_AFTER)} if status in _RETRIED else {}
-    # Headers by which OpenAI's clients decide when to try again.
+    # Headers from which OpenAI's clients decide when to try again.
     if isinstance(error, QuotaExceeded) and not error.passing:
         headers = {"x-should-retry": "false"}
     elif isinstance(error, QuotaExceeded) and error.retry_after is not None:
@@ -90,7 +90,7 @@ def error_response(error: HttpError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have the framework's own errors answered in this form; `middleware.BodyMiddleware` answers all others."""
+    """Make the framework answer its own errors in this form; `middleware.BodyMiddleware` answers all others."""
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):

@@ -56,12 +56,12 @@ class JsonThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def give_memory_back(self) -> None:
-        """Have the allocator return memory that large bodies left free, after the bodies that wait."""
+        """Make the allocator return the memory that large bodies have freed, after parsing the bodies that wait."""
         self._thread.submit(return_free_pages)
 
 
 class JsonRequest(Request):
-    """A request whose JSON body is kept only once, and only until it is parsed.
+    """A request whose JSON body is stored only once, and only until it is parsed.
 
     `model`: what the body is validated against, on the thread that parses it; FastAPI would do so on the event loop.
     """

@@ -27,7 +27,7 @@ from batchwright.service.observability.logs import logger
 from batchwright.service.settings import Settings
 
 ANSWER_HEADERS = "answer_headers"
-"""Name, in the state of a request, of headers that are added to its answer, even to an error."""
+"""Name, in the state of a request, of the headers that are added to its answer, even to an error."""
 HUNG_UP = 499
 """Status that the log and the metrics give a request whose client hung up before the answer."""
 _LAST_WORD = 0.5
@@ -118,7 +118,7 @@ def _without_body(send: Send) -> tuple[Receive, Send]:
 
 
 class CrossOriginMiddleware(CORSMiddleware):
-    """Starlette's CORS middleware, with refusals in the form of every error.
+    """Starlette's CORS middleware, with refusals in the service's form of errors.
 
     It allows no credentials that a browser adds by itself: a page must know a key and send it in a header. Where no key
     is needed, `auth.AuthMiddleware` decides what a page may do.
@@ -189,7 +189,7 @@ class _Answer:
         await self._send(message)
 
     async def give_up(self, error: HttpError, scope: Scope, receive: Receive) -> None:
-        """End with `error` as the answer if none has begun, as an event in a stream of events, else by a cut."""
+        """End with `error`: as the answer if none has begun, or as an event of a stream; else cut the answer off."""
         if not self.begun:
             await error_response(error)(scope, receive, self.send)
         elif self._events:
@@ -197,7 +197,7 @@ class _Answer:
 
 
 class BodyMiddleware:
-    """Limits the body of every request, and turns every error into an answer in the form of the service."""
+    """Limits the body of every request, and turns every error into an answer in the service's form."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class BodyMiddleware:
             error = as_http(ServiceStopping())
             error.headers["connection"] = "close"
             log_failure(error, error, path=scope["path"])
-            # A client that does not read is not waited for, nor anything else after a second cancellation.
+            # Do not wait for a client that does not read, nor for anything after a second cancellation.
             with suppress(TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(_LAST_WORD):
                     await answer.give_up(error, scope, receive)
@@ -245,7 +245,7 @@ class BodyMiddleware:
                 self._on_large_bodies_gone()
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
-        """Answer the request, and turn any exception into an error in the form of the service."""
+        """Answer the request, and turn any exception into an error in the service's form."""
         headers, arrival = Headers(scope=scope), _Arrival(self._upload_timeout, self._min_upload_rate)
         try:
             _require_plain(headers)
@@ -270,7 +270,7 @@ class BodyMiddleware:
         """Return `receive` with limits: it raises 408 when the body arrives too slowly, and what `BodyCount` raises."""
 
         async def bounded() -> Message:
-            # After the body only the client's hanging up can follow, which may take any time.
+            # After the body, only a disconnect can follow, at any time.
             message = await (receive() if arrival.ended else self._soon(receive, arrival))
             body.count(len(message.get("body", b"")))
             return message
@@ -298,7 +298,7 @@ class BodyMiddleware:
 
 
 def _closes_after(scope: Scope, headers: Headers) -> bool:
-    """Return whether the connection ends with the answer, while the client sends its body in any case."""
+    """Return whether the connection ends with the answer and the client sends its body without waiting for one."""
     if "100-continue" in headers.get("expect", "").lower():
         return False
     return scope["http_version"] == "1.0" or "close" in headers.get("connection", "").lower()

@@ -1,4 +1,4 @@
-"""Multipart forms with one file, read as they arrive: the file is not kept, and of the other fields only a little."""
+"""Multipart forms with one file, read as they arrive: the file is not stored, and other fields must be small."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class FieldDescription:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What can be asked for: a method and a path."""
+    """An operation of the API: a method and a path."""
 
     id: str
     method: str
@@ -60,7 +60,7 @@ class Operation:
     fields: tuple[FieldDescription, ...]
     """Fields of a body that is an object without a name, such as a form."""
     content_type: str
-    """Of the body; empty if there is none."""
+    """Content type of the body; empty if there is none."""
     answer: Type | None
     """Type of the body of a success; None where it is described in words only."""
 

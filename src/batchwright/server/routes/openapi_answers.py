@@ -1,8 +1,8 @@
 """Schemas of the bodies of online endpoints, for the OpenAPI description.
 
 `wire/` decides what a request body means, for online requests and lines of batches alike. These schemas say the same
-about each field by itself, but nothing about several at once: `min_tokens` above `max_tokens`, prompts times `n`, sizes
-in all. Answers are made by the model or the endpoint; the fields named here are those that clients read.
+about each field by itself, but nothing about combinations: `min_tokens` above `max_tokens`, prompts times `n`, total
+sizes. Answers are made by the model or the endpoint; the fields named here are those that clients read.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _FORMS: dict[str, _Schema] = {
     "grammar": _FORM_TEXT,
     "json_object": {"const": True},
 }
-"""What vLLM's `structured_outputs` may have, of which one is given."""
+"""Fields of vLLM's `structured_outputs`, of which exactly one is given."""
 _NO_FORM: dict[str, _Schema] = {name: {"enum": [None, False] if name == "json_object" else [None]} for name in _FORMS}
 _ANSWER_FORM: dict[str, _Schema] = {
     "response_format": _either(
@@ -261,7 +261,7 @@ _NOT_EMPTY = [
     {"properties": {"max_tokens": {"not": {"const": 0}}}},
     {"properties": {"prompt_logprobs": {"type": "integer"}}, "required": ["prompt_logprobs"]},
 ]
-"""What a body without an answer has to ask for."""
+"""Alternatives for a body: it wants an answer, or else log-probabilities of the prompt."""
 _ONE_DEADLINE: _Schema = {"anyOf": [{"properties": {name: _NULL}} for name in ("deadline", "deadline_ms")]}
 _TOP_LOGPROBS_NEED_LOGPROBS = [
     {"properties": {"top_logprobs": {"enum": [None, 0]}}},

@@ -63,7 +63,7 @@ IdempotencyKey = Annotated[
 
 
 def _number(value: object) -> object:
-    """Refuse texts and booleans, which pydantic would take for numbers."""
+    """Refuse texts and booleans, which pydantic would accept as numbers."""
     if isinstance(value, (bool, str)):
         raise PydanticCustomError("number_type", "Input should be a number")
     return value

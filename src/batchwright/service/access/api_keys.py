@@ -25,7 +25,7 @@ DEFAULT_TENANT = "default"
 """Tenant that owns everything where no keys are used."""
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 DEFAULT_SCOPES: tuple[KeyScope, ...] = ("online", "batches")
-"""Default scopes of a key: all but `metrics`, which shows all tenants, and `admin`, which makes keys of any."""
+"""Default scopes of a key: all but `metrics`, which shows all tenants, and `admin`, which makes keys for any."""
 DEFAULT_OVERLAP = 86_400.0
 """Seconds for which the previous secret works after a rotation."""
 SEEN_WITHIN = 5.0
@@ -48,7 +48,7 @@ _END_OF_YEARS = 253_402_300_800
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Key that was recognized. Times are of the clock."""
+    """Recognized key. Times are those of the clock."""
 
     key: ApiKey
     until: float
@@ -75,12 +75,12 @@ class ApiKeys:
         """Number of key changes by this process; lookups that began before the last change are not remembered."""
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._used: dict[str, float] = {}
-        """Unix seconds of the last uses of keys that the store does not know of yet."""
+        """Unix seconds of the last uses of keys that are not recorded in the store yet."""
         self._any = False
         self._none_before = False
         """Whether the store once answered that there was no key."""
         self._ask_again_at = float("-inf")
-        """Time of the clock until which the store, which did not answer, is not asked whether there is a key."""
+        """Time of the clock until which the store is not asked whether there is a key, after it did not answer."""
 
     async def create(
         self,
@@ -93,7 +93,7 @@ class ApiKeys:
         best_priority: int | None = DEFAULT_PRIORITY,
         quotas: Quotas = UNLIMITED,
     ) -> tuple[ApiKey, str]:
-        """Make a new key, and return its record, and its secret, which is not stored.
+        """Make a new key, and return its record and its secret, which is not stored.
 
         `expires_at`: Unix seconds; None: never. `weight`: share of its online requests relative to other keys.
         `best_priority`: smallest `priority` that its requests can have; None: any. Raises `InvalidRequest`.
@@ -115,7 +115,7 @@ class ApiKeys:
         return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
 
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
-        """Change the given ones of `name`, `expires_at`, `scopes`, `weight` and `best_priority`, and quotas by name.
+        """Change `name`, `expires_at`, `scopes`, `weight` or `best_priority` where given, and quotas by name.
 
         Takes effect here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
         """
@@ -126,7 +126,7 @@ class ApiKeys:
     async def rotate(self, key_id: str, overlap: float = DEFAULT_OVERLAP) -> tuple[ApiKey, str]:
         """Give a key a new secret, and change nothing else.
 
-        The previous secret works for `overlap` more seconds, and older ones no longer. Raises `InvalidRequest`, and
+        The previous secret works for `overlap` more seconds; older ones stop working. Raises `InvalidRequest`, and
         `NotFound`, also for a revoked key.
         """
         if not 0.0 <= overlap <= _MOST_OVERLAP:
@@ -226,7 +226,7 @@ class ApiKeys:
             await self.note_uses()
 
     async def note_uses(self) -> None:
-        """Record the uses of keys since the last call in the store; if it does not answer, the next call does."""
+        """Record in the store the uses of keys since the last call; if it does not answer, the next call does."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -267,9 +267,9 @@ def require_name(param: str, value: str) -> str:
 
 
 def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, Any]:
-    """Return `body` with its `priority` raised to `best` where it is smaller, that is, more urgent.
+    """Return `body` with its `priority` raised to `best` if it is smaller, that is, more urgent.
 
-    It is not refused, so that one program works with any key: a priority does not change what the answer is.
+    It is not refused, so that one program works with any key: a priority does not change the answer.
     """
     priority = body.get("priority")
     given = DEFAULT_PRIORITY if priority is None else priority

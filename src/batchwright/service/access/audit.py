@@ -70,7 +70,7 @@ class AuditLog:
             self._thread = None
 
     def remove_old(self) -> list[date]:
-        """Remove the files of days that are not kept any more, and return the days."""
+        """Remove the files of days that are no longer kept, and return the days."""
         if not self._retention or not self._folder.is_dir():
             return []
         first = datetime.fromtimestamp(self._now(), UTC).date() - timedelta(days=self._retention)

@@ -101,7 +101,7 @@ class OnlineQuotas:
         self._tenants: Mapping[str, Quotas] = {}
         self._refresh_at = float("-inf")
         self._sharing: _Exchange | None = None
-        """Exchange under way. It is never cancelled, since it would not be known what it has added to the store."""
+        """Exchange under way. It is never cancelled, since what it has added to the store would be unknown."""
         self._heard: float | None = None
         """Time of the store at the last exchange; None: there was none yet."""
 
@@ -123,12 +123,12 @@ class OnlineQuotas:
     ) -> AsyncIterator[Use]:
         """Admit a request that consists of `calls` for the duration of the block. Raises `QuotaExceeded`.
 
-        If there are quotas, `notify` is called once with the standings of the scarcest ones, also before that is
-        raised.
+        If there are quotas, `notify` is called once with the standings of the scarcest ones, even if the request
+        is then refused.
 
         The block gets a function to be called with the number of used tokens. Until then, and if the client hangs up or
-        the request fails midway, the request counts with the most it may use. One that was refused, here or by an
-        endpoint elsewhere, counts with none.
+        the request fails midway, the request counts with the most it may use. A request that was refused, here
+        or by an endpoint elsewhere, counts with none.
         """
         subjects = self.subjects(tenant, key)
         if not subjects:
@@ -164,7 +164,7 @@ class OnlineQuotas:
             raise
         decided = self.limiter.confirm(came, subjects, self.now)
         if isinstance(decided, Refusal):
-            others.notify()  # others must not be refused because of what it was counted with
+            others.notify()  # others must not be refused because of what this one was counted with
         return decided
 
     async def share(self) -> None:

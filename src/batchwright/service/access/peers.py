@@ -1,6 +1,6 @@
 """Exchange between the processes of one store: use of quotas, current figures, and forecasts of batches.
 
-It is made once a second, and for each request with a quota while there are other processes.
+It takes place once a second, and for each request with a quota while there are other processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peers:
         """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published.
 
         `learn_limits` is called with what each other process published as `limits`: what it uses, wants and has found
-        of limits that hold for all of them together.
+        out of limits that apply to all of them together.
         """
         self.others: list[tuple[Peer, dict[str, Any]]] = []
         """Other processes, with what they last published."""
@@ -105,7 +105,7 @@ class Peers:
         await self._quotas.share()
         worker = self._worker()
         found = await (self._publish(worker) if self._published and worker else self._store.peers())
-        # A process that is alone and foresees nothing publishes nothing, and withdraws what it has published before.
+        # A process that is alone and has no forecasts publishes nothing, and withdraws what it has published before.
         alone = all(peer.worker == worker for peer in found) and not self._snapshot().get("forecasts")
         if not self._published and worker and not alone:
             found = await self._publish(worker)
@@ -136,7 +136,7 @@ def read_snapshot(peer: Peer) -> dict[str, Any]:
 
 
 def _use_of_limits(snapshot: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the numbers that a snapshot has under `limits`, by limit and name, without what cannot be one."""
+    """Return the numbers that a snapshot has under `limits`, by limit and name, without invalid values."""
     limits = snapshot.get("limits")
     used = {name: each for name, each in limits.items() if isinstance(each, dict)} if isinstance(limits, dict) else {}
     return {

@@ -35,7 +35,7 @@ class FileObject(ApiModel):
 
 
 class ConvertedTable(ApiModel):
-    """Input of a batch that was made of a table."""
+    """Input of a batch that was made from a table."""
 
     object: Literal["table.requests"] = "table.requests"
     file: FileObject
@@ -64,7 +64,7 @@ class Problem(ApiModel):
     message: str
     param: str | None
     line: int | None
-    """Number of the line, from 1; null where it is not about a line."""
+    """Number of the line, from 1; null if it is not about a line."""
 
 
 class Problems(ApiModel):

@@ -20,7 +20,7 @@ _ASKED = (
     "endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after", "callback_url", "simple",
     "parent_id",
 )  # fmt: skip
-"""Fields of a batch that its request decides."""
+"""Fields of a batch that its request determines."""
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 

@@ -16,11 +16,11 @@ from batchwright.store.records import BatchRecord, ClaimedLine
 _MEMORY = 120.0
 """Seconds over which the rate of lines is averaged, where tokens are not known until a line ends."""
 _GAP = 10.0
-"""Seconds between observations from which on the time between them says nothing about the work."""
+"""Seconds between two observations above which the time between them says nothing about the work."""
 _KEPT = 60.0
-"""Seconds after which a forecast says nothing any more."""
+"""Seconds after which a forecast is outdated."""
 MOST_BATCHES = 1000
-"""Batches that are remembered, those worked on last."""
+"""Most batches that are remembered: those worked on last."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Work:
     """Time of the last observation."""
     forecast: Forecast | None = None
     running_tokens: int = 0
-    """Tokens computed of lines that had not ended then."""
+    """Tokens computed for lines that had not ended then."""
 
     @property
     def ended(self) -> int:
@@ -53,7 +53,7 @@ class _Work:
 
 
 class BatchForecasts:
-    """Forecasts of running batches. Each worker foresees the end as if it alone computed all lines that are left."""
+    """Forecasts of running batches. Each worker foresees the end as if it computed all remaining lines alone."""
 
     def __init__(self, others: Callable[[], Iterable[Mapping[str, Any]]] = lambda: ()) -> None:
         """`others` returns what other processes last published."""
@@ -76,14 +76,14 @@ class BatchForecasts:
     def observe(
         self, batch: BatchRecord, running: Sequence[ClaimedLine], engine: WorkUnderWay | None, now: float
     ) -> None:
-        """Make a forecast for a batch of which the worker of this process computes the lines `running`."""
+        """Make a forecast for a batch whose lines `running` are being computed by the worker of this process."""
         work, counts = self._of(batch.id), batch.counts
         unread = max(0, counts.total - counts.completed - counts.failed - len(running))
         if work.at is not None and now - work.at > _GAP:
             work.forecaster.interrupted()
             work.at = None
         if engine is None and work.in_engine:
-            return  # between two lines, the engine has nothing of it
+            return  # between two lines, the engine has no work of this batch
         if engine is None:
             work.forecast = _by_lines(work, unread, len(running), 0.0 if work.at is None else now - work.at)
         else:
@@ -94,7 +94,7 @@ class BatchForecasts:
         work.at = now
 
     def published(self, now: float) -> dict[str, list[float]]:
-        """Return the forecasts of this process, for others to know."""
+        """Return the forecasts of this process, to be published to others."""
         return {
             batch_id: [round(forecast.seconds_left, 1), round(forecast.tokens_done), round(forecast.tokens_left)]
             for batch_id in self._work
@@ -108,7 +108,7 @@ class BatchForecasts:
     def of(self, batch: BatchRecord, now: float) -> Forecast | None:
         """Return the forecast of a batch by all workers that compute it; None while too little is known.
 
-        That of a paused batch stays what it was.
+        The forecast of a paused batch does not change.
         """
         own = self._current(batch.id, now, paused=batch.paused)
         found = [] if own is None else [own]
@@ -119,7 +119,7 @@ class BatchForecasts:
                 found.append(Forecast(*map(float, each)))
         if not found:
             return None
-        # Each would need so long alone, so together they are as fast as the sum of their rates.
+        # Each forecast is for its worker alone; together, workers are as fast as the sum of their rates.
         seconds = 1.0 / sum(1.0 / max(1e-3, each.seconds_left) for each in found)
         usage = batch.usage
         running = sum(each.tokens_done for each in found)
@@ -149,7 +149,7 @@ def _so_far(
     read = work.ended + len(running)
     bytes_read = work.bytes + sum(line.length for line in running)
     if batch.parent_id is None and batch.enqueued_tokens:
-        # Lines are not claimed in the order of the file: those that are left, and those of other workers, are taken to
+        # Lines are not claimed in the order of the file, so remaining lines and those of other workers are assumed to
         # have the same mean size.
         others = max(0, bytes_of_tokens(batch.enqueued_tokens) - bytes_read)
         bytes_unread = others * unread / max(1, unread, batch.counts.total - read)
@@ -173,7 +173,7 @@ def _so_far(
 
 
 def _by_lines(work: _Work, unread: int, running: int, elapsed: float) -> Forecast | None:
-    """A forecast by the rate of lines that succeeded; those that fail at once are no measure of it."""
+    """A forecast from the rate of lines that succeeded; those that fail at once say nothing about it."""
     work.lines.elapse(elapsed)
     if elapsed > 0:
         work.lines.add(work.succeeded - work.counted)

@@ -24,8 +24,8 @@ class ProgressEstimate:
     completed: int
     failed: int
     fraction: float
-    """Share of the tokens that are computed, or of lines that are finished while the former is not known, 0..1; 1 once
-    the batch has ended."""
+    """Share of the tokens that are computed, or, while that is not known, of the lines that are finished, 0..1; 1
+    once the batch has ended."""
     lines_per_second: float | None
     """Finished lines per second; None: not known yet."""
     eta_seconds: float | None

@@ -54,7 +54,7 @@ class BatchService:
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         """`rates`: shared with the worker of this process, if it has one. `on_work`: called when there is new work for
-        workers, as `Worker.wake`.
+        workers, such as `Worker.wake`.
         """
         self._store = store
         self._blobs = blobs
@@ -85,11 +85,11 @@ class BatchService:
     ) -> FileRecord:
         """Store an input file as it arrives.
 
-        `expires_after`: seconds from now; None: the default; a function is called at the end, since a form may say it
-        last. `key`: the key of the upload.
+        `expires_after`: seconds from now; None: the default; a function is called at the end, since in a form it may
+        come last. `key`: the key of the upload.
 
         Raises `QuotaExceeded` when there is no room for the file, and `InvalidRequest` with code `file_too_large` past
-        a limit or `upload_too_slow` when the upload stalls. Nothing is left of it then, nor when `chunks` raises or the
+        a limit or `upload_too_slow` when the upload stalls. Nothing of it is left then, nor if `chunks` raises or the
         caller is cancelled.
         """
         if purpose != "batch":
@@ -134,10 +134,10 @@ class BatchService:
     async def requests_of_table(
         self, tenant: str, file_id: str, options: TableOptions, *, key: ApiKey | None = None
     ) -> tuple[FileRecord, Converted]:
-        """Store the input of a batch that is made of an uploaded table, or of a file of prompts.
+        """Store the input of a batch that is made from an uploaded table, or from a file of prompts.
 
         Raises what `upload` raises, `InvalidRequest` for a table that cannot be turned into requests, and `Overloaded`
-        while others are.
+        while too many others are being converted.
         """
         table = await self.file(tenant, file_id)
         options = msgspec.structs.replace(options, name=table.filename, max_line_bytes=int(self._limits.max_line_bytes))
@@ -320,16 +320,16 @@ class BatchService:
         return self._rates.progress(batch, self._clock.now())
 
     async def foresee(self, batches: Sequence[BatchRecord]) -> list[ProgressEstimate]:
-        """Return the progress of batches that were read just now, by what the processes of the store have published.
+        """Return the progress of batches that were read just now, from what the processes of the store have published.
 
-        For programs that do not take part in the exchange of these processes.
+        For programs that do not take part in the exchange between these processes.
         """
         snapshots = [read_snapshot(peer) for peer in await self._store.peers()]
         rates = BatchRates(BatchForecasts(lambda: snapshots))
         return [rates.progress(batch, self._clock.now()) for batch in batches]
 
     async def _require_room(self) -> None:
-        """Raise `StoreUnavailable` unless disk space is left, so that new batches do not take that of running ones."""
+        """Raise `StoreUnavailable` unless disk space is left, so that new batches do not use that of running ones."""
         await off_loop(self._blobs.require_room, self._limits.min_free_disk)
 
     async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:

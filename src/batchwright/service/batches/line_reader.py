@@ -1,7 +1,7 @@
 """Reading the lines of batches, for people: in pages, searched, and failed ones by code.
 
-A call looks at a bounded number of lines and bytes, in threads, and few calls of a tenant do so at a time: nobody else
-has to wait for somebody who searches a large batch.
+A call looks at a bounded number of lines and bytes, in threads, and few calls of a tenant do so at a time: no one else
+has to wait for a search of a large batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEARCHED_BYTES = 64 * 2**20
 _PIECE_BYTES = 4 * 2**20
 """Bytes of the input that are in memory at a time; more if a single line is."""
 _CALLS = 2
-"""Calls of one tenant at a time."""
+"""Most calls of one tenant at a time."""
 _GROUPED_LINES = 10_000
 """Failed lines that one call looks at."""
 _MOST_GROUPS = 50
@@ -76,7 +76,7 @@ class LineReader:
         return ReadableLines(data=found, next_after=last if more else None)
 
     async def errors(self, tenant: str, batch_id: str) -> ErrorGroups:
-        """Return the failed lines of a batch by code, the most frequent codes of as many lines as one call looks at."""
+        """Return the failed lines of a batch by code: the most frequent codes of those that one call looks at."""
         batch = await self._kept(tenant, batch_id)
         codes: Counter[str] = Counter()
         first: dict[str, int] = {}

@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 256
 DEFAULT_TEMPERATURE = 0.7
 ENDPOINT: Endpoint = "/v1/completions"
 SimpleStatus: TypeAlias = Literal["pending", "processing", "completed", "failed", "cancelled"]
-# "cancelled" is final: it is not shown before the results are there.
+# "cancelled" is final: it is not shown before the results are available.
 _STATUSES: dict[BatchStatus, SimpleStatus] = {
     "validating": "pending",
     "failed": "failed",
@@ -86,7 +86,7 @@ def status_of(batch: BatchRecord) -> SimpleStatus:
 async def outputs_of(store: Store, batch: BatchRecord, most_characters: int | None = None) -> list[SimpleOutput] | None:
     """Return the output for each prompt of an ended batch, in order.
 
-    None: they were removed with its files, or are longer than `most_characters` in all.
+    None: they were removed with its files, or are longer than `most_characters` in total.
     """
     if not batch.counts.total and batch.status != "failed":
         # It ended before its prompts became lines.
@@ -106,7 +106,7 @@ async def outputs_of(store: Store, batch: BatchRecord, most_characters: int | No
 def share_computed(batch: BatchRecord, outputs: Sequence[SimpleOutput] | None) -> float:
     """Return the share of the prompts of an ended batch that were computed, given its outputs; None: removed."""
     if outputs is None:
-        # Of the failed ones it is not known any more whether they were computed.
+        # It is no longer known whether the failed ones were computed.
         return 1.0 if batch.status == "completed" else batch.counts.completed / max(1, batch.counts.total)
     return sum(each.was_computed for each in outputs) / max(1, len(outputs))
 

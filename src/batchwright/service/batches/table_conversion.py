@@ -1,4 +1,4 @@
-"""Tables that clients uploaded, turned into inputs of batches in a process of its own."""
+"""Conversion of uploaded tables into inputs of batches, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PIECE = 2**18
 _PATIENCE = 120.0
 """Seconds without a line after which a conversion is given up."""
 _AT_ONCE = 2
-"""Conversions of one service at the same time, each of another tenant."""
+"""Most conversions of one service at the same time, each for a different tenant."""
 _KEPT = 2**16
-"""Bytes at the end of what a conversion says that are kept."""
+"""Bytes that are kept from the end of a conversion's standard error."""
 
 
 class Converted(msgspec.Struct):
-    """What a conversion says at its end."""
+    """Report of a conversion at its end."""
 
     rows: int = 0
     skipped: int = 0
@@ -44,7 +44,7 @@ class TableConverter:
 
     @contextmanager
     def conversion(self, tenant: str, table: BinaryIO, options: TableOptions) -> Iterator[TableConversion]:
-        """Give a conversion for the duration of the block. Raises `Overloaded` while too many are under way."""
+        """Provide a conversion for the duration of the block. Raises `Overloaded` while too many are under way."""
         if tenant in self.running:
             raise Overloaded("a table of yours is being converted already: try again when it is done", retry_after=2.0)
         if len(self.running) >= _AT_ONCE:
@@ -113,7 +113,7 @@ async def _pieces(process: Process) -> AsyncGenerator[bytes]:
 
 
 async def _error_output(process: Process) -> bytes:
-    """Return the end of what the process writes to standard error, all of which is read: it must not have to wait."""
+    """Return the end of the process's standard error, all of which is read so that the process never has to wait."""
     assert process.stderr is not None
     output = b""
     while piece := await process.stderr.read(_KEPT):
@@ -122,7 +122,7 @@ async def _error_output(process: Process) -> bytes:
 
 
 async def _drained(process: Process) -> None:
-    """Wait for a process that was killed, which asyncio does until its pipes have been read to their ends."""
+    """Wait for a killed process, for which asyncio waits until the pipes have been read to the end."""
     assert process.stdout is not None
     while await process.stdout.read(_PIECE):
         pass

@@ -67,9 +67,9 @@ class Custody:
         self._blobs = blobs
 
     async def join(self, database: str) -> None:
-        """Check that the store and the folder belong together, and give both one id where they have none yet.
+        """Check that the store and the folder belong together, and give both the same id if they have none yet.
 
-        `database`: name of the store in messages. Raises `StoreMismatch` when it is not certain that they belong
+        `database`: name of the store in messages. Raises `StoreMismatch` unless it is certain that they belong
         together.
         """
         async with self._alone():

@@ -1,4 +1,4 @@
-"""Decision whether a database and a folder of files belong together, without I/O.
+"""Decision on whether a database and a folder of files belong together, without I/O.
 
 Both have the id of the store. Copies and backups have the same id, so there is also a *mark*, which every process of
 the store replaces when it starts and every ten minutes: first in the database (`next_mark`), then in the folder, then
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from batchwright.store.records import StoreIdentity
 
 NO_MARK = ""
-"""Mark of a store that was not yet used with a folder."""
+"""Mark of a store that has not been used with a folder yet."""
 
 Relation: TypeAlias = Literal[
     "current", "estranged", "new", "known", "foreign", "strange", "missing", "taken", "elsewhere"

@@ -1,4 +1,4 @@
-"""Decision what to do with a file in the data folder that has no record in the database, without a clock or I/O.
+"""Decision on what to do with a file in the data folder without a record in the database. No clock, no I/O.
 
 Either a crash left the file, between its rename and the commit of its record, or its record is in a newer state of the
 database, or in another one. Only time distinguishes these, so a file is first watched, then quarantined, then removed.

@@ -47,7 +47,7 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    # Without the values of variables, among which are prompts and keys.
+    # Without the values of variables, which include prompts and keys.
     frames = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
     plain = structlog.dev.plain_traceback
     last: list[Processor] = (

@@ -27,9 +27,9 @@ _GENERATED = ("content", "reasoning_content", "tool_calls")
 
 
 class MeasuredInference:
-    """`Inference` that hands calls on to `inner`, and counts them.
+    """`Inference` that passes calls on to `inner`, and counts them.
 
-    Usage is requested for every stream, since its tokens are counted by it, and removed where the client wants none.
+    Usage is requested for every stream, since tokens are counted from it, and removed if the client did not request it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MeasuredInference:
         # The events of a response always end with its usage.
         is_response = call.endpoint == RESPONSES_URL
         options = call.body.get("stream_options")
-        # Options that are no object are left as they are: they are refused later.
+        # Options that are not an object are left as they are: they are refused later.
         asked = is_response or (
             options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
         )
@@ -108,7 +108,7 @@ class MeasuredInference:
         await self.inner.close()
 
     def refused(self, call: Call, error: Exception) -> None:
-        """Count a call that was not passed on to here."""
+        """Count a call that was refused before it got here."""
         self._count_error(call, error)
 
     @contextmanager
@@ -198,9 +198,9 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
 
 
 def _has_text(body: Mapping[str, Any]) -> bool:
-    """Return whether a chunk of a stream has generated text: of an answer, a thought or a call of a tool.
+    """Return whether a chunk of a stream has generated text: of an answer, a thought or a tool call.
 
-    The first one of a chat only names the role.
+    The first chunk of a chat only names the role.
     """
     if "delta" in body:  # of a response: its text, a thought, or the arguments of a call
         return True

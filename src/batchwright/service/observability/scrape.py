@@ -146,7 +146,7 @@ class Scrape:
     services: Services
     ready: bool
     counts: StoreCounts | None
-    """Contents of the store; None: the database does not answer, and the rest is shown all the same."""
+    """Contents of the store; None: the database does not answer, and the rest is still shown."""
     kept_quotas: Sequence[tuple[str, int, int]]
     """Name, limit and use of each quota on what is kept; none while the database does not answer."""
 

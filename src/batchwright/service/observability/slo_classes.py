@@ -50,7 +50,7 @@ class SloClass:
     max_priority: int | None = None
     """Largest priority number of the requests that are in this class without naming it; None: priorities do not count.
 
-    Of several classes it is the one with the smallest."""
+    If several classes match, the one with the smallest number is chosen."""
     keys: tuple[str, ...] = ()
     """Names and ids of API keys whose requests are in this class without naming it."""
 
@@ -132,7 +132,7 @@ def _check(name: str, key: str, value: object) -> None:
 
 @dataclass(slots=True)
 class SloFigures:
-    """How the requests of one class fared. Those that clients cancelled, or that no model could serve, do not count."""
+    """How the requests of one class fared. Not counted: those that clients cancelled, or no model could serve."""
 
     objective: SloClass
     verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -163,7 +163,7 @@ class SloFigures:
             self._count("missed" if missed else "met")
 
     def failed(self, error: Exception) -> None:
-        """Count a request that ended with `error`, unless it is its own fault."""
+        """Count a request that ended with `error`, unless the request is at fault."""
         if isinstance(error, (InvalidRequest, ModelNotFound)):
             return
         if isinstance(error, (Overloaded, ServiceStopping)):
@@ -181,7 +181,7 @@ def slo_class_of(
 ) -> str | None:
     """Return the class of a request: the one that its header names, else that of its key, else of its priority.
 
-    Raises `InvalidRequest` for a name that is none.
+    Raises `InvalidRequest` for an unknown name.
     """
     if named is not None:
         if named not in classes:

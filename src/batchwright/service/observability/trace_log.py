@@ -1,4 +1,4 @@
-"""The log of requests for simulations: times and lengths, and nothing of their texts.
+"""The log of requests for simulations: times and lengths, but none of their text.
 
 A line of JSON for each answer: `at` (Unix seconds of its arrival), `class` (online or batch), `prompt_tokens`,
 `cached_tokens` (those of them that were found in the cache) and `output_tokens`. Each is written at once, by a single
@@ -19,7 +19,7 @@ from batchwright.limiting.estimates import completions_of_request, sequences_of_
 from batchwright.service.observability.logs import logger
 
 _MOST_LINES = 64
-"""Lines that one request writes at most, however many answers it asks for."""
+"""Most lines that one request writes, however many answers it asks for."""
 
 
 class TraceLog:
@@ -39,9 +39,9 @@ class TraceLog:
             raise InputError(f"trace_log={str(path)!r} cannot be written: {error.strerror or error}") from error
 
     def record(self, call: Call, seconds: float, prompt: int, cached: int, generated: int) -> None:
-        """Write that a call has had its answer, `seconds` after it came, with so many tokens.
+        """Record that a call was answered `seconds` after it arrived, with these numbers of tokens.
 
-        A call for several answers writes a line for each, with its part of the tokens.
+        A call for several answers writes a line for each, with its share of the tokens.
         """
         if min(prompt, generated) < 1:
             return

@@ -45,8 +45,8 @@ def next_try(*, created_at: float, tries: int, now: float, luck: float) -> float
     """Return when to try a message again, in Unix seconds; None: it is time to give up. Pure.
 
     `tries`: number of tries before the one that just failed. The pauses are 5 s, 15 s, 45 s and so on up to 6 hours,
-    each up to a quarter longer or shorter by `luck` (0..1), so that messages that failed together are tried apart. The
-    last try is at the end of the 72 hours, or the first one after a longer downtime.
+    each up to a quarter longer or shorter by `luck` (0..1), so that messages that failed together are retried apart.
+    The last try is at the end of the 72 hours, or the first one after a longer downtime.
     """
     end = created_at + GIVE_UP_AFTER
     if now >= end:
@@ -65,7 +65,7 @@ _GONE = 410
 
 
 class Courier:
-    """Courier that takes messages from the store in the name of a worker and delivers them.
+    """Courier that takes messages from the store on behalf of a worker and delivers them.
 
     `now` gives Unix seconds and `luck` numbers from 0 to 1; `poll`: seconds between checks of an empty outbox.
     """
@@ -177,7 +177,7 @@ class Courier:
         return webhook.secrets if webhook is not None and webhook.disabled_at is None else ()
 
     async def _results(self, delivery: Delivery) -> Mapping[str, Any]:
-        """Return what a message to the `callback_url` of a simple batch says of its results, by field; else nothing."""
+        """Return the fields about results in a message to the `callback_url` of a simple batch; none for any other."""
         if delivery.webhook_id is not None:
             return {}
         batch = await _persistently(self._store.batch, delivery.tenant, delivery.batch_id)
@@ -186,7 +186,7 @@ class Courier:
         try:
             outputs = await _persistently(outputs_of, self._store, batch, MOST_OUTPUT_BYTES)
         except Exception:
-            # The end of the batch is to be reported all the same.
+            # The end of the batch is reported even so.
             _log.exception("the outputs of %s cannot be read", batch.id)
             outputs = None
         texts = None if outputs is None else [each.text for each in outputs]
@@ -242,7 +242,7 @@ class _Round:
                 try:
                     silence = await self._courier.deliver(worker, delivery)
                 except Exception:
-                    # A defect, which must not keep back other messages.
+                    # A defect, which must not hold up other messages.
                     _log.exception("webhook %s (%s) could not be sent", delivery.event_id, delivery.batch_id)
                     await self._courier.put_off(worker, delivery, "an error within the service")
         del self._waiting[address]  # nothing was awaited since it was found empty

@@ -42,7 +42,7 @@ _MOST_ADDRESSES = 4
 _EARLY = 3.0
 """Most seconds for resolving a name that is only checked early."""
 _REFUSAL_STEP = 1.0
-"""Seconds; refusals are delayed to multiples of it, so that their time does not reveal how a name was resolved."""
+"""Seconds; refusals are delayed to multiples of it, so that their timing does not reveal how a name was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Function that returns the addresses of a host, as text, for a port. Raises `OSError` when there are none."""
@@ -65,7 +65,7 @@ class Answer:
 
 @cache
 def _usual_tls() -> ssl.SSLContext:
-    """Return the context for all senders of this process: to read the authorities takes long."""
+    """Return the context for all senders of this process: it takes long to read the authorities."""
     return httpx.create_ssl_context()
 
 
@@ -165,7 +165,7 @@ class Sender:
     async def _post_to_one(
         self, opened: AsyncExitStack, target: Target, addresses: list[Address], headers: Mapping[str, str], body: bytes
     ) -> httpx.Response:
-        """Try the addresses in order until one accepts a connection; later failures are not repeated."""
+        """Try the addresses in order until one accepts a connection; later failures are not retried."""
         *others, last = list(dict.fromkeys(addresses))[:_MOST_ADDRESSES]
         for address in others:
             try:

@@ -14,7 +14,7 @@ from batchwright.store.records import Delivery, Webhook
 from batchwright.store.store import Store
 
 MOST = 64
-"""Most webhooks of a tenant, to all of which each end of a batch is sent."""
+"""Most webhooks of a tenant; each end of a batch is sent to all of them."""
 
 
 class Webhooks:
@@ -42,7 +42,7 @@ class Webhooks:
     async def rotate(self, tenant: str, webhook_id: str) -> Webhook:
         """Give a webhook a new secret. Until the next rotation, messages are signed with the previous one too.
 
-        So receivers can change to the new one at any time. Raises `NotFound`.
+        Receivers can therefore switch to the new one at any time. Raises `NotFound`.
         """
         webhook = await self._get(tenant, webhook_id)
         return await self._replace(replace(webhook, secrets=(new_secret(), webhook.secrets[0])))

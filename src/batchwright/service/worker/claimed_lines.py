@@ -23,7 +23,7 @@ LOOKAHEAD = 1.0
 _MEMORY = 5.0
 """Seconds over which the rate of lines is averaged."""
 _TOO_MANY = 2.0 * LOOKAHEAD
-"""Seconds of waiting work, and seconds for which it has been so much, after which lines are given back."""
+"""Seconds of waiting work that are too much; if it stays so for as many seconds, lines are given back."""
 
 
 class ClaimPlan:
@@ -139,7 +139,7 @@ class ClaimedLines:
 
     @property
     def congested(self) -> bool:
-        """Whether so many results wait to be committed that no more lines are to be computed."""
+        """Whether so many results wait to be committed that no more lines should be computed."""
         return len(self._results) >= _MOST_RESULTS or self._result_bytes >= _MOST_RESULT_BYTES
 
     def take(self, items: Iterable[Item]) -> None:

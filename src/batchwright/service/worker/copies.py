@@ -1,4 +1,4 @@
-"""`Copies`: claimed lines that ask the same as others of their batch, and are answered without being asked."""
+"""`Copies`: claimed lines that ask the same as another of their batch, and are answered without being computed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Item: TypeAlias = tuple[ClaimedLine, bytes]
 _PIECE_LINES = 500
 """Most lines that a thread reads in one go, since it holds the interpreter meanwhile."""
 _MOST_BATCHES = 64
-"""Batches whose copies are known at once."""
+"""Most batches whose copies are known at once."""
 _MOST_WAITING = 65_536
 _MOST_BYTES = 32 * 2**20
-"""Copies that wait for an answer, and their bytes, approximately. More are asked, since whoever waits with them must
-not keep the worker from lines of others."""
+"""Most copies that wait for an answer, and their bytes, approximately. Further ones are asked, since waiting
+copies must not keep the worker from lines of others."""
 _NONE = RepeatFinder().repeats()
 
 
@@ -62,16 +62,16 @@ class Copies:
         self._longest_line = longest_line
         self._here = here
         self._sharing: OrderedDict[str, Sharing[Item]] = OrderedDict()
-        """By batch, the one that lines were claimed of last at the end."""
+        """By batch; the one that lines were last claimed from is at the end."""
         self._fresh: dict[tuple[str, int], bytes] = {}
         """Results with answers that the store may not have yet, by batch and group."""
         self._committed: set[tuple[str, int]] = set()
-        """Those of them that it has."""
+        """Keys of those results that the store has."""
 
     async def answered_before(self, items: Sequence[Item]) -> list[LineResult | None]:
-        """Return the result of each of newly claimed lines; None unless it is a copy of an answered one.
+        """Return the result of each newly claimed line; None unless it is a copy of an answered one.
 
-        Raises what the store raises. What is answered meanwhile, `take_up` knows.
+        Raises what the store raises. `take_up` knows of lines that are answered in the meantime.
         """
         for key in self._committed:
             self._fresh.pop(key, None)
@@ -90,7 +90,7 @@ class Copies:
         return found
 
     def take_up(self, item: Item) -> LineResult | bool:
-        """Take up a claimed line. Returns whether it is to be computed, or waits; or its result if there is one."""
+        """Accept a claimed line. Returns its result if there is one, else whether to compute it; if not, it waits."""
         line = item[0]
         sharing = self._sharing.get(line.batch_id)
         group = None if sharing is None else sharing.repeats.group_of(line.number)
@@ -113,7 +113,7 @@ class Copies:
         return [(other, _result(other, output)) for other, _ in waited]
 
     def failed(self, line: ClaimedLine) -> list[Item]:
-        """Note that a line has an error, which is its own, and return the copies to compute now."""
+        """Note that a line failed, which says nothing about its copies, and return those to compute now."""
         sharing, group = self._asked(line)
         return [] if sharing is None or group is None else sharing.failed(line.number)
 
@@ -131,7 +131,7 @@ class Copies:
                 self._committed.add((result.batch_id, group))
 
     def forget(self, batch_ids: Collection[str]) -> list[ClaimedLine]:
-        """Forget batches, and return the copies of them that waited."""
+        """Forget batches, and return their copies that waited."""
         found = [self._sharing.pop(batch_id) for batch_id in batch_ids if batch_id in self._sharing]
         self._fresh = {key: result for key, result in self._fresh.items() if key[0] not in batch_ids}
         return [line for sharing in found for line, _ in sharing.all_waiting()]
@@ -150,14 +150,14 @@ class Copies:
         return lines >= _MOST_WAITING or size >= _MOST_BYTES
 
     def _asked(self, line: ClaimedLine) -> tuple[Sharing[Item] | None, int | None]:
-        """Return the sharing and the group of a line that is asked for others too; None if it is not."""
+        """Return the sharing and the group of a line that is being asked for others too; None if it is not."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None or sharing.asked_like(line.number) is None:
             return None, None
         return sharing, sharing.repeats.group_of(line.number)
 
     async def _place(self, line: ClaimedLine) -> Place | None:
-        """Return where the answer to a line may be: as the result of the line of its offset; None: it is asked now."""
+        """Return where the answer to a line may be: as the result of line number `offset`; None: it is asked now."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None:
             sharing = Sharing(await self._repeats(line))
@@ -174,7 +174,7 @@ class Copies:
         return None if first == line.number else Place(first, 0)
 
     async def _repeats(self, line: ClaimedLine) -> Repeats:
-        """Return which lines of the batch of `line` ask the same, by reading all of its input."""
+        """Return which lines of the batch of `line` ask the same, after reading all of its input."""
         try:
             file = await off_loop(self._blobs.open, line.input_file_id)
         except NotFound:
@@ -187,7 +187,7 @@ class Copies:
             return await off_loop(finder.repeats)
 
     def _let_go(self) -> None:
-        """Forget batches that lines were not claimed of for longest, so that another one is not too many."""
+        """Forget the batches that lines were least recently claimed from, to make room for another."""
         idle = [batch_id for batch_id, sharing in self._sharing.items() if not sharing.waiting]
         self.forget(idle[: max(0, len(self._sharing) + 1 - _MOST_BATCHES)])
 
@@ -211,13 +211,13 @@ def _read(
 
 
 def _identity(endpoint: str, content: bytes, *, here: bool) -> bytes | None:
-    """Return what is equal for lines that ask the same; None for one that must be asked."""
+    """Return a value that is equal for lines that ask the same; None for a line that must be asked itself."""
     try:
         body = decode_line(content).get("body")
         if not isinstance(body, dict):
             return None
         if here and not counts_whole(body):
-            # What a model here refuses gets no answer of a line that only seems to be equal.
+            # A line that a model here refuses must not get the answer to one that only seems equal.
             check_body(endpoint, body, None)
     except InvalidRequest:
         return None

@@ -24,17 +24,17 @@ _MOST_BLOCKS = 2**20
 _BLOCK_WORDS = 16
 """Words of eight bytes in which prompts are compared: 128 bytes, about two blocks of a KV cache."""
 _TOKEN_BYTES = 4
-"""Bytes of a prompt for each of its tokens, about: the model that computes them may have any tokenizer."""
+"""Approximate bytes of a prompt per token: the model that computes it may have any tokenizer."""
 _NO_BLOCKS = np.zeros(0, np.int64)
 
 
 class LinePositions:
     """Gives lines the positions that `arranged` finds for them, within windows of the file.
 
-    Prompts are compared as text, since a store serves workers with any models. Nothing is known of lengths but what the
-    lines say themselves. In a window, lines of a better priority come before others. Lines that differ in none of what
-    is compared come in the order of the file: of identical lines, the first is the one that is asked. Lines that
-    nothing is generated for keep the order of the file.
+    Prompts are compared as text, since a store serves workers with any models. All that is known of lengths is what
+    the lines themselves say. In a window, lines of a better priority come before others. Lines that are equal in all
+    that is compared keep the order of the file: of identical lines, the first is the one that is asked. Lines for which
+    nothing is generated keep it too.
     """
 
     def __init__(self, places: int, *, most_lines: int = _MOST_LINES, most_blocks: int = _MOST_BLOCKS) -> None:
@@ -56,7 +56,7 @@ class LinePositions:
         self._first = 0
         """Position of the first line of the window."""
         self._prompt_bytes = self._shared_blocks = 0
-        """Bytes of all prompts, and blocks of those that have a position with which earlier lines begin too."""
+        """Bytes of all prompts, and the blocks, of those that have a position, that earlier lines begin with too."""
 
     @property
     def full(self) -> bool:
@@ -65,11 +65,11 @@ class LinePositions:
 
     @property
     def shared(self) -> float | None:
-        """Share of the text of all prompts with which earlier lines of their windows begin too; None: there is none."""
+        """Share of the text of all prompts that earlier lines of their windows begin with too; None: there is none."""
         return self._shared_blocks * _BLOCK_WORDS * 8 / self._prompt_bytes if self._prompt_bytes else None
 
     def add(self, line: NewLine, endpoint: str, body: Mapping[str, Any]) -> None:
-        """Add a line, by rising number."""
+        """Add a line. Call it in ascending order of numbers."""
         self._lines.append(line)
         if endpoint in ENCODER_URLS:
             return
@@ -99,7 +99,7 @@ class LinePositions:
         order = np.concatenate([found.first, found.last])
         ranks = np.empty(len(order), np.int64)
         ranks[order[np.argsort(priorities[order], kind="stable")]] = np.arange(len(order))
-        # Lines that are alike exchange their places, so that these rise with the numbers.
+        # Lines that are alike exchange their places, so that their places ascend with their numbers.
         found_first = np.lexsort((np.arange(len(ranks)), priorities, alike))
         ranks[found_first] = ranks[np.lexsort((ranks, priorities, alike))]
         return ranks

@@ -35,7 +35,7 @@ class Maintenance:
     """Maintenance of a store by one process. Several processes may do it at once."""
 
     def __init__(self, store: Store, blobs: Blobs, limits: ServiceLimits, *, max_crashes: int = MAX_CRASHES) -> None:
-        """`max_crashes`: number of processes that die of a line before it fails."""
+        """`max_crashes`: number of processes that a line may crash before it fails."""
         self._store = store
         self._max_crashes = max_crashes
         self._blobs = blobs
@@ -71,7 +71,7 @@ class Maintenance:
         return min(task.due for task in self._tasks)
 
     def close(self) -> None:
-        """Leave the tasks that one process does for all to another."""
+        """Let another process take over the tasks that one process does for all."""
         self._sweeper.close()
 
     def hasten(self) -> None:

@@ -57,7 +57,7 @@ def crashed(line: ClaimedLine) -> LineResult:
 
 
 def error_line(batch_id: str, line: StoredLine, ending: Ending) -> bytes:
-    """Return a line of the error file: the result of `line`, or what the end of its batch makes of one without."""
+    """Return a line of the error file: the result of `line`, or else the error that the end of its batch causes."""
     if line.output is not None:
         return line.output
     code, message = UNFINISHED[ending]

@@ -1,7 +1,7 @@
-"""Identity of a worker's process, by which another process on the same machine sees that it has ended.
+"""Identity of a worker's process, by which another process on the same machine can tell that it has ended.
 
-A killed process cannot give back its lines. They are free when its lease runs out, but a process that knows that it has
-ended need not wait for that. This is known only on the same boot of the same kernel, in the same namespace of process
+A killed process cannot give back its lines. They become free when its lease runs out, but a process that knows of its
+end need not wait for that. This is known only on the same boot of the same kernel, in the same namespace of process
 ids, by the process id and its start time. Everything else is left to the lease, which also keeps a result from counting
 twice if this were ever wrong.
 """

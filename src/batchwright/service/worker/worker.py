@@ -10,7 +10,7 @@ claimed lines:
 - *forecast* foresees the ends of the batches that it computes;
 - *maintenance* performs periodic tasks (`maintenance.py`).
 
-While the store is unavailable, operations are repeated and results wait. When the lease is lost, all claimed lines are
+While the store is unavailable, operations are retried and results wait. When the lease is lost, all claimed lines are
 forgotten, since other workers may compute them, and the worker registers again.
 """
 
@@ -58,11 +58,11 @@ _READY_BYTES = 32 * 2**20
 _SHORT_POLL = 0.05
 """Seconds between checks whether the model wants more, while lines wait."""
 _FORESEEN = 16
-"""Batches whose end is foreseen, those with the most lines being computed."""
+"""Most batches whose end is foreseen: those with the most lines being computed."""
 _REST = 1.0
 """Seconds without claims after the inference has said that it cannot compute."""
 _USUAL_PLACES = 64
-"""Lines that are taken to be computed at once where the inference does not say how many it has places for."""
+"""Lines assumed to be computed at once if the inference does not say how many it has places for."""
 _LAST_COMMITS = 5.0
 """Least seconds that a stopping worker has for committing its results."""
 
@@ -84,7 +84,7 @@ class WorkerOptions:
     computes_here: bool = False
     """Whether models of batchwright's own engine compute them, of which more is known than of an endpoint elsewhere."""
     max_crashes: int = MAX_CRASHES
-    """Number of processes that die of a line before it fails."""
+    """Number of processes that a line may crash before it fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
@@ -153,10 +153,10 @@ class Worker:
         self._settled_since: int | None = None
         """Value of `_claims_begun` since which no line in the store is being computed; None if some line is."""
         self._in_doubt = False
-        """Whether a claim failed that the store may have made: the worker may hold lines that it does not know of."""
+        """Whether a claim that failed may have taken effect: the worker may hold lines that it does not know of."""
         self._reaped = False
         self._suspects = False
-        """Whether it computes lines that a process may have died of, few of which are claimed at once."""
+        """Whether it computes lines that may have crashed a process, few of which are claimed at once."""
         self._line_bytes = 65_536.0
         """Average size of a line in bytes; a guess until the first claim."""
         self._moved = asyncio.Event()
@@ -192,7 +192,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """Id under which it holds its lease now, for what works in its name; empty while it has none."""
+        """Id under which it holds its lease now, for what works on its behalf; empty while it has none."""
         return self._lease.id or ""
 
     @property
@@ -225,7 +225,7 @@ class Worker:
         self._loops["commit"].wake()
         await self._until(lambda: self._claimed.empty, max(_LAST_COMMITS, grace))
         await self._end("commit", "lease")
-        # Where that fails, what it holds is taken from it when its lease runs out.
+        # If that fails, what it holds is taken from it when its lease runs out.
         with suppress(StoreUnavailable):
             await self._lease.retire()
         self._lease.id = None
@@ -431,7 +431,7 @@ class Worker:
 
     @property
     def _places(self) -> int:
-        """Number of lines that are computed at once, about."""
+        """Approximate number of lines that are computed at once."""
         stats = engine_stats_of(self._inference)
         return self._options.concurrency or (stats.max_num_seqs if stats is not None else 0) or _USUAL_PLACES
 

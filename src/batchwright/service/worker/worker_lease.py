@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerLease:
-    """Lease of one worker, which is registered anew, under another id, after a loss."""
+    """Lease of one worker, which is registered again, under another id, after a loss."""
 
     def __init__(self, store: Store, seconds: float, clock: Clock, lost: Callable[[], None]) -> None:
         """`lost` is called when the lease has run out: others may compute what was held."""
@@ -33,7 +33,7 @@ class WorkerLease:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[str]:
-        """Lend the id for one exchange with the store, and note when that finds the lease lost."""
+        """Provide the id for one exchange with the store, and note if that shows that the lease is lost."""
         worker = await self._registered()
         try:
             yield worker
@@ -42,7 +42,7 @@ class WorkerLease:
             raise
 
     async def keep(self) -> bool:
-        """Register, or renew the lease if it is time. False when it had run out."""
+        """Register, or renew the lease if it is time. Returns False if it had run out."""
         if self._clock.now() < self._renew_at:
             return True
         now, worker = self._clock.now(), await self._registered()

@@ -1,1 +1,1 @@
-"""What the store does, as functions of a transaction, named as the methods of `Store` that they carry out."""
+"""Operations of the store, as functions of a transaction, each named after the method of `Store` that runs it."""

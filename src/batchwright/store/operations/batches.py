@@ -1,4 +1,4 @@
-"""Operations on batches and their stored lines, for owners, and for workers that take them from stage to stage."""
+"""Operations on batches and their stored lines, for owners and for workers, which move them from stage to stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COUNTS = [each.name for each in fields(BatchRecord)].index("counts")
 
 
 def _as_record(row: Row) -> BatchRecord:
-    """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
+    """The record in a row of `batch_columns`: the fields in order, `counts` and `usage` expanded in their places."""
     counts, usage = row[_COUNTS : _COUNTS + 3], row[_COUNTS + 3 : _COUNTS + 7]
     folded = [*row[:_COUNTS], LineCounts(*counts), TokenUsage(*usage), *row[_COUNTS + 7 :]]
     values: dict[str, Any] = dict(zip(BatchRecord.__dataclass_fields__, folded, strict=True))
@@ -78,7 +78,7 @@ def _require_input(tx: Tx, batch: BatchRecord) -> None:
 def create_batch(tx: Tx, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
     """Add a batch and return it, or the batch made before with the same tenant and idempotency key.
 
-    Raises `NotFound` if its input file is not there any more, and `QuotaExceeded` if too much is enqueued.
+    Raises `NotFound` if its input file no longer exists, and `QuotaExceeded` if too much is enqueued.
     """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
@@ -102,7 +102,7 @@ def batches(
     simple: bool = False,
     status: BatchStatus | None = None,
 ) -> list[BatchRecord]:
-    """A page of the batches of a tenant, the newest first. `after` and `NotFound`: as for `files`."""
+    """A page of a tenant's batches, newest first. `after` and `NotFound`: as for `files`."""
     before = _NEWEST
     if after is not None:
         row = tx.row("batch_key_of_tenant", tenant=tenant, id=after)
@@ -114,9 +114,9 @@ def batches(
 
 
 def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
-    """Set the ending of a batch that is validating or in progress, and has none, and move it to `cancelling`.
+    """Set the ending of a batch that is validating or in progress and has none yet, and move it to `cancelling`.
 
-    Returns the batch as it is then; None if there is no such batch.
+    Returns the batch as it is afterwards; None if there is no such batch.
     """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
@@ -130,9 +130,9 @@ def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
 
 
 def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
-    """Pause or resume a batch. Lines of a paused batch are not claimed; its claimed lines and its time go on.
+    """Pause or resume a batch. Its lines are not claimed; those already claimed go on, and so does its time.
 
-    Nothing changes once it has an ending. Returns the batch as it is then; None if there is no such batch.
+    Has no effect once the batch has an ending. Returns the batch as it is afterwards; None if there is no such batch.
     """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
@@ -144,12 +144,12 @@ def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord 
 
 
 def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
-    """Make `batch`, in progress, from the lines of an ended batch that did not succeed; line numbers stay.
+    """Make `batch`, in progress, from the lines that did not succeed in an ended batch; they keep their numbers.
 
     Sets the input file, the parent, the status and the counts of `batch`, and its model if that is None. The lines
     of the new batch are copies, which stay when those of the old batch are removed. An idempotency key is honoured
-    as in `create_batch`. Raises `NotFound` for the old batch or its input file, `Conflict` if it has not ended, has
-    no such lines or they were removed, and `QuotaExceeded` as `create_batch`.
+    as in `create_batch`. Raises `NotFound` for the old batch or its input file, `Conflict` if that batch has not
+    ended, has no such lines or they were removed, and `QuotaExceeded` as `create_batch` does.
     """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
@@ -181,7 +181,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defau
 
 
 def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
-    """Number of lines that did not succeed. Raises `Conflict` if there are none, or it is too early or too late."""
+    """Number of lines that did not succeed. Raises `Conflict` if the batch has not ended, or has none (any more)."""
     if batch.status not in ENDED:
         raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
     removed = _removed_on(tx, key)
@@ -228,7 +228,7 @@ def count_batches(tx: Tx, tenant: str | None = None, *, simple: bool | None = No
 
 
 def ending_among(tx: Tx, batch_ids: Sequence[str]) -> set[str]:
-    """Those of the batches that have an ending or are gone, whose lines need not be computed any further."""
+    """The ids of those batches that have an ending or are gone, whose lines need no longer be computed."""
     return {row[0] for row in tx.rows("ending_among", ids=json.dumps([*batch_ids]))}
 
 
@@ -241,9 +241,9 @@ def _record(tx: Tx, batch_id: str) -> BatchRecord:
 
 
 def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
-    """Take the oldest batch to validate that no other worker has. Lines that an earlier try added are removed.
+    """Take the oldest batch to validate that no other worker has. Lines added by an earlier try are removed.
 
-    A worker validates one batch at a time: a batch that it took and neither began nor rejected is given again.
+    A worker validates one batch at a time: a batch that it took and neither began nor rejected is returned again.
     None if there is none. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
@@ -265,7 +265,7 @@ def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
 
 
 def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
-    """Add lines. False, and nothing is added, if the batch is not this worker's any more, or has an ending."""
+    """Add lines. Returns False, and adds none, if the batch is no longer this worker's or has an ending."""
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -287,7 +287,7 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
 def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None, shared: float | None = None) -> bool:
     """Move a batch of `total` lines from validating to in_progress, or to finalizing if `total` is 0.
 
-    `shared`: as in its record. False as in `add_lines`.
+    `shared`: as in `BatchRecord`. Returns False as `add_lines` does.
     """
     key = _validated_by(tx, worker, batch_id)
     if key is None:
@@ -299,7 +299,7 @@ def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None, 
 
 
 def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
-    """Move a batch from validating to failed, announce it, and remove its lines. False as in `add_lines`."""
+    """Move a batch from validating to failed, announce it, and remove its lines. Returns False as `add_lines` does."""
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -310,7 +310,7 @@ def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem])
 
 
 def expire_batches(tx: Tx) -> list[str]:
-    """Set the ending of batches, in progress or validating, whose time is over. Returns their ids."""
+    """Set the ending of batches in progress or validating whose time is over. Returns their ids."""
     overdue = tx.rows("overdue_batches", now=tx.now)
     for key, _, status in overdue:
         tx.run("expire_batch", key=key)
@@ -320,9 +320,9 @@ def expire_batches(tx: Tx) -> list[str]:
 
 
 def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
-    """Take a batch with an ending, to build its files, that no other worker has. None if there is none.
+    """Take a batch that has an ending and no other worker, to build its files. None if there is none.
 
-    A worker finishes one batch at a time: a batch that it took and did not finish is given again. Raises
+    A worker finishes one batch at a time: a batch that it took and did not finish is returned again. Raises
     `LeaseLost`.
     """
     require_lease(tx, worker)
@@ -333,7 +333,7 @@ def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
 def finish(
     tx: Tx, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
 ) -> bool:
-    """Give a batch its files and final status, and announce its end. False if it is not this worker's any more.
+    """Give a batch its files and final status, and announce its end. Returns False if it is no longer this worker's.
 
     `unfinished`: the number of lines without a result, which count as failed from now on.
     """
@@ -366,7 +366,7 @@ def finish(
 def _page(tx: Tx, statement: str, sizes: str, *, limit: int, **given: Any) -> list[StoredLine]:
     """The lines that `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but at least one.
 
-    `sizes` names the statement that gives the bytes of the same rows; both get the parameters `given`.
+    `sizes` names the statement that gives the sizes of the same rows in bytes; both get the parameters `given`.
     """
     count = _fitting(tx.rows(sizes, limit=limit, **given), PAGE_BYTES)
     return [StoredLine(*line) for line in tx.rows(statement, limit=count, **given)] if count else []
@@ -398,16 +398,16 @@ def lines(tx: Tx, batch_id: str, *, after: int, limit: int, state: LineState | N
 def _removed_on(tx: Tx, key: int) -> str | None:
     """The day on which the lines of this batch were removed; None if they were not, or it never had any in progress.
 
-    Rows are removed only after that is noted: what was read before this returned None is whole.
+    Rows are removed only after that is recorded, so what was read before this returned None is complete.
     """
     [(removed_at, total)] = tx.rows("lines_removed_at", key=key)
     return None if removed_at is None or not total else datetime.fromtimestamp(removed_at, UTC).date().isoformat()
 
 
 def forget_files(tx: Tx, file_ids: Sequence[str]) -> None:
-    """Forget files whose bytes were removed. Batches that lose their last output file thereby lose their lines."""
+    """Forget files whose bytes were removed. Batches that thereby lose their last output file lose their lines."""
     ids = json.dumps([*file_ids])
-    # Locked before their files go: of two calls that forget the two files of one batch, the later one then sees it.
+    # Locked before their files go: if two calls forget the two files of one batch, the later one then notices.
     keys = [key for (key,) in tx.rows("batches_of_files", ids=ids)]
     tx.run("forget_files", ids=ids)
     for key in keys:
@@ -418,7 +418,7 @@ def remove_lines(tx: Tx, limit: int, *, age: float) -> bool:
     """Remove at most `limit` rows of lines and results that batches no longer have, and fewer if they are large.
 
     Batches that ended without a file lose their lines when their output would have expired: `age` seconds after
-    the end, unless they say otherwise. Returns whether there may be more to remove.
+    the end, unless the batch says otherwise. Returns whether there may be more to remove.
     """
     tx.run("forget_lines_that_never_had_files", now=tx.now, age=age, limit=limit)
     room = PAGE_BYTES

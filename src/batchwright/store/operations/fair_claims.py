@@ -19,9 +19,9 @@ _MEMORY = 100
 class _Tenant:
     claimant: Claimant
     active: bool
-    """Whether it was working when that was last noted."""
+    """Whether it was working when this was last recorded."""
     rests: bool
-    """Whether its turns come after those of others, because its lines ended processes again and again."""
+    """Whether its turns come after those of others, because its lines repeatedly crashed processes."""
     working: bool
     """Whether it has a running batch, and so lines that wait or are in flight."""
     claimable: bool
@@ -122,7 +122,7 @@ def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[Claim
 def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) -> list[ClaimedLine]:
     """The lines, by position and number, that a row of `claimable_batches` and the rows of `claim_lines` describe.
 
-    The first column of a line is its position. The fields of `ClaimedLine` are in the order of the others; the last
+    The first column of a line is its position. The others are in the order of the fields of `ClaimedLine`; the last
     one, `crashes`, may be missing.
     """
     _, batch_id, *of_batch = batch

@@ -75,13 +75,13 @@ def delete_file(tx: Tx, tenant: str, file_id: str) -> bool:
 
 def take_dead_files(tx: Tx, limit: int) -> list[str]:
     """Ids of files, of all tenants, whose bytes can be removed: they were deleted, or expired and are not read by
-    an unfinished batch. They stay on this list until `forget_files`, so that a crash in between leaves no bytes.
+    an unfinished batch. They stay on this list until `forget_files`, so that a crash in between leaves no bytes behind.
     """
     return [row[0] for row in tx.rows("dead_files", limit=limit, now=tx.now)]
 
 
 def known_files(tx: Tx, file_ids: Sequence[str]) -> set[str]:
-    """Those of the ids that have a record, of any tenant; files with other ids are left over from a crash."""
+    """The ids that have a record, of any tenant; files with other ids are left over from a crash."""
     return {row[0] for row in tx.rows("known_files", ids=json.dumps([*file_ids]))}
 
 
@@ -92,7 +92,7 @@ def identity(tx: Tx) -> StoreIdentity | None:
 
 
 def set_identity(tx: Tx, old: StoreIdentity | None, new: StoreIdentity) -> bool:
-    """Replace the identity `old` by `new`. False, and nothing changes, if it is not `old`."""
+    """Replace the identity `old` with `new`. Returns False, and changes nothing, if the current one is not `old`."""
     if old is None:
         return tx.run("add_identity", **asdict(new)) == 1
     before = {f"old_{name}": value for name, value in asdict(old).items()}

@@ -28,14 +28,14 @@ def _values(key: ApiKey) -> dict[str, Any]:
 
 
 def add_key(tx: Tx, key: ApiKey, digest: bytes) -> None:
-    """Add a key, the SHA-256 of whose secret is `digest`."""
+    """Add a key. `digest`: SHA-256 of its secret."""
     tx.run("add_key", **_values(key), digest=digest)
 
 
 def key(tx: Tx, digest: bytes) -> ApiKey | None:
     """The key whose secret has this digest; None if there is none, or it is revoked or expired.
 
-    The secret from before the last rotation counts until its time is over, which `expires_at` then says.
+    The secret from before the last rotation is valid until its time is over; `expires_at` is then no later than that.
     """
     row = tx.row("key", digest=digest, now=tx.now)
     if row is None:
@@ -47,19 +47,19 @@ def key(tx: Tx, digest: bytes) -> ApiKey | None:
 
 
 def any_key(tx: Tx) -> bool:
-    """Whether a key was ever given out, revoked and expired keys included."""
+    """Whether a key was ever issued, revoked and expired keys included."""
     return tx.row("any_key") is not None
 
 
 def keys(tx: Tx, tenant: str | None = None) -> list[ApiKey]:
-    """Keys of a tenant, or of all tenants (None), the newest first, revoked keys included."""
+    """Keys of a tenant, or of all tenants (None), newest first, revoked keys included."""
     return [_as_key(row) for row in tx.rows("keys", tenant=tenant)]
 
 
 def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
     """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
 
-    `quotas` replaces single quotas by name; a quota of None is no limit any more. Returns the key as it is then;
+    `quotas` replaces single quotas by name; a quota of None removes the limit. Returns the key as it is afterwards;
     None if there is no such key.
     """
     row = tx.row("lock_key", id=key_id)
@@ -74,9 +74,9 @@ def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None
 
 
 def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
-    """Give a key another secret. The previous secret works for `overlap` seconds more, older ones no longer.
+    """Give a key another secret. The previous secret works for `overlap` more seconds; older ones stop working.
 
-    Returns the key as it is then; None if there is no such key, or it is revoked.
+    Returns the key as it is afterwards; None if there is no such key, or it is revoked.
     """
     row = tx.row("lock_key", id=key_id)
     if row is None or (key := _as_key(row)).revoked_at is not None:
@@ -87,7 +87,7 @@ def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) 
 
 
 def note_key_uses(tx: Tx, used_at: Mapping[str, float]) -> None:
-    """Note when keys were last used, by key id. A time earlier than the one noted before changes nothing."""
+    """Record when keys were last used, by key id. A time earlier than the recorded one is ignored."""
     for key_id in sorted(used_at):
         tx.run("note_key_use", id=key_id, used_at=used_at[key_id])
 

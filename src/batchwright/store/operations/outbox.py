@@ -51,19 +51,19 @@ def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
 
 
 def tenant_secrets(tx: Tx, tenant: str, new: str) -> tuple[str, ...]:
-    """The secrets that sign callbacks of this tenant, the newest first; it gets `new` if it has none yet."""
+    """The secrets that sign callbacks of this tenant, newest first; the tenant gets `new` if it has none yet."""
     tx.run("add_tenant_secret", tenant=tenant, secret=new)
     [found] = tx.rows("tenant_secrets", tenant=tenant)
     return tuple(secret for secret in found if secret is not None)
 
 
 def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
-    """Make `new` the newest secret of callbacks of a tenant. Only the secret that was the newest so far is kept."""
+    """Make `new` the newest secret of a tenant's callbacks. Of the earlier ones, only the newest is kept."""
     tx.run("rotate_tenant_secret", tenant=tenant, secret=new)
 
 
 def announce(tx: Tx, key: int, kind: str) -> None:
-    """Put an event about the batch of this key into the outbox, once for each address that is notified of it."""
+    """Put an event about the batch of this key into the outbox, once for each address to notify."""
     [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
     addresses = tx.rows("webhooks_to_notify", tenant=tenant)
     if callback_url is not None:
@@ -75,7 +75,7 @@ def announce(tx: Tx, key: int, kind: str) -> None:
 
 
 def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
-    """Take messages that are due and that no other worker delivers, the oldest first.
+    """Take messages that are due and that no other worker is delivering, oldest first.
 
     Each counts as a try, unless the worker is removed before it reports the outcome. Raises `LeaseLost`.
     """
@@ -85,19 +85,19 @@ def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
 
 
 def delivered(tx: Tx, worker: str, delivery_id: str) -> bool:
-    """Remove a message that arrived from the outbox. False if it is not this worker's any more."""
+    """Remove a delivered message from the outbox. Returns False if it is no longer this worker's."""
     return tx.run("delivered", id=delivery_id, worker=worker) == 1
 
 
 def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
-    """Try a failed message again at `until`, or give it up (None). False if it is not this worker's any more."""
+    """Try a failed message again at `until`, or give it up (None). Returns False if it is no longer this worker's."""
     if until is None:
         return tx.run("give_up", id=delivery_id, worker=worker, now=tx.now, reason=reason) == 1
     return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1
 
 
 def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
-    """Messages that were given up, the newest first, with the reasons."""
+    """Messages that were given up, newest first, with the reasons."""
     return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]
 
 

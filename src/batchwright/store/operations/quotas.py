@@ -18,7 +18,7 @@ _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
 
 
 def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
-    """Set the share of the capacity of a tenant, 0.01 to 1000, by default 1. Raises `InvalidRequest` for others."""
+    """Set a tenant's share of the capacity, 0.01 to 1000, by default 1. Raises `InvalidRequest` for other values."""
     least, most = WEIGHTS
     if not least <= weight <= most:
         raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
@@ -36,9 +36,9 @@ def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
 
 
 def set_tenant_quotas(tx: Tx, tenant: str, limits: Quotas, weight: float | None = None) -> None:
-    """Replace the quotas of a tenant; the default holds for those that `limits` lacks.
+    """Replace the quotas of a tenant; defaults apply to those that `limits` lacks.
 
-    `weight`: set as by `set_tenant_weight`, in the same transaction; None: it stays.
+    `weight`: set as by `set_tenant_weight`, in the same transaction; None: unchanged.
     """
     if weight is not None:
         set_tenant_weight(tx, tenant, weight)
@@ -49,7 +49,7 @@ def set_tenant_quotas(tx: Tx, tenant: str, limits: Quotas, weight: float | None 
 
 
 def quota_use(tx: Tx, tenant: str, key_id: str | None = None) -> QuotaUse:
-    """Amounts that a tenant, or one of its keys, uses of what the store holds."""
+    """Amounts that a tenant, or one of its keys, uses in the store."""
     return QuotaUse(_stored(tx, tenant, key_id), *_enqueued(tx, tenant, key_id))
 
 
@@ -137,7 +137,7 @@ def _stored(tx: Tx, tenant: str, key_id: str | None) -> int:
 
 
 def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> tuple[int, int]:
-    """Lines of batches without a result, and about how many tokens their prompts have."""
+    """Number of lines without a result, and the approximate number of tokens in their prompts."""
     [(lines, tokens)] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
     return lines, tokens
 

@@ -20,12 +20,12 @@ from batchwright.store.transaction import Tx
 def register_worker(tx: Tx, name: str, lease: float, process: str | None = None, *, former: str | None = None) -> str:
     """Add a worker, whose lease runs out `lease` seconds from now, and return its id. `name` is for people to read.
 
-    `process`, for `processes`: a text from which others can see whether its process has ended. `former`: the
-    worker that this process was until its lease ran out; its lines are no longer suspects for that reason.
+    `process`, for `processes`: a text from which others can tell whether its process has ended. `former`: the
+    worker that this process was until its lease ran out; lines that became suspects then are cleared.
     """
     if former is not None:
         retire_worker(tx, former)
-        # It was taken for dead, and is not.
+        # It was presumed dead, but is not.
         for (crash,) in tx.rows("crashes_of_worker", worker=former):
             tx.run("clear_suspects", crash=crash)
             tx.run("try_again", crash=crash)
@@ -47,7 +47,7 @@ def renew_lease(tx: Tx, worker: str, lease: float) -> bool:
 def require_lease(tx: Tx, worker: str) -> int | None:
     """Lock a worker that holds a lease, so that it keeps its claims until the transaction ends. Raises `LeaseLost`.
 
-    The key of the crash whose suspects it is trying; None: it is trying none.
+    Returns the key of the crash whose suspects it is trying; None: it is trying none.
     """
     row = tx.row("lease", worker=worker)
     if row is None or row[0] <= tx.now:
@@ -58,7 +58,7 @@ def require_lease(tx: Tx, worker: str) -> int | None:
 def publish(tx: Tx, worker: str, snapshot: str) -> list[Peer]:
     """Publish a snapshot of a process, which holds for as long as its worker has a lease, and return all `peers`.
 
-    Of two processes that publish at once only the later one sees both.
+    If two processes publish at once, only the later one sees both.
     """
     tx.rows("lock_exchange")
     tx.run("publish", worker=worker, snapshot=snapshot, now=tx.now)
@@ -66,7 +66,7 @@ def publish(tx: Tx, worker: str, snapshot: str) -> list[Peer]:
 
 
 def peers(tx: Tx) -> list[Peer]:
-    """All processes whose leases hold, by name."""
+    """All processes with a valid lease, by name."""
     return [Peer(*row) for row in tx.rows("snapshots", now=tx.now)]
 
 
@@ -82,7 +82,7 @@ def retire_worker(tx: Tx, worker: str) -> int:
 def worker_died(tx: Tx, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
     """Remove a worker whose process has ended, and make its lines suspects. Returns the number of lines.
 
-    A line that was in work alone, and was in work at `max_crashes` such deaths, is to fail.
+    A line that was in work alone, and was in work at `max_crashes` such deaths, will fail.
     """
     if tx.row("lock_worker", worker=worker) is None:
         return 0
@@ -110,12 +110,12 @@ def check(tx: Tx) -> None:
 
 
 def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
-    """Claim at most `limit` lines, in the turns of the tenants that have any (`limiting/shares.py`). Lines of one
+    """Claim at most `limit` lines; tenants that have any take turns (`limiting/shares.py`). Lines of one
     tenant come from the batches that expire first, by position within a batch.
 
     Suspects go to a worker that holds nothing else, as many at once as `policies/suspects.py` says, and it gets no
     other lines until they are done. A worker may get nothing although there are lines, so that it can take suspects
-    once it holds nothing. Lines that are `given_up` come with any others. Raises `LeaseLost`.
+    once it holds nothing. Lines that are `given_up` are returned along with any others. Raises `LeaseLost`.
     """
     trying = require_lease(tx, worker)
     if limit <= 0:
@@ -126,7 +126,7 @@ def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
 
 
 def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
-    """Give claimed lines back uncomputed. Lines that are not this worker's any more do not change."""
+    """Give claimed lines back uncomputed. Lines that are no longer this worker's do not change."""
     rows = [
         {"worker": worker, "batch_id": line.batch_id, "number": line.number, "attempt": line.attempt} for line in lines
     ]
@@ -141,7 +141,7 @@ def _claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) 
         if not group.at_once:
             claimed += _claim_of_group(tx, worker, group, limit - len(claimed))
     limit -= len(claimed)
-    # Counted no further than matters for what may be in work.
+    # Counted only up to the most that may be in work.
     most = max([1, *(group.at_once for group in groups)])
     [(held,)] = tx.rows("lines_in_work", worker=worker, limit=most)
     if trying is not None:
@@ -189,8 +189,8 @@ def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
     """Store results whose lines are still at the same attempt, in batches without an ending.
 
     Returns for each result whether it was taken. A result that was taken before is taken again, but not counted
-    again, so a call may be repeated. In the same transaction the counts and the usage of the batch rise, and a
-    batch whose lines are all finished goes to `finalizing`. Raises `LeaseLost`, and then no result is taken.
+    again, so a call may be repeated. The same transaction updates the counts and the usage of the batch, and moves a
+    batch whose lines are all finished to `finalizing`. Raises `LeaseLost`, and then no result is taken.
     """
     require_lease(tx, worker)
     places: defaultdict[str, list[int]] = defaultdict(list)
@@ -215,7 +215,7 @@ def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
 def _take(
     tx: Tx, key: int, is_open: bool, results: Sequence[LineResult], places: list[int], taken: list[bool]
 ) -> list[LineResult]:
-    """Mark in `taken` which of the results at `places`, all of one batch, are taken; those not taken before."""
+    """Mark in `taken` which of the results at `places`, all of one batch, are taken; return those not taken before."""
     rows = tx.rows("lock_lines", batch=key, numbers=json.dumps([results[place].number for place in places]))
     held = {number: (attempt, state) for number, attempt, state in rows}
     new = []

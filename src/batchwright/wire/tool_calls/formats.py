@@ -1,4 +1,4 @@
-"""Formats of tool calls and of thoughts, and which of them a model's chat template speaks."""
+"""Formats of tool calls and of thoughts, and which of them a model's chat template uses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ FormatName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """Markers around each call of several, and what stands between its name and its arguments."""
+    """Markers around each of several calls, and between its name and its arguments."""
 
     begin: str
     middle: str
     end: str
     section_end: str
-    """Marker behind the last call."""
+    """Marker after the last call."""
     kind: str = ""
-    """What stands before the name, with `middle` behind it. The arguments are then in a fence."""
+    """Text before the name, followed by `middle`. The arguments are then in a fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ToolFormat:
     short_ids: bool = False
     """Whether the template takes only ids of nine letters and digits."""
     marks: CallMarks | None = None
-    """Markers around each call, None if there are none."""
+    """Markers around each call; None if there are none."""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -74,11 +74,12 @@ _SIGNS: tuple[tuple[FormatName, tuple[str, ...]], ...] = (
     ("llama", ("<|python_tag|>",)),
     ("llama", ('"parameters": dictionary of argument name',)),
 )
-"""Texts by which a template is recognized, in this order: it shows them to the model, or writes earlier calls so."""
+"""Texts by which a template is recognized, in this order: it shows them to the model, or writes earlier calls with
+them."""
 
 
 def tool_format(template: str) -> ToolFormat:
-    """Return the format that the text of a chat template speaks; if it has no sign of any, plain JSON."""
+    """Return the format that the text of a chat template uses; plain JSON if it has no sign of any."""
     named = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), "json")
     return next(each for each in FORMATS if each.name == named)
 
@@ -100,10 +101,10 @@ def thought_marks(template: str) -> ThoughtMarks | None:
 
 
 def closes_thought(prompt_end: str, marks: ThoughtMarks) -> bool:
-    """Return whether the end of a prompt has ended the thought of the answer, so that it has none."""
+    """Return whether the end of a prompt has ended the thought, so that the answer has none."""
     return prompt_end.rstrip().endswith(marks.closing)
 
 
 def opens_thought(prompt_end: str, marks: ThoughtMarks) -> bool:
-    """Return whether the end of a prompt has begun the thought with which the answer goes on."""
+    """Return whether the end of a prompt has begun the thought that the answer continues."""
     return prompt_end.rstrip().endswith(marks.opening)

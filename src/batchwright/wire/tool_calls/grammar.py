@@ -1,4 +1,4 @@
-"""Grammars of answers that call tools as they should, or think before they have a form, in the Lark of llguidance."""
+"""Grammars of answers that call tools correctly, or think before they take a form, in the Lark of llguidance."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _JSON = {
     "coerce_one_of": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-"""White space as models were trained on it, and no more; what a schema says is kept to, or refused."""
+"""White space as models were trained on it, and no more; what a schema says is enforced or refused."""
 _WITH_PARAMETERS = ("llama", "pythonic")
-"""Formats whose arguments are called parameters. As in Python they cannot be held to a schema, but in JSON they can."""
+"""Formats whose arguments are called parameters. Written as in Python they cannot be held to a schema, as JSON they
+can."""
 _TEXT = r"/(.|\n)*/"
 _SPACE = r"/\n{0,2}/"
-"""White space behind a thought."""
+"""White space after a thought."""
 
 
 def call_grammar(
@@ -40,10 +41,10 @@ def call_grammar(
 ) -> str:
     """Return the grammar of answers that call a tool, or several if `parallel`, with arguments as their schemas say.
 
-    With `named` only that tool is called, once. `tokens` has the ids of those markers that are tokens of
-    their own. With `thought` the model may think before it calls; `in_thought` as in `AnswerForm`.
+    With `named`, only that tool is called, once. `tokens` has the ids of the markers that are single tokens. With
+    `thought`, the model may think before it calls; `in_thought` is as in `AnswerForm`.
 
-    Raises `InvalidRequest` for a schema that cannot be kept to, and if the format writes arguments as plain text,
+    Raises `InvalidRequest` for a schema that cannot be enforced, and if the format writes arguments as plain text,
     which no schema constrains.
     """
     if form.name == "qwen_coder":
@@ -74,17 +75,17 @@ def lazy_call_grammar(
     thought: ThoughtMarks | None = None,
     in_thought: bool = False,
 ) -> str | None:
-    """Return the grammar of answers that are any text until a marker begins a call, which is one of a tool then.
+    """Return the grammar of answers that are any text until a marker begins a call, which must then call a tool.
 
-    Arguments of the tools that `strict` names are as their schemas say, those of others any JSON object. All else as
-    in `call_grammar`. None if calls of the format cannot be distinguished from text by their markers, or be held to a
-    schema.
+    Arguments of the tools that `strict` names are as their schemas say, those of others are any JSON object. All else
+    is as in `call_grammar`. None if calls of the format cannot be distinguished from text by their markers, or cannot
+    be held to a schema.
     """
     if not form.openings or form.at_start or form.name == "qwen_coder":
         return None
     opening, repeat = form.openings[0], "*" if parallel else "?"
     if opening not in tokens and len(form.openings) > 1:
-        return None  # what is free could begin a call by another one
+        return None  # free text could begin a call with another marker
     before = _thought(thought, tokens, in_thought=in_thought)
     if opening in tokens:
         start = [f"start: {before}FREE (calls FREE){repeat}"]
@@ -93,7 +94,7 @@ def lazy_call_grammar(
     held = {name: schema if name in strict else {} for name, schema in tools.items()}
     rules = [
         *start,
-        # The marker begins a call also where the model writes it in several tokens.
+        # The marker also begins a call if the model writes it in several tokens.
         f"FREE: {_text_without(*form.openings)}",
         *_calls(form, tokens, several=parallel and form.name != "hermes" and "[ARGS]" not in tokens, is_open=True),
         *_named_calls(form, held, tokens),
@@ -103,7 +104,7 @@ def lazy_call_grammar(
 
 
 def thought_grammar(thought: ThoughtMarks, tokens: Mapping[str, int], *, in_thought: bool) -> str:
-    """Return the grammar of answers that may think before what is `@answer` in it; arguments as of `call_grammar`."""
+    """Return the grammar of answers that may think before the rule `@answer`; arguments as for `call_grammar`."""
     start = f"start: {_thought(thought, tokens, in_thought=in_thought)}@answer"
     return "\n".join([start, *_thought_rules(thought, tokens)]) + "\n"
 
@@ -119,7 +120,7 @@ def _named_calls(form: ToolFormat, tools: Tools, tokens: Mapping[str, int]) -> S
 
 
 def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool, is_open: bool = False) -> Sequence[str]:
-    """Return the rules of calls one after the other. `is_open`: whether text that is no token has opened the first."""
+    """Return the rules of consecutive calls. `is_open`: whether a marker that is not a token has opened the first."""
     opening = _marker(form.openings[0], tokens) if form.openings else ""
     if is_open and form.openings[0] not in tokens:
         opening = ""
@@ -141,7 +142,7 @@ def _calls(form: ToolFormat, tokens: Mapping[str, int], *, several: bool, is_ope
 
 
 def _around(form: ToolFormat, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
-    """Return what stands before and behind the arguments of a call."""
+    """Return what comes before and after the arguments of a call."""
     if form.name == "mistral" and "[ARGS]" in tokens:
         return f"{json.dumps(name)} {_marker('[ARGS]', tokens)}", ""
     if form.marks is not None:
@@ -169,14 +170,14 @@ def _thought(thought: ThoughtMarks | None, tokens: Mapping[str, int], *, in_thou
 
 def _thought_rules(thought: ThoughtMarks, tokens: Mapping[str, int]) -> Sequence[str]:
     if thought.closing in tokens:
-        # The mark ends the thought also where the model writes it in several tokens.
+        # The mark also ends the thought if the model writes it in several tokens.
         rule = f"thought: THINKING {_marker(thought.closing, tokens)} {_SPACE}"
         return [rule, f"THINKING: {_text_without(thought.closing)}"]
     return [f"thought: thinking {_SPACE}", f"thinking[suffix={json.dumps(thought.closing)}]: {_TEXT}"]
 
 
 def _text_without(*parts: str) -> str:
-    """Return the terminal of all texts that have none of `parts` in them."""
+    """Return the terminal for all texts that contain none of `parts`."""
     named = "|".join(re.escape(part).replace("/", r"\/") for part in parts)
     return rf"{_TEXT} & ~/(.|\n)*({named})(.|\n)*/"
 

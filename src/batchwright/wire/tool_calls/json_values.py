@@ -1,4 +1,4 @@
-"""Reading of JSON values out of text that arrives in pieces: where a value ends, and what a call as an object says."""
+"""Reading of JSON values from text that arrives in pieces: where a value ends, and what an object says as a call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 
 
 class State(Enum):
-    """How far the reading of something is."""
+    """How far a reader has come."""
 
     READING = auto()
     DONE = auto()
     REFUSED = auto()
-    """What was read is not what was looked for."""
+    """What was read is not what the reader looks for."""
 
 
 class JsonValueEnd:
@@ -34,7 +34,7 @@ class JsonValueEnd:
         self._scalar = False
 
     def read(self, text: str, at: int) -> int:
-        """Read `text` from `at`, and return where reading ended: at the end of the text, or behind the value.
+        """Read `text` from `at`, and return where reading ended: at the end of the text, or after the value.
 
         A number or a word ends before the first character that cannot belong to it; where no value can begin, nothing
         is read and the value is refused.
@@ -112,11 +112,11 @@ class JsonCall:
     """Reader of one call as a JSON object of a `name` and `arguments` (or `parameters`), in any order.
 
     Once the name and the beginning of the arguments are known, `name` is set and the text of the arguments is passed on
-    as it comes. An object without the name of a tool in `names`, or with arguments that are no object, is refused.
+    as it comes. An object without the name of a tool in `names`, or with arguments that are not an object, is refused.
     """
 
     def __init__(self, names: Collection[str], *, needs_arguments: bool = False) -> None:
-        """Begin behind the opening brace. `needs_arguments`: whether an object without arguments is no call."""
+        """Begin after the opening brace. `needs_arguments`: whether an object without arguments is not a call."""
         self.state = State.READING
         self.name: str | None = None
         """Name of the tool, once it is certain that this is a call."""
@@ -135,8 +135,8 @@ class JsonCall:
     def read(self, text: str, at: int) -> tuple[int, str]:
         """Read `text` from `at`, and return where reading ended and the new text of the arguments.
 
-        Reading ends at the end of the text, behind the object, or before the character that makes it refused. An object
-        that is already a call is not refused any more: it ends there.
+        Reading ends at the end of the text, after the object, or before the character for which it is refused. An
+        object that is already known to be a call is no longer refused: it ends there.
         """
         arguments: list[str] = []
         while at < len(text) and self.state is State.READING:
@@ -205,7 +205,7 @@ class JsonCall:
             self._complete[_NAME] = name
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
-            # Some models write the object as a text.
+            # Some models write the object as a string.
             arguments = _decoded(self._raw) if self._raw.startswith('"') else self._raw
             if arguments == "null":
                 return True

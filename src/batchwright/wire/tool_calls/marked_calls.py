@@ -52,7 +52,7 @@ class MarkedSection:
             return at + 1
         self._held += character
         marks = self._marks
-        # Only behind a call may anything but the beginning of one follow.
+        # Anything but the beginning of a call may only follow a call.
         able = (marks.begin, marks.end, marks.section_end, _FENCE) if self._calls else (marks.begin,)
         if self._held not in able:
             if not any(marker.startswith(self._held) for marker in able):

@@ -1,6 +1,6 @@
 """Parsing of generated text, as it comes, into content, thoughts and calls of tools.
 
-What comes out does not depend on how the text is cut into pieces, and text that never becomes a call is content. White
+The result does not depend on how the text is cut into pieces, and text that never becomes a call is content. White
 space beside calls and thoughts belongs to their format.
 """
 
@@ -19,7 +19,7 @@ from batchwright.wire.tool_calls.sections import JsonSection, NamedSection, Sect
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What answers to a request may consist of, beside content."""
+    """What answers to a request may consist of, besides content."""
 
     tool_format: ToolFormat | None = None
     """Format of calls. None: no tool may be called, and all text is content."""
@@ -27,7 +27,7 @@ class AnswerForm:
     parallel: bool = True
     """Whether an answer may have several calls; if not, all but the first are left out."""
     is_json: bool = False
-    """Whether the answer was asked to be JSON, of which only a named tool with its arguments is a call."""
+    """Whether the answer was requested as JSON, of which only a named tool with its arguments is a call."""
     thought: ThoughtMarks | None = None
     """Marks of thoughts. None: the model does not think."""
     in_thought: bool = False
@@ -63,7 +63,7 @@ class AnswerParser:
         return pieces + self._content(text)
 
     def finish(self) -> list[Piece]:
-        """Return what was held back, when no more text comes."""
+        """Return what was held back, once no more text comes."""
         pieces: list[Piece] = []
         if self._thought is not None:
             thought, text = self._thought.finish()
@@ -164,7 +164,7 @@ class _CallParser:
         """Text of the section, as long as it has no call."""
         self._section_calls = 0
         self._closing: str | None = None
-        """What was read of the closing marker; None: none is read."""
+        """What was read of the closing marker; None: none is being read."""
         self._calls = 0
         self._pieces: list[Piece] = []
 
@@ -232,7 +232,7 @@ class _CallParser:
         return at + end
 
     def _open(self, marker: str, first: str = "") -> None:
-        """Begin a section behind `marker`, or without one at the character `first`."""
+        """Begin a section after `marker`, or without one at the character `first`."""
         self._raw, self._section_calls = marker, 0
         self._section = self._section_of(marker, first)
 

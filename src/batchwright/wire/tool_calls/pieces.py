@@ -60,7 +60,7 @@ class Answer:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Answer:
-        """Return the answer of which these are the pieces."""
+        """Return the answer that consists of these pieces."""
         answer = cls()
         for piece in pieces:
             match piece:

@@ -12,7 +12,7 @@ _LONGEST_NAME = 256
 _FUNCTION = re.compile(r"\s*([\w.-]+)\s*\(")
 _ARGUMENT = re.compile(r"\s*(\w+)\s*=")
 _MARKS = re.compile(r"""["'()\[\]{},]""")
-"""Characters, outside of texts, by which it is known where a value ends."""
+"""Characters, outside of texts, that determine where a value ends."""
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|\b(True|False|None)\b""", re.DOTALL)
 _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(0010[0-9a-fA-F]{4}|000[0-9a-fA-F]{5})|(.))", re.DOTALL
@@ -24,7 +24,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "
 class PythonicSection:
     """Reader of a list of calls with arguments by name.
 
-    A call has begun once its first argument, or its end, is there. Arguments are passed on one by one.
+    A call has begun once its first argument, or its end, has been read. Arguments are passed on one by one.
     """
 
     def __init__(self, tools: Tools, sink: CallSink) -> None:
@@ -33,7 +33,7 @@ class PythonicSection:
         self._tools = tools
         self._sink = sink
         self._between = ""
-        """Text since the last call that is lost on the next one, and kept if there is none."""
+        """Text since the last call, which is dropped if another call follows, and kept otherwise."""
         self._in_list = False
         self._head = ""
         """What was read of a function or of the name of an argument."""
@@ -92,7 +92,7 @@ class PythonicSection:
             self._sink.arguments("}")
             self._name, self._head, self._after_call, self._has_begun = None, "", True, False
         elif character == "," and not self._head.strip() and self._has_begun:
-            pass  # behind an argument
+            pass  # after an argument
         else:
             self._head += character
             if character == "=":
@@ -178,7 +178,7 @@ class _Value:
 
 
 def as_json(value: str) -> str:
-    """Return the JSON of a value that is written as in Python; what is none is a text."""
+    """Return the JSON of a value that is written as in Python; anything else becomes a string."""
     value = value.strip()
     try:
         read = json.loads(_LITERAL.sub(_literal, value), parse_constant=_refuse)

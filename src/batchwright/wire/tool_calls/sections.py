@@ -1,6 +1,6 @@
 """Readers of the sections of an answer in which tools are called, one for each way of writing calls.
 
-A section begins behind the opening marker of its format, or at the beginning of the answer. Its reader passes calls on
+A section begins after the opening marker of its format, or at the beginning of the answer. Its reader passes calls on
 to a `CallSink` as soon as their names are certain, and ends before the first character that belongs to no call.
 """
 
@@ -18,7 +18,7 @@ Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class CallSink(Protocol):
-    """What takes the calls."""
+    """The receiver of the calls."""
 
     def begin(self, name: str) -> None:
         """Take the beginning of the next call."""
@@ -39,14 +39,14 @@ class Section(Protocol):
         """Read `text` from `at`, and return where reading ended: at the end of the text or of the section."""
 
     def unfinished(self) -> str:
-        """Return the text that was read after the last call that has begun, when no more text comes."""
+        """Return the text that was read after the last call that has begun, once no more text comes."""
 
 
 class JsonSection:
-    """Reader of calls as JSON objects: one, several between commas, semicolons or white space, or a list of them."""
+    """Reader of calls as JSON objects: one, several separated by commas, semicolons or white space, or a list."""
 
     def __init__(self, tools: Tools, sink: CallSink, *, need_arguments: bool = False) -> None:
-        """`need_arguments`: whether an object without arguments is no call."""
+        """`need_arguments`: whether an object without arguments is not a call."""
         self.state = State.READING
         self.rest = ""
         self._tools = tools
@@ -54,7 +54,7 @@ class JsonSection:
         self._need_arguments = need_arguments
         self._call: JsonCall | None = None
         self._between = ""
-        """Text since the last call that is lost on the next one, and kept if there is none."""
+        """Text since the last call, which is dropped if another call follows, and kept otherwise."""
         self._has_begun = False
         self._calls = 0
         self._in_list = False

@@ -23,7 +23,7 @@ const TIMES = [
 export class Details {
   #dialog = byId("details");
   #job = null;
-  #seen = ""; // the status of which the details were fetched
+  #seen = ""; // the status for which the details were fetched
   #lines = new Lines(this.#dialog);
   #grouped = 0; // failed lines when the errors were fetched, and when that was
   #groupedAt = -Infinity;

@@ -6,8 +6,8 @@ const ENDPOINTS = [
 const MOST_READ = 4 * 2 ** 20; // bytes; the service's own limit for a line is less
 
 /**
- * What a file holds. `kind`: "requests" with their `endpoint`; or "table" with its `columns`, null when they are not
- * known here, or "prompts". Raises an Error that names the line and what is wrong with it.
+ * What a file holds. `kind`: "requests" with their `endpoint`; "table" with its `columns`, null if they are not known
+ * here; or "prompts". Raises an Error that names the line and what is wrong with it.
  */
 export async function inspect(file) {
   const suffix = /\.([a-z]+)$/.exec(file.name.toLowerCase())?.[1];

@@ -5,7 +5,7 @@ import { action, byId, fill, fromTemplate, part, setText, show } from "./dom.js"
 import { exact, plural } from "./format.js";
 
 const PAGE = 20;
-const SHORT = 400; // characters of a text until the whole is asked for
+const SHORT = 400; // characters shown of a text until the whole is asked for
 const PAUSE = 3000; // milliseconds between two looks at a page of a running job
 const STATES = { pending: "waiting", suspect: "waiting", claimed: "being computed", succeeded: "", failed: "failed" };
 
@@ -129,7 +129,7 @@ export class Lines {
     show(action(this.#root, "previous"), this.#starts.length > 1);
   }
 
-  /** Until the page is there whose neighbours they lead to. */
+  /** Hide both until the page whose neighbours they lead to is there. */
   #hideButtons() {
     for (const name of ["next", "previous"]) show(action(this.#root, name), false);
   }
