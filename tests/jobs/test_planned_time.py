@@ -20,7 +20,7 @@ from batchwright.errors import EngineClosed, InputError
 from batchwright.inference.loading import load_tokenizer
 from batchwright.jobs import job_plan
 from batchwright.jobs.answer_probe import ProbedAnswer, ProbedAnswers, chosen_lines
-from batchwright.jobs.earlier_answers import JobSignature, keep_answers
+from batchwright.jobs.earlier_answers import JobSignature, earlier_answers, keep_answers
 from batchwright.jobs.lines import Line
 from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.planned_time import SampledLine
@@ -138,6 +138,19 @@ def test_earlier_answers_tell_how_long_others_are(tmp_path: Path) -> None:
     assert report.planned_answers.expected == pytest.approx(300 * 10, rel=0.1)
     assert report.shared_prompts is not None
     assert report.shared_prompts.cache_tokens == FACTS.sizes(EngineConfig()).num_blocks * 16
+
+
+def test_answers_that_ignore_their_end_say_nothing_of_others(tmp_path: Path, shallow_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt": f"The number {number} is", "max_tokens": 3} for number in range(32)]
+    lines = [line | ({"ignore_eos": True} if number % 2 else {}) for number, line in enumerate(lines)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    engine = EngineConfig(max_num_seqs=32, kv_memory="64MiB")
+    assert run(path, tmp_path / "out.jsonl", model=str(shallow_path), engine=engine).succeeded == 32
+    assert [len(each) for each in earlier_answers(str(shallow_path))] == [16]
+    common = {"model": str(shallow_path), "engine": engine, "defaults": {"ignore_eos": True}}
+    run(path, tmp_path / "again.jsonl", **common)  # type: ignore[arg-type]
+    assert [len(each) for each in earlier_answers(str(shallow_path))] == [16], "none of them could end by itself"
 
 
 def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ class JobRun:
                 # The answers of a run that was stopped, or of the rest of one, are not like those of the whole job.
                 if is_complete and not job.finished:
                     signature = JobSignature.of(self.spec, job.contents)
-                    keep_answers(self._engine.model_name, signature, self._tally.answers)
+                    keep_answers(self._engine.model_name, signature, self._tally.natural_answers)
             # After the inference, which may still end reservations while it is closed.
             if self._meter is not None:
                 self._meter.close(is_complete=is_complete)

@@ -33,7 +33,7 @@ from batchwright.lines.batch_line import (
     request_id,
     token_count,
 )
-from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit, default_limit
+from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit, default_limit, goes_on_to_its_limit
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.pacing.figures import PacerFigures
@@ -66,6 +66,8 @@ class Tally:
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
     answers: AnswerTally = field(default_factory=AnswerTally)
+    natural_answers: AnswerTally = field(default_factory=AnswerTally)
+    """Those of `answers` that could end by themselves."""
     longest_answer: int = 0
     """Most tokens of the completions of a line."""
     cached_tokens: int = 0
@@ -95,11 +97,16 @@ class Tally:
         self.generated_tokens += token_count(answer, "completion_tokens")
         self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
 
-    def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
-        """Count a line with its answer, each text of which could have had `limit` tokens."""
+    def succeed(self, answer: Mapping[str, Any], limit: int, *, is_natural: bool) -> None:
+        """Count a line with its answer, each text of which could have had `limit` tokens.
+
+        `is_natural`: whether the answer could end by itself.
+        """
         self.succeeded += 1
         self.longest_answer = max(self.longest_answer, token_count(answer, "completion_tokens"))
         self.answers.count(answer, limit)
+        if is_natural:
+            self.natural_answers.count(answer, limit)
 
 
 class _Line(NamedTuple):
@@ -497,7 +504,8 @@ class JobLoop:
             self._let_fail()
         offset = self._sink.size
         self._sink.write(result)
-        self.tally.succeed(answer, answer_limit(line.body, self._limit))
+        is_natural = not goes_on_to_its_limit(line.body, self._defaults)
+        self.tally.succeed(answer, answer_limit(line.body, self._limit), is_natural=is_natural)
         if (expected := self._expected.pop(line.number, None)) is not None:
             self.tally.lengths.add(expected, answer)
         if self._identical is not None:

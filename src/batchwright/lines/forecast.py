@@ -190,6 +190,14 @@ def allowed_tokens(body: Mapping[str, Any], default: int) -> int:
     return given if type(given) is int and given > 0 else default
 
 
+def goes_on_to_its_limit(body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]) -> bool:
+    """Return whether the answer to a line with this body ignores the end of its text, and only its limit ends it."""
+    given = body.get("ignore_eos")
+    if given is None:
+        given = defaults.ignore_eos if isinstance(defaults, SamplingParams) else defaults.get("ignore_eos")
+    return given is True
+
+
 @dataclass(frozen=True, slots=True)
 class WorkSoFar:
     """What a job has computed at one moment, and what it holds."""
