@@ -493,6 +493,9 @@ def test_a_plan_counts_all_completions_of_a_line(tmp_path: Path) -> None:
     report = run(source, None, model=FakeEngine(slots=3), dry_run=True)  # type: ignore[arg-type]
     assert report.planned_answers is not None
     assert (report.planned_answers.at_most, report.planned_answers.expected) == (420, None)
+    report = run(source, None, model=FakeEngine(slots=3), dry_run=True, defaults={"ignore_eos": True})  # type: ignore[arg-type]
+    assert report.planned_answers is not None
+    assert report.planned_answers.expected == report.planned_answers.at_most == 420
 
 
 def test_what_the_order_of_the_input_finds_depends_on_the_cache(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from batchwright.jobs.provider_cache import CacheableTokens, cacheable_part, sen
 from batchwright.jobs.token_counts import PromptCounter, TextCounter, TokenCount, bytes_of, token_ids, uncounted
 from batchwright.lines.batch_line import line_error
 from batchwright.lines.custom_ids import IdTable
-from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens
+from batchwright.lines.forecast import LONGEST_COUNTED, allowed_tokens, default_limit, goes_on_to_its_limit
 from batchwright.planning.prefix_order import LEAST_SHARED
-from batchwright.request import Prompt
+from batchwright.request import Prompt, SamplingParams
 from batchwright.scheduling.scheduler import kv_refusal
 from batchwright.wire.classifying import read_rerank, read_score
 from batchwright.wire.dialects import Dialect
@@ -111,7 +111,7 @@ class LinePlanner:
         add_cost: Callable[[str, Mapping[str, Any], int, CacheableTokens], None] | None = None,
         identify: Callable[[Line], bytes | None] | None = None,
         *,
-        limit: int | None,
+        defaults: SamplingParams | Mapping[str, Any],
         context: int | None = None,
         capacity: EngineCapacity | None = None,
         endpoint: Dialect | None = None,
@@ -125,7 +125,7 @@ class LinePlanner:
         called with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them
         that a provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
 
-        - `limit`: the most tokens of an answer to a line that does not say; None: any number.
+        - `defaults`: parameters of lines that do not state their own.
         - `context`: the most tokens of a prompt and its answer; None where that is not known here.
         - `capacity`: that of the engine that computes; None where there is none here.
         - `endpoint`: the dialect of the endpoint elsewhere that computes, whose provider's cache keeps long prefixes
@@ -135,7 +135,8 @@ class LinePlanner:
           computes them, so that their tokens are estimates.
         """
         self._job, self._check, self._add_cost, self._identify = job, check, add_cost, identify
-        self._limit, self._context, self._capacity, self._sample = limit, context, capacity, sample
+        self._context, self._capacity, self._sample = context, capacity, sample
+        self._defaults, self._limit = defaults, default_limit(defaults)
         self._counter, self._text_tokenizer = PromptCounter(tokenizer, context, job.total), text_tokenizer
         self._text_counters: dict[str, TextCounter | None] = {}
         self._failures = Failures()
@@ -276,7 +277,7 @@ class LinePlanner:
         limit, completions = allowed_tokens(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
         self._is_bounded &= self._limit is not None or allowed_tokens(line.body, 0) > 0
         self._answers += limit * completions * len(counts)
-        expected = limit if line.body.get("ignore_eos") is True else expected_tokens(line.body)
+        expected = limit if goes_on_to_its_limit(line.body, self._defaults) else expected_tokens(line.body)
         self._is_expected &= expected is not None
         self._expected += min(limit, expected or 0) * completions * len(counts)
         if self._capacity is None:

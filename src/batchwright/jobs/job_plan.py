@@ -30,7 +30,6 @@ from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, SpendingTerms
 from batchwright.kept_costs import KeptCosts, find_costs
-from batchwright.lines.forecast import default_limit
 from batchwright.request import SamplingParams
 from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.wire.identity import identity_of
@@ -119,7 +118,7 @@ class JobPlan:
                 partial(self.choice.prompts_of, defaults=self.spec.defaults),
                 None if costs is None else costs.add,
                 self._identity if shares else None,
-                limit=default_limit(self.spec.defaults),
+                defaults=self.spec.defaults,
                 context=self._context(tokenizer),
                 capacity=self._capacity(),
                 endpoint=None if self.choice.backend is None else self.choice.dialect,
