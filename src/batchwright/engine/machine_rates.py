@@ -37,7 +37,7 @@ from batchwright.version import __version__
 _log = logging.getLogger(__name__)
 
 _SECONDS = 0.4
-"""Seconds for which each rate is measured, for at least three steps."""
+"""Seconds for which each rate is measured, and for at least three steps."""
 _LEAST_STEPS = 3
 _MOST_SECONDS = 1.0
 """Seconds after which a rate that has not settled is taken as it is."""
