@@ -29,7 +29,7 @@ _NO_SUCH_PATH = frozenset({"not found", "method not allowed", "file not found"})
 """Messages, in lower case, of web frameworks and of llama.cpp's server for paths that they do not know."""
 _UNKNOWN_URL = "unknown_url"
 _INVALID_URL = "invalid url ("
-"""Beginning, in lower case, of the message for such paths from OpenAI's API and those that copy it."""
+"""Code, and beginning of the message in lower case, for such paths from OpenAI's API and those that copy it."""
 
 
 class BatchwrightError(Exception):

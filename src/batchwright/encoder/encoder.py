@@ -185,7 +185,7 @@ def checked_length(given: int | None, made_for: int | None, positions: int) -> i
 
 
 def tokenizer_of(folder: Path) -> TextTokenizer:
-    """Load only the tokenizer of the encoder in `folder`, with its longest text. Raises the errors of `Encoder`."""
+    """Load only the tokenizer of the encoder in `folder`, and its limit of tokens. Raises the errors of `Encoder`."""
     config, settings = read_config(folder), read_settings(folder)
     is_wrapped = unsuitable(config, Weights(folder, torch.float32, torch.device("cpu"))) is not None
     positions = (WrappedBody if is_wrapped else BertBody).positions_of(config)

@@ -115,7 +115,7 @@ class EngineStats:
         """Return the statistics of several engines as of one; `gone`: those of ended engines, whose counts are
         included.
 
-        Raises ValueError if `now` is empty.
+        Raises ValueError without any engine.
         """
         every = [*now, *gone]
         if not every:

@@ -67,7 +67,7 @@ _MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 _MOST_REMAINDERS = 50_000
 """Largest accepted common multiple of the values of `multipleOf`: it takes a second to compile."""
 _DIGITS = 30
-"""Most digits of a value that are examined: a value with this many is too large in any case."""
+"""Most digits of a value that are examined: this many are too many in any case."""
 _MOST_LOOKED_AT = 64
 """Parts of a schema that are compiled by themselves to find the one that is refused."""
 _CHARACTERS_LOOKED_AT = 200_000

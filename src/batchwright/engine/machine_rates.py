@@ -37,7 +37,7 @@ from batchwright.version import __version__
 _log = logging.getLogger(__name__)
 
 _SECONDS = 0.4
-"""Seconds for which each rate is measured, for at least three steps."""
+"""Seconds for which each rate is measured, and for at least three steps."""
 _LEAST_STEPS = 3
 _MOST_SECONDS = 1.0
 """Seconds after which a rate that has not settled is taken as it is."""
@@ -70,9 +70,9 @@ def machine_rates(
     """Return the rates of this machine with `body`, whose KV cache must hold nothing that is still needed.
 
     They are measured once a day, in about two seconds, and stored in the cache folder; `again` measures them now. If
-    that takes longer than ten seconds, the stored rates are used, if any. `progress` is called with a line of text when
-    they are measured. Raises `NoBound` if the times of the body cannot be separated, its KV cache is too small for a
-    measurement, or the machine was too busy for it and nothing is stored.
+    measuring takes longer than ten seconds, the stored rates are used, if any. `progress` is called with a line of text
+    when they are measured. Raises `NoBound` if the times of the body cannot be separated, its KV cache is too small for
+    a measurement, or the machine was too busy for it and nothing is stored.
     """
     model, seconds = body.costs, body.watch()
     if model is None or seconds is None:

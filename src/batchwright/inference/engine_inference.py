@@ -203,7 +203,7 @@ class EngineInference(Route):
         )
 
     def _params(self, body: GenerationBody, prompt: Sequence[int]) -> SamplingParams:
-        """Return the sampling parameters, with a constraint if an answer must call a tool, or use a strict one."""
+        """Return the sampling parameters, with a constraint if an answer must call a tool, or may call a strict one."""
         params, tools = body.params(self._context - len(prompt)), body.tools
         tokenizer = self.engine.tokenizer
         template = tokenizer.chat_template

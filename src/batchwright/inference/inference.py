@@ -119,12 +119,12 @@ class SharesLimits(Protocol):
 
 
 def shared_use(inference: Inference) -> dict[str, dict[str, float]]:
-    """Return this process' recent use of each limit that `inference` shares with other processes."""
+    """Return this process's recent use of each limit that `inference` shares with other processes."""
     return inference.shared_use() if isinstance(inference, SharesLimits) else {}
 
 
 def learn_use(inference: Inference, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-    """Inform `inference` of each other process' recent use of the limits that they share."""
+    """Inform `inference` of each other process's recent use of the limits that they share."""
     if isinstance(inference, SharesLimits):
         inference.learn_use(others)
 

@@ -110,11 +110,11 @@ class RoutedInference(_Renaming):
             send_no_more(route)
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return this process' recent use of each limit that a route shares with other processes."""
+        """Return this process's recent use of each limit that a route shares with other processes."""
         return {name: used for route in self.routes for name, used in shared_use(route).items()}
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-        """Inform the routes of each other process' recent use of the limits that they share."""
+        """Inform the routes of each other process's recent use of the limits that they share."""
         for route in self.routes:
             learn_use(route, others)
 

@@ -118,7 +118,7 @@ def _contents_of(body: Mapping[str, Any]) -> tuple[AnswerKind | None, object, st
 def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind | None, object, str | None]:
     """The content of an answer of `/v1/responses`: the texts of its messages as one, or its calls if it has any.
 
-    Empty if the endpoint gave messages that are not in the form of texts.
+    None if the endpoint gave messages that are not in the form of texts.
     """
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     contents = [content for item in items if isinstance(item, dict) and (content := item.get("content")) is not None]

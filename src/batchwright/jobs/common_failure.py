@@ -76,7 +76,7 @@ class CommonFailure:
 def _reason_of(
     body: Mapping[str, object], error: Exception, defaults: SamplingParams | Mapping[str, Any]
 ) -> _Reason | None:
-    """Return why the job is to blame that a line with this body failed with `error`; None if the line is to blame."""
+    """Return why the job is to blame for the `error` of a line with this body; None if the line is to blame."""
     if isinstance(error, EndpointError):
         reported = error.body or {}
         param, code = reported.get("param"), f"{error.status} {reported.get('code')}"

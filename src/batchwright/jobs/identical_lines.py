@@ -130,7 +130,7 @@ class IdenticalLines(Generic[_Line]):
         return None if place is None else deduplicated(_decode(self._read(place)).response.body)
 
     def asked_like(self, number: int) -> _Line | None:
-        """The line with the same request as line `number` that is being asked; None if there is none."""
+        """The line that is being asked with the same request as line `number`; None if there is none."""
         return self._sharing.asked_like(number)
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:

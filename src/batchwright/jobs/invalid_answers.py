@@ -59,7 +59,7 @@ class InvalidAnswers:
         return larger
 
     def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
-        """Return the body with as many tokens as fit, if twice the tokens do not fit into the context of line `number`.
+        """Return the body with which to ask line `number` for as many tokens as fit, when twice its tokens do not.
 
         None if that was asked already, or the line is not asked again.
         """

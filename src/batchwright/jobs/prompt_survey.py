@@ -95,7 +95,7 @@ class PromptSurvey:
     def result(
         self, tokens: int, kv_tokens: int | None, texts_of: Callable[[Collection[PromptPlace]], PromptTexts]
     ) -> SharedPrompts:
-        """What the prompts share, if all of them have `tokens` tokens.
+        """What the prompts share, if they have `tokens` tokens in total.
 
         `kv_tokens`: what the KV cache holds; None for any number. `texts_of` returns prompts by their places.
         """

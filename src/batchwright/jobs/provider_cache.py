@@ -73,10 +73,10 @@ def _text_of(tools: Sequence[object], prompt: Prompt | Sequence[Mapping[str, Any
 
 
 def _with_atomic_prefixes(prefixes: Sequence[bytes], key: bytes) -> bytes:
-    """Return the last of some prefixes of a prompt, with a digest of each, and of `key`, over its beginning.
+    """Return the last of some prefixes of a prompt, with digests in it that depend on `key` too.
 
-    Two prompts then share either all of a prefix, or none of what it adds to the one before. `prefixes`: the shortest
-    first.
+    The digest of each prefix is written over the beginning of what it adds to the one before. Two prompts then share
+    either all of a prefix, or none of what it adds. `prefixes`: the shortest first.
     """
     text, start = bytearray(prefixes[-1] if prefixes else b""), 0
     for each in prefixes:

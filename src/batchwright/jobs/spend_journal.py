@@ -191,7 +191,7 @@ class SpendJournal:
         self._apply(entry)
 
     def _write(self, entry: _Entry) -> None:
-        """Append a line that was not applied yet. An error is noted, not raised: an answer may just have been paid."""
+        """Append a line that was not applied yet. An error is noted, not raised: an answer may have been paid for."""
         if self._path is None or self._broken is not None:
             return
         try:

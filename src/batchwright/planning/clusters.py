@@ -19,9 +19,9 @@ def clusters_of(
     """The clusters of lines, which are the first prompts of `tree`; `paths` are those of all its prompts.
 
     The template of a line is the longest prefix that it shares with at least seven other lines, and the broader one
-    the next shorter. `earlier` are the clusters that the lines had while others were held too: if its template was no
-    shorter, the earlier cluster is kept, since the lines that shared it are being answered; a shorter template becomes
-    the broader one if it is longer than that, since answers to it are known.
+    the next shorter. `earlier` are the clusters that the lines had while others were held too: such a cluster is kept
+    if its template is no shorter than the one found now, since the lines that shared it are being answered; a shorter
+    template becomes the broader one if it is longer than the one found now, since answers to it are known.
     """
     found = []
     for line, (tokens, (template, broader)) in enumerate(

@@ -13,8 +13,8 @@ apply only while there are sequences of several requests with a `Flow`; otherwis
 - **Rows.** A step with a request that has delivered nothing yet carries no more tokens of shares with more places than
   of such requests, or 16, and no more than are predicted to take half as long as these requests alone, or a single
   token. So the larger shares lengthen the step by about half at most, however many sequences there are and however long
-  their contexts; and since they get a part of each step, they do not stop either. This does not apply to a larger
-  share's prompt whose turn it is, or to a sequence of a better priority.
+  their contexts; and since they get a part of each step, they do not stop either. Sequences of a better priority are
+  not limited, nor are the prompts of a step in which it is the turn of a larger share's prompt.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
 def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
     """Return the decoding sequences of `running` that get their token in this step, those of small shares first.
 
-    Beside newcomers, sequences of larger shares are included as far as there is room, which is then used up, in the
-    order in which they have gone without a token for longest.
+    Beside newcomers, sequences of larger shares are included as far as there is room, which is then used up; those that
+    have gone without a token for longest come first.
     """
     ready = sorted((each for each in running if each.awaits_decode), key=_by_weighted_places)
     if first is None:

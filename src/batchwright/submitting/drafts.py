@@ -60,7 +60,7 @@ class Drafts:
     def place(
         self, kind: Hashable, size: int, tokens: float, now: float, limits: BatchLimits
     ) -> tuple[Draft, list[Draft]]:
-        """Add a line of `size` bytes to its draft; return that, and the drafts that are done because of it.
+        """Add a line of `size` bytes to a draft; return that draft, and those that are done because of the line.
 
         A line that exceeds a limit by itself gets a batch of its own.
         """

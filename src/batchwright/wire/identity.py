@@ -112,7 +112,7 @@ def cache_scope(endpoint: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields`, those of `asked` that count, without others that affect no answer of a model here.
+    """Return `fields`, those of `asked` that count, without the ones that affect no answer of a model here.
 
     The limit gets one name. If a value would be refused, all fields are left as they are: the request must not get
     another one's answer.

@@ -1,8 +1,7 @@
 """The cache layout [blocks, kv_heads, block_size, head_dim] of torch's and Triton's attention, and the reference.
 
 The keys of one head in one block are one contiguous row of memory. Copying rows therefore gathers the keys of n
-sequences as
-[n, kv_heads, keys, head_dim], which torch's products read without another copy.
+sequences as [n, kv_heads, keys, head_dim], which torch's products read without another copy.
 """
 
 from __future__ import annotations

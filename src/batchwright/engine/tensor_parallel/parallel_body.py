@@ -32,7 +32,7 @@ _GRACE = 5.0
 
 
 class ParallelBody(ModelBody):
-    """The model in `folder` on `config.tensor_parallel` ranks, each on a GPU or a group of this process' cores.
+    """The model in `folder` on `config.tensor_parallel` ranks, each on a GPU or a group of this process's cores.
 
     The other ranks are processes that end with this one. When one of them ends, or a step fails, `failure` says why and
     the body computes nothing any more: the ranks may be at different points of the step. Raises the errors of

@@ -1,4 +1,4 @@
-"""Multipart forms with one file, read as they arrive: the file is not stored, and other fields must be small."""
+"""Multipart forms with one file, read as they arrive: the file is not stored, and other fields are few and small."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Peers:
         """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published.
 
         `learn_limits` is called with what each other process published as `limits`: what it uses, wants and has found
-        out of limits that apply to all of them together.
+        out about limits that apply to all of them together.
         """
         self.others: list[tuple[Peer, dict[str, Any]]] = []
         """Other processes, with what they last published."""

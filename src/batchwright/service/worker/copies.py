@@ -157,7 +157,7 @@ class Copies:
         return sharing, sharing.repeats.group_of(line.number)
 
     async def _place(self, line: ClaimedLine) -> Place | None:
-        """Return where the answer to a line may be: as the result of line number `offset`; None: it is asked now."""
+        """Return where the answer to a line may be: as the result of line `offset`; None: it is asked now."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None:
             sharing = Sharing(await self._repeats(line))

@@ -56,7 +56,7 @@ class LinePositions:
         self._first = 0
         """Position of the first line of the window."""
         self._prompt_bytes = self._shared_blocks = 0
-        """Bytes of all prompts, and the blocks, of those that have a position, that earlier lines begin with too."""
+        """Bytes of all prompts; and of prompts that have a position, the blocks that earlier lines begin with too."""
 
     @property
     def full(self) -> bool:

@@ -21,7 +21,7 @@ def register_worker(tx: Tx, name: str, lease: float, process: str | None = None,
     """Add a worker, whose lease runs out `lease` seconds from now, and return its id. `name` is for people to read.
 
     `process`, for `processes`: a text from which others can tell whether its process has ended. `former`: the
-    worker that this process was until its lease ran out; lines that became suspects then are cleared.
+    worker that this process was until its lease ran out; its lines are no longer suspects because of that.
     """
     if former is not None:
         retire_worker(tx, former)
