@@ -165,7 +165,7 @@ class Sharing:
         return part
 
     def measured_rate(self) -> None:
-        """Note that this process was refused for a rate: it had its part of the whole, or its share of what was sent."""
+        """Note that this process was refused for a rate: it had its part of the whole, or its share of all sent."""
         if self._wanting and not self.shown_rate:
             self.rate_part = self._speed / max(self._speed + sum(self._values("speed")), 1e-9) or 1.0
 
