@@ -1,4 +1,4 @@
-"""Accuracy of the time left that a run and the service report, at each moment of jobs of three kinds.
+"""How good the time left is that a run and the service report: jobs of three kinds, the end predicted at each moment.
 
     python benchmarks/forecast.py --save benchmarks/results/forecast.md
 

@@ -1,8 +1,8 @@
-"""The cost of a table over plain result lines: the same tiny prompts, from JSON Lines and from Parquet.
+"""What a table costs beside plain result lines: the same tiny prompts, from JSON Lines and from Parquet.
 
     python benchmarks/tables.py --lines 200000 --rounds 2 --save benchmarks/results/tables.md
 
-Each run is a separate process, in turns. The peak of its memory must not grow with the lines.
+Each run is a process of its own, in turns. The peak of its memory must not grow with the lines.
 """
 
 from __future__ import annotations
