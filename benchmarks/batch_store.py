@@ -1,4 +1,4 @@
-"""What the durable store costs beside a loop without one: `.venv/bin/python benchmarks/batch_store.py --help`."""
+"""The cost of the durable store over a loop without one: `.venv/bin/python benchmarks/batch_store.py --help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU time of lines that an endpoint elsewhere computes: `.venv/bin/python benchmarks/endpoint.py --help`."""
+"""CPU time of lines that a remote endpoint computes: `.venv/bin/python benchmarks/endpoint.py --help`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from benchmarks.attacks.service import serving  # noqa: E402
 
 _GENERATED = "batchwright_engine_generated_tokens_total"
 MOMENTS = 50
-"""Moments of each job that are looked at, evenly spread over its tokens."""
+"""Moments of each job that are evaluated, evenly spread over its tokens."""
 NEAR = 0.15
 WORDS = (
     "the", "river", "runs", "over", "old", "stones", "while", "people", "talk", "about", "weather", "and", "machines",
@@ -93,7 +93,7 @@ def reported_by_run(source: Path, folder: Path, model: str) -> Iterator[Reported
 
 
 def reported_by_service(source: Path, folder: Path, model: str) -> Iterator[Reported]:
-    """Have a server compute the job, and ask it twice a second."""
+    """Make a server compute the job, and poll it twice a second."""
     flags = ["--model", model, "--max-num-seqs", "64", "--kv-memory", "1GB"]
     with serving(HERE, folder, flags, None) as service, httpx.Client(base_url=service.url, timeout=60) as client:
         uploaded = client.post("/v1/files", files={"file": source.read_bytes()}, data={"purpose": "batch"}).json()["id"]
@@ -109,7 +109,7 @@ def reported_by_service(source: Path, folder: Path, model: str) -> Iterator[Repo
 
 
 def measure(reported: Sequence[Reported]) -> dict[str, float]:
-    """Compare the end of a job with what was predicted of it."""
+    """Compare the end of a job with its predictions."""
     began, end, whole = reported[0].at, reported[-1].at, reported[-1].tokens
     errors = []
     for moment in range(MOMENTS // 5, MOMENTS):

@@ -1,4 +1,4 @@
-"""Attacks on a service of one's own, on loopback: `.venv/bin/python benchmarks/hostile.py --help`."""
+"""Attacks on your own service, on loopback: `.venv/bin/python benchmarks/hostile.py --help`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-"""Shape of a model that costs next to nothing, so that what is measured is everything else."""
+"""Shape of a model that costs next to nothing, so that everything else is measured."""
 
 Rounds: TypeAlias = Iterator[Callable[[], float]]
 Trees: TypeAlias = Mapping[str, Path]
@@ -70,7 +70,7 @@ def engine(trees: Trees, workload_name: str) -> Iterator[Callable[[str, int], fl
     vocabulary = json.loads((resolve(DEFAULT_MODEL) / "config.json").read_text())["vocab_size"]
 
     def run(name: str, number: int) -> float:
-        # A new process each time: where its memory lies changes the time of all its rounds by a percent or two.
+        # A new process each time: the location of its memory changes the time of all its rounds by a percent or two.
         python, module = Path(sys.executable), "benchmarks.throughput.workers.batchwright"
         with Worker(module, python, options, environment(trees[name])) as worker:
             worker.run(workload.warm_up(vocabulary))

@@ -1,1 +1,1 @@
-"""The engine on one GPU, held against its measured bandwidth and products: the pieces behind `benchmarks/gpu.py`."""
+"""The engine on one GPU, compared with its measured bandwidth and products: the parts of `benchmarks/gpu.py`."""

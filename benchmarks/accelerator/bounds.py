@@ -21,11 +21,11 @@ def decode_bound(cost: ModelCost, bandwidth: float, sequences: int, context: flo
 def job_bound(
     cost: ModelCost, bandwidth: float, products: Sequence[Products], lengths: Sequence[tuple[int, int]]
 ) -> float:
-    """Seconds of a job whose requests, (prompt, output) tokens each, all come at once and all fit.
+    """Seconds of a job whose requests, (prompt, output) tokens each, all arrive at once and all fit.
 
     Prompts: their products in the largest steps that were measured, the scores and sums of their attention at the rate
-    of these products. Then one decode a step for every sequence that has not ended: the products of so many rows, and
-    the keys and values read once. The first token of an output comes with the prompt.
+    of these products. Then one decode per step for every sequence that has not ended: the products of that many rows,
+    and the keys and values read once. The first token of an output comes with the prompt.
     """
     return _prefill(cost, products[-1], lengths) + _decoding(cost, bandwidth, products, lengths)
 

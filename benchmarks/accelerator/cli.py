@@ -30,7 +30,7 @@ _LIMITS: dict[Section, float] = {
 }
 """Seconds of each section, in their order; the first one also starts the process. The tests have what is left."""
 _CPU_PATIENCE = 20.0
-"""How much more time the CPU has, where nothing but the script itself is tried."""
+"""Factor of the time limits on the CPU, where only the script itself is tried."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 

@@ -1,6 +1,6 @@
 """transformers' continuous batching, the machinery of its `generate_batch`.
 
-`generate_batch` itself has one number of new tokens for all prompts, so its manager is given each request's own.
+`generate_batch` itself takes one number of new tokens for all prompts, so its manager is given each request's own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PAGE = 256
 
 
 def measure_peer(shape: Shape, device: torch.device, ends: float) -> Mixed:
-    """Its time for the job of unlike lengths, after a short round; stopped when `time.perf_counter()` passes `ends`.
+    """Its time for the job of mixed lengths, after a short round; stopped when `time.perf_counter()` passes `ends`.
 
-    Raises RuntimeError when it fails.
+    Raises RuntimeError if it fails.
     """
     workload = shape.lengths()
     with torch.device(device):
@@ -79,7 +79,7 @@ def _options(lengths: tuple[tuple[int, int], ...]) -> dict[str, Any]:
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that this release of transformers has."""
+    """The options that this release of transformers has."""
     names = {field.name for field in dataclasses.fields(transformers.ContinuousBatchingConfig)}
     return {name: value for name, value in options.items() if name in names}
 

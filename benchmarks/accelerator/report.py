@@ -1,4 +1,4 @@
-"""The table: every figure with what it is held against, its bar, and whether that is met."""
+"""The table: every figure with its reference, its bar, and whether that is met."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. `met` is None where there is no bar, or where `reason` says why it is not known."""
+    """One row. `met` is None if there is no bar, or if `reason` says why it is not known."""
 
     what: str
     measured: str = ""
@@ -71,7 +71,7 @@ class Findings:
 
 
 def rows(findings: Findings) -> list[Row]:
-    """All lines, those of what is missing too."""
+    """All rows, including those of missing figures."""
     return [
         *_hardware(findings),
         *_decodes(findings),

@@ -1,4 +1,4 @@
-"""What the sections measure, as it was measured. Times are seconds."""
+"""The measurements of the sections. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Of a copy on the device."""
+    """Bandwidth of a copy on the device."""
 
     bytes_per_second: float
-    """Read and written ones both counted."""
+    """Bytes read plus bytes written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Products:
     rows: int
     layers: float
     head: float
-    """The output layer, for as many rows."""
+    """Seconds of the output layer for as many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Steady decoding of so many sequences."""
+    """Steady decoding of a number of sequences."""
 
     sequences: int
     context: float
     """Mean tokens of a sequence, prompt and output so far, in the steps that counted."""
     step: float
-    """From a token of a sequence to its next."""
+    """Seconds from one token of a sequence to the next."""
     quantization: QuantizationName | None = None
 
 
@@ -52,12 +52,12 @@ class Busy:
 
     sequences: int
     kernels: float
-    """A step: time in which any kernel or copy ran."""
+    """Seconds per step in which any kernel or copy ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Steady decoding behind a common prefix of so many tokens, 0 for none."""
+    """Steady decoding behind a common prefix of a number of tokens, 0 for none."""
 
     prefix: int
     step: float
@@ -65,7 +65,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """The job of unlike lengths, from the token ids to the last token."""
+    """The job of mixed lengths, from the token ids to the last token."""
 
     system: Literal["batchwright", "transformers"]
     settings: str
@@ -76,18 +76,18 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A run of pytest. `ended` is false when its time was over first."""
+    """A run of pytest. `ended` is False if its time ran out first."""
 
     passed: int
     failed: tuple[str, ...]
-    """Their names, those of errors included."""
+    """Names of failed tests, including those with errors."""
     skipped: int
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A piece of a section that cannot be measured here."""
+    """A part of a section that cannot be measured here."""
 
     what: str
     reason: str

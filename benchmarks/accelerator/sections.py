@@ -1,4 +1,4 @@
-"""The sections that run in the worker. Each gives its results one by one: what it has measured stands if it fails."""
+"""The sections that run in the worker. Each yields its results one by one: what it has measured remains if it fails."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from benchmarks.throughput.workers.protocol import Job
 
 
 class Bench:
-    """One device, and on it an engine that stays between sections until another model needs the memory."""
+    """One device with an engine that stays loaded between sections until another model needs the memory."""
 
     def __init__(self, shape: Shape, device: torch.device, folder: Path) -> None:
-        """`folder` is an empty one, for the model's config."""
+        """`folder`: an empty folder for the model's config."""
         self.shape, self.device = shape, device
         if device.index is not None:
             torch.cuda.set_device(device)  # events are recorded on the current one
@@ -58,7 +58,7 @@ class Bench:
                 yield Prefix(workload.shared, sequences.timed(self.shape.steps)[0])
 
     def mixed(self, ends: float) -> Iterator[Result]:
-        """Our time for the job of unlike lengths, after a short round."""
+        """Our time for the job of mixed lengths, after a short round."""
         engine = self._opened()
         if not _compute(engine, self.shape.short_round(), ends):
             raise RuntimeError("the short round that goes before took all the time")
@@ -91,7 +91,7 @@ class Bench:
             return Unavailable(what, "needs CUDA")
         try:
             return Busy(sequences.count, sequences.kernel_seconds(self.shape.profiled))
-        except Exception as error:  # the profiler may not be allowed to look; what follows can do without it
+        except Exception as error:  # profiling may not be permitted; what follows does not need it
             return Unavailable(what, short(error))
 
     def _close(self) -> None:
@@ -111,12 +111,12 @@ class Bench:
                     max_model_len=self.shape.max_model_len,
                     kv_memory=kv_memory(self.shape),
                     quantization=quantization,
-                    drafting=False,  # what random weights say repeats itself: it would be guessed too well
+                    drafting=False,  # what random weights generate repeats itself: it would be guessed too well
                 )
         return self._engine
 
     def _free(self) -> None:
-        """What torch keeps of freed memory counts as taken when a KV cache or a model is sized."""
+        """Release freed memory that torch holds: it would count as taken when a KV cache or a model is sized."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -12,26 +12,26 @@ from benchmarks.throughput.workers.protocol import Job
 from benchmarks.throughput.workloads import SEED, Workload
 
 WEIGHT_BYTES = 2
-"""Of one value, of weights and of the KV cache: all is bfloat16."""
+"""Bytes of one value of weights and of the KV cache: all are bfloat16."""
 _FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama, and how much of each section it is given. Lengths are tokens."""
+    """A Llama, and the sizes of each section for it. Lengths are in tokens."""
 
     name: str
     config: Mapping[str, Any]
-    """Of transformers' `LlamaConfig`."""
+    """Values of transformers' `LlamaConfig`."""
     copy_bytes: int
     product_rows: tuple[int, ...]
-    """In rising order; the last is a full step of a prompt."""
+    """Numbers of rows in ascending order; the last is a full step of a prompt."""
     decodes: tuple[int, ...]
     """Numbers of sequences that decode at once."""
     context: int
-    """Of each of them, prompt and output so far, in the middle of the steps that count."""
+    """Tokens of each of them, prompt and output so far, in the middle of the steps that count."""
     steps: int
-    """Of decoding that count."""
+    """Steps of decoding that count."""
     mixed: int
     """Requests whose prompt and output lengths are drawn uniformly from `shortest` to `longest`."""
     shortest: int
@@ -73,7 +73,7 @@ class Shape:
         return Workload(f"prefix-{prefix}", f"{self.sharing} behind a prefix of {prefix}", lengths, shared=prefix)
 
     def lengths(self) -> Workload:
-        """The requests of unlike lengths."""
+        """The requests of mixed lengths."""
         draw = Random(f"{SEED}/{self.name}")
         lengths = tuple(
             (draw.randint(self.shortest, self.longest), draw.randint(self.shortest, self.longest))
@@ -82,7 +82,7 @@ class Shape:
         return Workload("mixed", f"{self.mixed} of {self.shortest} to {self.longest} in and out", lengths)
 
     def short_round(self) -> Job:
-        """What goes before `lengths` and does not count: a full step of prompts, and a few steps of decoding."""
+        """The uncounted round before `lengths`: a full step of prompts, and a few steps of decoding."""
         job = self.lengths().warm_up(self.vocab_size)
         return {"prompts": job["prompts"][:_FEW], "outputs": job["outputs"][:_FEW]}
 
@@ -91,27 +91,27 @@ class Shape:
         return int(self.config["vocab_size"])
 
     def _room(self, count: int) -> int:
-        """Tokens that no sequence reaches: the first go on while the prompts of the others are computed."""
+        """Tokens that no sequence reaches: the first ones continue while the prompts of the others are computed."""
         return 4 * self.steps + 2 * count
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What computing a model takes, by its shape."""
+    """Cost of computing a model, by its shape."""
 
     weight_bytes: int
-    """Read by each step: the matrices that multiply, the output layer included."""
+    """Bytes read by each step: the matrices that are multiplied, including the output layer."""
     kv_bytes: int
-    """Of one token's keys and values in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     layer_flops: int
-    """Of the products of one token, without the output layer."""
+    """Operations in the products of one token, without the output layer."""
     head_flops: int
     attention_flops: int
-    """Of one query for each key that it sees, in all layers."""
+    """Operations of one query for each key that it sees, in all layers."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelCost:
-        """Of a `LlamaConfig`'s values."""
+        """Return the cost for a `LlamaConfig`'s values."""
         *layers, head = [fan_in * fan_out for fan_in, fan_out in step_shapes(dict(config))]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return cls(

@@ -1,4 +1,4 @@
-"""Steady decoding: sequences of which every step computes one token each, for as long as they are watched."""
+"""Steady decoding: every step computes one token of each sequence, for as long as it is observed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steady:
     count: int
     prompt: int
     generated_before: int
-    """By the engine, before they came."""
+    """Tokens that the engine had generated before these sequences."""
 
     def advance(self, steps: int) -> None:
         """Compute until there are `steps` more tokens for each sequence."""
@@ -43,13 +43,13 @@ class Steady:
         return seconds * self.count / (stats.generated_tokens - before), self.prompt + middle / self.count
 
     def kernel_seconds(self, steps: int) -> float:
-        """Seconds a step in which a kernel or a copy ran on the device, by torch's profiler.
+        """Seconds per step in which a kernel or a copy ran on the device, by torch's profiler.
 
-        Watched, a program launches kernels later, so this is to be held against steps that were timed without it.
-        Raises RuntimeError when the profiler saw nothing.
+        A profiled program launches kernels later, so compare this with steps that were timed without the profiler.
+        Raises RuntimeError if the profiler saw nothing.
         """
         device, stats = self.engine.core.body.device, self.engine.stats
-        with profile(activities=[ProfilerActivity.CUDA]):  # the first one of a process begins late
+        with profile(activities=[ProfilerActivity.CUDA]):  # the first profile of a process begins late
             self.advance(1)
             synchronize(device)
         before = stats.generated_tokens
@@ -103,7 +103,7 @@ def compute_step(engine: Engine) -> None:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Length of what the (start, end) of `spans` cover together."""
+    """Total length that the (start, end) of `spans` cover."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

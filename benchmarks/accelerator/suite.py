@@ -15,7 +15,7 @@ _VERDICT = re.compile(r"^(?P<name>\S+::.+?) (?P<verdict>PASSED|FAILED|ERROR|SKIP
 
 
 class NoTests(Exception):
-    """pytest could not run them; the message is the end of what it said."""
+    """pytest could not run the tests; the message is the end of its output."""
 
 
 def run_tests(limit: float) -> Suite:

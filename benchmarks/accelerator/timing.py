@@ -1,4 +1,4 @@
-"""Time on a device that computes behind the program's back."""
+"""Time on a device that computes asynchronously."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done all that it was given."""
+    """Wait until `device` has finished all of its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, rounds: int, *, warm_up: int = 3) -> float:
-    """Of `rounds` calls that follow one another, after `warm_up` that do not count; on CUDA the device's own time."""
+    """Median of `rounds` consecutive calls, after `warm_up` that do not count; on CUDA the device's own time."""
     for _ in range(warm_up):
         work()
     synchronize(device)

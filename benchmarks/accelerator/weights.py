@@ -21,7 +21,7 @@ _SPREAD = 0.02
 
 
 class RandomWeights(Weights):
-    """Makes the tensors of the folder's model on the device as they are asked for: norms of ones, the rest normal."""
+    """Creates the tensors of the folder's model on the device as they are requested: norms of ones, the rest normal."""
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, packed: PackedFormat | None = None
@@ -54,7 +54,7 @@ class RandomWeights(Weights):
 
 @contextlib.contextmanager
 def random_weights() -> Iterator[None]:
-    """Engines that are made inside take their weights from `RandomWeights`."""
+    """Make engines created inside the block take their weights from `RandomWeights`."""
     names = vars(load)
     genuine = names["Weights"]
     names["Weights"] = RandomWeights

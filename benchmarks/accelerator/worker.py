@@ -1,4 +1,4 @@
-"""A process that measures sections, one after another, and is ended when one of them takes too long."""
+"""A process that measures sections, one after another, and is terminated when one of them takes too long."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Self, TypeAlias
 from benchmarks.accelerator.results import Result, Section
 
 GRACE_S = 10.0
-"""For what notices by itself that its time is over."""
+"""Extra seconds for work that notices by itself that its time is over."""
 _SHOWN = 120
 
 
 class SectionFailed(Exception):
-    """A section raised, took its process along, or did not end in time; what it had measured before stands."""
+    """A section raised, ended its process, or did not finish in time; what it had measured before remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a worker says of a section that raised."""
+    """A worker's message about a section that raised."""
 
     reason: str
 
@@ -38,7 +38,7 @@ Target: TypeAlias = Callable[[Connection, str, str, Path], None]
 class Worker:
     """Starts a process when there is a section to measure and none runs: at first, and after one that failed.
 
-    `folder` is an empty one, for its files. `target(pipe, shape, device, folder)` is what the process runs.
+    `folder` is an empty folder for its files. `target(pipe, shape, device, folder)` is what the process runs.
     """
 
     def __init__(self, shape: str, device: str, folder: Path, target: Target) -> None:
@@ -48,9 +48,9 @@ class Worker:
         self._pipe: Connection
 
     def measure(self, section: Section, limit: float) -> Iterator[Result]:
-        """The results of `section`, as they come.
+        """Yield the results of `section` as they arrive.
 
-        Raises `SectionFailed`, when it has not ended `GRACE_S` after `limit` seconds at the latest.
+        Raises `SectionFailed`, at the latest if it has not ended `GRACE_S` after `limit` seconds.
         """
         self._start()
         ends = time.monotonic() + limit + GRACE_S
@@ -99,7 +99,7 @@ class Worker:
 
 
 def serve(pipe: Connection, shape: str, device: str, folder: Path) -> None:
-    """Measure what is asked for until the other side hangs up."""
+    """Measure what is requested until the other side hangs up."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing is fetched
     from batchwright.engine.bodies.load import choose_device
     from benchmarks.accelerator.sections import Bench
@@ -115,7 +115,7 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path) -> None:
             for result in bench.run(section, limit):
                 pipe.send(result)
             pipe.send(None)
-        except Exception as error:  # whatever it is, it concerns this section alone
+        except Exception as error:  # whatever it is, it concerns only this section
             traceback.print_exc()
             pipe.send(Failure(short(error)))
 

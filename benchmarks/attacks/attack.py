@@ -22,16 +22,16 @@ class Figure:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a bar and the value is above it, or there is no value to compare."""
+        """Whether there is a bar and the value is above it, or is missing."""
         return self.most is not None and (self.value is None or self.value > self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One section of the benchmark. Each stands in a module of its own as `ATTACK`, listed in `sections.py`."""
+    """One section of the benchmark. Each has its own module, as `ATTACK`, listed in `sections.py`."""
 
     name: str
-    """What `--only` calls it."""
+    """Its name for `--only`."""
     title: str
     text: str
     """What is done and what is measured, in a few sentences of Markdown."""
@@ -39,12 +39,12 @@ class Attack:
     backend: Literal["engine", "scripted"] = "scripted"
     """What computes: the default model, or an endpoint in another process that answers without computing."""
     flags: Sequence[str] = ()
-    """Of the service. Those that an older service does not know belong in `new_flags`."""
+    """Flags of the service. Those that an older service does not know belong in `new_flags`."""
     new_flags: Sequence[str] = ()
-    """Of the service in this checkout only; left out with `--source`."""
+    """Flags of the service in this checkout only; left out with `--source`."""
     endpoint_flags: Sequence[str] = ()
-    """Of the scripted endpoint: see `endpoint.py`."""
+    """Flags of the scripted endpoint: see `endpoint.py`."""
     descriptors: int | None = None
     """RLIMIT_NOFILE of the service's process; None: that of this one."""
     seconds: float = 120.0
-    """After which the section is given up as failed, the start of the service not counted."""
+    """Seconds after which the section has failed, not counting the start of the service."""

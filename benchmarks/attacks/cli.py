@@ -72,7 +72,7 @@ def _chosen(only: str) -> list[Attack]:
 
 
 def _attacked(attack: Attack, source: Path | None) -> list[Figure]:
-    """A service of its own for each section: nothing of the one before is left in it."""
+    """Run one section against a fresh service, which holds nothing from the previous one."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-hostile-")))
         flags = [*attack.flags, *(attack.new_flags if source is None else ())]
@@ -82,7 +82,7 @@ def _attacked(attack: Attack, source: Path | None) -> list[Figure]:
 
         async def bounded() -> list[Figure]:
             async with asyncio.timeout(attack.seconds):
-                # What is made at the first request is not to be counted as felt.
+                # What is created at the first request must not count as an effect of the attack.
                 for _ in range(_WARMING):
                     await ask(service)
                 return list(await attack.run(service))
@@ -91,7 +91,7 @@ def _attacked(attack: Attack, source: Path | None) -> list[Figure]:
 
 
 def _revision(checkout: Path) -> str:
-    """The commit of a checkout; its folder's name where it is none."""
+    """The commit of a checkout, or its folder's name if it is not one."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or checkout.name

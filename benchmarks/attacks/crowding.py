@@ -1,4 +1,4 @@
-"""Requests that ask for all the capacity there is, and how long a quiet client waits beside them."""
+"""Requests that take all the capacity, and how long a quiet client waits beside them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from benchmarks.attacks.service import Service
 
 _ROUNDS = 10
 _ASKED = 10
-"""Requests of the quiet client in a round; it makes as many alone as in all rounds."""
+"""Requests of the quiet client in a round; alone, it makes as many as in all rounds."""
 _WARM = 10
-"""Before them: what is compiled or learned at first use, is then."""
+"""Requests before them, in which whatever is compiled or learned at first use is."""
 _PAUSE = 0.1
 _SETTLING = 4.0
-"""Seconds until the abuser has all that it gets."""
+"""Seconds until the abuser has all that it will get."""
 _WATCHED = 2.0
 """Seconds before each round, and after the last, over which its steps are averaged."""
 _LOOK = 0.05
-"""Seconds between looks at a counter, where its changes matter."""
+"""Seconds between readings of a counter whose changes matter."""
 _PATIENCE = 60.0
 """Seconds after which the quiet client gives up."""
 
@@ -38,19 +38,19 @@ _Ask = Callable[[aiohttp.ClientSession, int], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Abuse:
-    """What one key asks for."""
+    """What one key requests."""
 
     endpoint: str
     body: dict[str, Any]
     requests: int = 1
     with_keys: bool = False
-    """The abuser and the quiet client have a key each; else nobody has one."""
+    """Whether the abuser and the quiet client have a key each; otherwise neither has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     began: float
-    """When it was asked for."""
+    """When it was requested."""
     wait: float
     """Milliseconds."""
 
@@ -72,10 +72,10 @@ class _Round:
     asked: _Asked
     steps: list[float]
     met: list[float]
-    """For each answer the step that was under way when it was asked for."""
+    """For each answer, the step that was under way when it was requested."""
 
     def without_steps(self) -> list[float]:
-        """What each answer took beyond the step that it met."""
+        """Time that each answer took beyond the step that it met."""
         return [answer.wait - step for answer, step in zip(self.asked.answers, self.met, strict=True)]
 
 
@@ -119,7 +119,7 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
 
 
 async def _beside_steps(ask: _Ask, quiet: aiohttp.ClientSession) -> list[_Round]:
-    """Rounds, each held against the mean step in the seconds before and after it: steps grow with the contexts."""
+    """Rounds, each compared with the mean step in the seconds before and after it: steps grow with the contexts."""
     steps = [await _mean_step(quiet)]
     rounds: list[_Round] = []
     while len(rounds) < _ROUNDS and not (rounds and rounds[-1].asked.unanswered):
@@ -131,7 +131,7 @@ async def _beside_steps(ask: _Ask, quiet: aiohttp.ClientSession) -> list[_Round]
 
 
 async def _beside_batches(ask: _Ask, quiet: aiohttp.ClientSession) -> list[_Round]:
-    """One round, each of whose waits is held against the batch that was being computed when it began."""
+    """One round, with each wait compared with the batch that was being computed when it began."""
     ends: list[float] = []
     watcher = asyncio.create_task(_watch_batches(quiet, ends))
     asked = await _asked(ask, quiet, _ROUNDS * _ASKED)
@@ -166,7 +166,7 @@ async def _session(service: Service, key: str | None) -> AsyncIterator[aiohttp.C
 
 
 async def _key(service: Service, name: str) -> str | None:
-    """A new key, made with that of the administrator, who is made first; None where keys are not made so."""
+    """A new key, made with the administrator's, which is made first; None if keys cannot be made this way."""
     key = _admin.get(service.url)
     async with _session(service, key) as session:
         if key is None:
@@ -187,7 +187,7 @@ _admin: dict[str, str] = {}
 
 
 async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> _Asked:
-    """What came of `count` requests. One without an answer for a minute is the last."""
+    """Results of `count` requests. One without an answer for a minute is the last."""
     asked = _Asked()
     for number in range(count):
         try:
@@ -226,7 +226,7 @@ async def _embedding(session: aiohttp.ClientSession, number: int) -> float:
 
 
 async def _abused(session: aiohttp.ClientSession, abuse: _Abuse, answered: list[float]) -> None:
-    """Ask for ever; `answered` gets the time of each answer."""
+    """Send requests forever; `answered` gets the time of each answer."""
     while True:
         async with session.post(abuse.endpoint, json=abuse.body) as response:
             async for _ in response.content.iter_chunked(2**16):
@@ -261,7 +261,7 @@ def _median(waits: list[float]) -> float | None:
 
 
 def _p99(waits: list[float]) -> float | None:
-    """By nearest rank."""
+    """99th percentile by nearest rank."""
     return sorted(waits)[math.ceil(0.99 * len(waits)) - 1] if waits else None
 
 

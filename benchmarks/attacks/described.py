@@ -21,14 +21,14 @@ _START_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What came of a run."""
+    """Result of a run."""
 
     cases: int
     """Requests that were checked."""
     accepted: int
-    """Of those made to fit, the ones answered with 2xx: a service that refuses everything passes most checks."""
+    """Valid requests that were answered with 2xx: a service that refuses everything passes most checks."""
     failures: Sequence[str]
-    """What was not as described, in a line each; errors of schemathesis itself too."""
+    """Deviations from the description, one line each, including errors of schemathesis itself."""
     output: str
     """What schemathesis printed: for each failure the request and its answer."""
 
@@ -44,7 +44,7 @@ class _Failure(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """Of schemathesis's JSON report what is read here."""
+    """The parts of schemathesis's JSON report that are read here."""
 
     complete: bool
     test_cases: dict[str, int]
@@ -56,10 +56,10 @@ class _Report(msgspec.Struct):
 def run(
     url: str, key: str, seconds: int | None, *, phases: str = "examples,coverage,fuzzing,stateful", examples: int = 100
 ) -> Counts:
-    """Have schemathesis ask the service at `url` for so many seconds; None: for `examples` of each operation.
+    """Run schemathesis against the service at `url` for a number of seconds; None: for `examples` of each operation.
 
-    Without a time limit the same requests are made each time. Raises RuntimeError when it could not be run, or when the
-    service does not take `key`.
+    Without a time limit, the same requests are made each time. Raises RuntimeError if it cannot be run, or if the
+    service does not accept `key`.
     """
     headers = {"authorization": f"Bearer {key}"}
     if httpx.get(f"{url}/v1/models", headers=headers, timeout=_START_SECONDS).status_code != 200:

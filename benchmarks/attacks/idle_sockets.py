@@ -1,4 +1,4 @@
-"""More sockets than the service has descriptors, none of which says anything."""
+"""More sockets than the service has descriptors, all of them silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies as large as the service takes, of texts and of nothing but brackets, several at a time."""
+"""Bodies as large as the service accepts, of texts or only of brackets, several at a time."""
 
 from __future__ import annotations
 

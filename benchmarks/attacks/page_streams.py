@@ -15,7 +15,7 @@ _SECONDS = 10.0
 
 
 async def _watch(service: Service, statuses: Counter[bytes], begun: asyncio.Event) -> int:
-    """Bytes that came until cancelled."""
+    """Bytes received until cancelled."""
     reader, writer = await asyncio.open_connection(service.host, service.port)
     received = 0
     try:

@@ -1,4 +1,4 @@
-"""A client that behaves, beside the attack: what it feels is what the attack does to others."""
+"""A well-behaved client beside the attack: it shows what the attack does to others."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from benchmarks.attacks.attack import Figure
 from benchmarks.attacks.service import ROOT, Service
 
 _PATIENCE = 2.0
-"""Seconds: as a health check waits."""
+"""Seconds that a health check waits."""
 
 
 @dataclass(slots=True)
 class Felt:
-    """What the quiet client saw."""
+    """What the quiet client observed."""
 
     answered_ms: list[float] = field(default_factory=list)
     failed: int = 0
-    """Refused, cut, or not answered within two seconds."""
+    """Requests that were refused, cut, or not answered within two seconds."""
 
     def percentile(self, q: float) -> float | None:
-        """Of the milliseconds to an answer; None when none came."""
+        """Percentile of the milliseconds to an answer; None if there was none."""
         ordered = sorted(self.answered_ms)
         return ordered[min(len(ordered) - 1, int(len(ordered) * q / 100))] if ordered else None
 
     def figures(self, *, p99_ms: float | None = None) -> list[Figure]:
-        """The latencies of /health, and how often it was not answered; the latter must never happen."""
+        """The latencies of /health, and how often it was not answered, which must never happen."""
         return [
             Figure("`/health` for others, p50", self.percentile(50), "ms"),
             Figure("p99", self.percentile(99), "ms", p99_ms),
@@ -42,7 +42,7 @@ class Felt:
 
 
 async def ask(service: Service, path: str = "/health") -> float:
-    """Seconds to a 200 over a connection of its own. Raises OSError, also for another answer."""
+    """Seconds to a 200 over a new connection. Raises OSError, also for any other answer."""
     return await _ask(service.host, service.port, path)
 
 
@@ -62,9 +62,9 @@ async def _ask(host: str, port: int, path: str) -> float:
 
 @asynccontextmanager
 async def quiet_client(service: Service, *, every: float = 0.1) -> AsyncIterator[Felt]:
-    """Ask for /health ten times a second for as long as the block lasts; what was felt is known after it.
+    """Request /health ten times a second for as long as the block lasts; the results are known after it.
 
-    It is a process of its own, or it would feel what the attack costs the attacker.
+    It is a separate process; otherwise it would feel what the attack costs the attacker.
     """
     felt = Felt()
     command = [sys.executable, "-m", "benchmarks.attacks.quiet", service.host, str(service.port), str(every)]
@@ -82,18 +82,18 @@ async def quiet_client(service: Service, *, every: float = 0.1) -> AsyncIterator
 
 
 async def _ask_until_closed(host: str, port: int, every: float) -> Felt:
-    """Ask until standard input ends."""
+    """Send requests until standard input ends."""
     felt, over = Felt(), asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, over.set)
     print("begun", flush=True)
     while not over.is_set():
         try:
             felt.answered_ms.append(await _ask(host, port, "/health") * 1e3)
-        except OSError:  # of which TimeoutError is one
+        except OSError:  # includes TimeoutError
             felt.failed += 1
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), every)
-    # The last request was waited for: one that hangs counts.
+    # Wait for the last request: one that hangs counts.
     return felt
 
 

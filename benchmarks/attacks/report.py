@@ -14,7 +14,7 @@ from benchmarks.throughput.report import machine, table
 
 BEFORE, AFTER = "before", "after"
 Findings: TypeAlias = dict[str, dict[str, Any]]
-"""By name of the section and column: `{"date", "machine", "figures"}`, or `{"failed"}` for one that did not end."""
+"""By section and column: `{"date", "machine", "figures"}`, or `{"failed"}` for a section that did not end."""
 
 _INTRODUCTION = """\
 Attacks on `batchwright serve` over loopback, by `benchmarks/hostile.py`. "After" is the service of this repository, \
@@ -24,26 +24,26 @@ new connection; what it feels is what the attack does to others. Attacker, servi
 
 
 def load(path: Path) -> Findings:
-    """What earlier runs found; nothing when there were none."""
+    """Findings of earlier runs; empty if there were none."""
     if not path.exists():
         return {}
     return msgspec.json.decode(path.read_bytes(), type=Findings)
 
 
 def save(path: Path, findings: Findings) -> None:
-    """Keep it for later runs of other sections."""
+    """Save the findings for later runs of other sections."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(findings, order="sorted"), indent=1) + b"\n")
 
 
 def entry(figures: Sequence[Figure], source: str) -> dict[str, Any]:
-    """What one run of a section found, of the code `source`."""
+    """Findings of one run of a section with the code `source`."""
     today = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
     return {"date": today, "source": source, "figures": [msgspec.to_builtins(each) for each in figures]}
 
 
 def page(attacks: Sequence[Attack], findings: Findings) -> str:
-    """The Markdown page of all sections that were ever run."""
+    """The Markdown page of all sections that have been run."""
     host = machine()
     sources = {column[BEFORE]["source"] for column in findings.values() if BEFORE in column}
     before = "that of " + ", ".join(f"`{each}`" for each in sorted(sources)) if sources else "an older one"

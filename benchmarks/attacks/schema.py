@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI description, those that fit it and those that do not."""
+"""Requests generated from the OpenAPI description, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _attack(service: Service) -> Sequence[Figure]:
 
 
 def _make_key(service: Service) -> str:
-    """A key in the service's own store: with one in it, every request needs one."""
+    """Create a key in the service's own store: once there is one, every request needs one."""
     data = service.log.parent / "data"
     command = [sys.executable, "-m", "batchwright", "keys", "create", "schema", "--data", str(data)]
     environment = os.environ | {"PYTHONPATH": str(service.source / "src")}

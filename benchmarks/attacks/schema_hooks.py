@@ -13,14 +13,14 @@ _VOCABULARY = 1000
 
 @schemathesis.hook
 def filter_body(context: schemathesis.HookContext, body: Any) -> bool:
-    """Whether a body is to be sent: in a form a number arrives as a text, which a file may be."""
+    """Whether to send a body: in a form, a number arrives as a text, which a file may be."""
     file = body.get("file") if isinstance(body, dict) else None
     return file is None or isinstance(file, (str, bytes))
 
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: Any, kwargs: dict[str, Any]) -> None:
-    """Make a body that means what it says one that can be computed, and quickly."""
+    """Change a valid body into one that can be computed, and quickly."""
     if isinstance(case.body, dict):
         body = case.body = _plain(case.body)
         _bound_numbers(body)
@@ -42,7 +42,7 @@ def _bound_numbers(body: dict[str, Any]) -> None:
     for name, most, largest in (("min_tokens", 1, 2**31 - 1), ("n", 2, 128)):
         if _whole(body.get(name)) and body[name] <= largest:
             body[name] = min(body[name], most)
-    # Most that read JSON Schema compare numbers as doubles, so the schema has no bounds of 64 bits.
+    # Most JSON Schema implementations compare numbers as doubles, so the schema has no 64-bit bounds.
     for name in ("seed", "priority"):
         if isinstance(body.get(name), int) and abs(body[name]) >= 2**63:
             body[name] = 0
@@ -54,13 +54,13 @@ def _leave_out(body: dict[str, Any]) -> None:
         value = body.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             body[name] = None
-    # Most hosts have no global address here, and none is to be called.
+    # Most hosts have no global address here, and none should be called.
     if str(body.get("callback_url")).startswith("http"):
         body["callback_url"] = None
 
 
 def _plain(value: Any) -> Any:
-    """With whole numbers written as such: JSON Schema takes 1.0 for an integer, and a reader of JSON does not."""
+    """Return the value with whole numbers written as integers: JSON Schema accepts 1.0 as one, JSON readers do not."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The service under attack: a process of its own, and what can be seen of it from outside."""
+"""The service under attack, a separate process, and what can be observed of it from outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_SECONDS = 20.0
 
 
 class NotStarted(Exception):
-    """The service, or the endpoint behind it, has ended or said nothing instead of starting."""
+    """The service, or the endpoint behind it, ended or stayed silent instead of starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Service:
 
     @property
     def processor_seconds(self) -> float:
-        """Of all its threads, since its start."""
+        """Processor seconds of all its threads since its start."""
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -61,14 +61,14 @@ class Service:
 
     @property
     def connections(self) -> int:
-        """Of clients, as the kernel sees them."""
+        """Number of client connections, according to the kernel."""
         found = psutil.Process(self.process.pid).net_connections("tcp")
         return sum(each.status == "ESTABLISHED" and each.laddr.port == self.port for each in found)
 
 
 @contextmanager
 def endpoint(flags: Sequence[str]) -> Iterator[str]:
-    """A scripted OpenAI endpoint in a process of its own; its address."""
+    """Run a scripted OpenAI endpoint in a separate process; yields its address."""
     command = [sys.executable, "-m", "benchmarks.attacks.endpoint", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -115,7 +115,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    # Twice: the first drains, the second does not wait.
+    # Signal twice: the first drains, the second does not wait.
     for _ in range(2):
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

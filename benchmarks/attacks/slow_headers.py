@@ -17,7 +17,7 @@ _HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: " + b"a" * 1000
 
 
 async def _drip(service: Service, until: float) -> float | None:
-    """Seconds after which the service ended the connection; None: it had not."""
+    """Seconds after which the service ended the connection; None: it did not."""
     began = time.monotonic()
     reader, writer = await asyncio.open_connection(service.host, service.port)
     ended = asyncio.create_task(reader.read())

@@ -21,7 +21,7 @@ _PIECE = b"1\r\n \r\n" * 4096
 
 
 async def _send(service: Service, until: float) -> int:
-    """Bytes of the body that were taken before the service ended the connection, or the time was over."""
+    """Bytes of the body that were accepted before the service ended the connection, or the time was over."""
     _, writer = await asyncio.open_connection(service.host, service.port)
     sent = 0
     try:
@@ -42,7 +42,7 @@ async def _run(service: Service) -> Sequence[Figure]:
     until = time.monotonic() + _SECONDS
     async with quiet_client(service) as felt:
         sent = await asyncio.gather(*(_send(service, until) for _ in range(_CLIENTS)))
-        # The quiet client is to feel all of it, also where the attack was over at once.
+        # The quiet client should see all of it, even if the attack was over immediately.
         await asyncio.sleep(3.0)
     used = service.processor_seconds - processor
     return [

@@ -1,6 +1,6 @@
-"""Ten thousand stop strings in one request, and what the tokens of others then take.
+"""Ten thousand stop strings in one request, and how long the tokens of others then take.
 
-As a program it measures the matching alone, by whatever batchwright is imported: nanoseconds for a character.
+As a program it measures only the matching, with whichever batchwright is imported: nanoseconds per character.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from benchmarks.attacks.service import ROOT, Service
 
 _STOPS = 10_000
 _ALLOWED, _LENGTH = 16, 256
-"""Stop strings that the service takes, and their characters."""
+"""Number of stop strings that the service accepts, and of their characters."""
 _TOKENS = 64
 _ATTACK_TOKENS = 512
 _CHARACTERS = 1_000_000
 _PIECE = 4
-"""Characters of a token."""
+"""Characters per token."""
 _ROUNDS = 5
 _MATCHING_SECONDS = 10.0
-"""After which a text is not read to its end."""
+"""Seconds after which a text is not read to its end."""
 
 
 async def _run(service: Service) -> Sequence[Figure]:
-    # They begin as the text does, so each is nearly met again and again.
+    # They begin like the text, so each nearly matches again and again.
     many = [f" the {number:05d}" for number in range(_STOPS)]
     allowed = [(" the" * _LENGTH)[: _LENGTH - 2] + f"{number:02d}" for number in range(_ALLOWED)]
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
-        await _token_ms(client)  # what is compiled at first use, is now
+        await _token_ms(client)  # compiles what is compiled at first use
         alone = await _token_ms(client)
         status, answer_ms, beside_many = await _beside(client, many)
         _, _, beside_allowed = await _beside(client, allowed)
@@ -57,7 +57,7 @@ async def _run(service: Service) -> Sequence[Figure]:
 
 
 async def _beside(client: httpx.AsyncClient, stops: list[str]) -> tuple[int, float, float]:
-    """Of a stream with these stop strings the status and the time to it, and the time of another stream's token."""
+    """Status of a stream with these stop strings, the time to it, and the time per token of another stream."""
     answered: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()
 
     async def attack() -> None:
@@ -94,7 +94,7 @@ def _body(tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def _matching(service: Service) -> tuple[float, float]:
-    """Microseconds for a character by the code that the service runs, with few strings and with many."""
+    """Microseconds per character in the code that the service runs, with few strings and with many."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(service.source / "src"), str(ROOT)))}
     command = [sys.executable, "-m", "benchmarks.attacks.stops"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -103,7 +103,7 @@ def _matching(service: Service) -> tuple[float, float]:
 
 
 def _character_us(count: int) -> float:
-    """Microseconds for a character of a text of words beside `count` phrases of the same words: the least of some."""
+    """Microseconds per character of a text of words beside `count` phrases of the same words: the least of several."""
     chosen = random.Random(1)
     words = ["".join(chosen.choices(string.ascii_lowercase, k=chosen.randint(2, 8))) for _ in range(2000)]
     text = " ".join(chosen.choices(words, k=_CHARACTERS // 5))[:_CHARACTERS]

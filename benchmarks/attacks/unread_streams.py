@@ -18,7 +18,7 @@ from benchmarks.attacks.service import Service
 _CLIENTS = 20
 _TOKENS = 40_000
 _WORD = "x" * 400
-"""Of every token: what fills the buffers is to be the attack, not what it costs the endpoint."""
+"""Text of every token: the attack should fill the buffers, not load the endpoint."""
 _TIMEOUT = 5.0
 _WATCHED_SECONDS = 30.0
 _IN_FLIGHT = re.compile(r'batchwright_calls_in_flight\{traffic="online"\} (\S+)')
@@ -32,7 +32,7 @@ def _request(*, stream: bool) -> bytes:
 
 
 def _in_flight(service: Service) -> float | None:
-    """Requests that hold a place; None when the service does not state it."""
+    """Requests that hold a place; None if the service does not state it."""
     try:
         with urlopen(f"{service.url}/metrics", timeout=5) as answer:
             found = _IN_FLIGHT.search(answer.read().decode())
@@ -52,7 +52,7 @@ async def _run(service: Service) -> Sequence[Figure]:
             await asyncio.sleep(2.0)
             while closed is None and time.monotonic() < began + _WATCHED_SECONDS:
                 await asyncio.sleep(0.5)
-                # One may be that of the quiet client.
+                # One may belong to the quiet client.
                 if service.connections <= 1:
                     closed = time.monotonic() - began
                 if freed is None and await asyncio.to_thread(_in_flight, service) == 0:

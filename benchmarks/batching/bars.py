@@ -1,4 +1,4 @@
-"""What the figures say in a sentence: which goals are met, and where ours is not the best. Computed, never written."""
+"""What the figures say in sentences: which goals are met, and where ours is not the best. All computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.batching.peers import GREEDY, OURS, REQUESTS, SORTING, UNLIMITED
 REFERENCES = (GREEDY, SORTING)
 _OWN = (OURS, UNLIMITED, REQUESTS)
 _SHOWN = 6
-"""Places that a sentence names; it counts the rest."""
+"""Most places that a sentence names; the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Bar:
 
 
 def bars(findings: Findings) -> list[Bar]:
-    """Of all that was measured; a goal for which nothing was is left out."""
+    """Bars of everything that was measured; a goal without measurements is left out."""
     found = [_fixed(findings), _lengths(findings), deciles_bar(findings), _urgent(findings), *_overhead(findings)]
     found += [Bar(trial.goal, len(trial.rows), trial.missed) for trial in findings.trials]
     return [bar for bar in found if bar.places]
@@ -75,7 +75,7 @@ def deciles_bar(findings: Findings) -> Bar:
 
 
 def worse_deciles(ours: Load, other: Load) -> list[bool]:
-    """Of each tenth by length: whether the interval of the difference lies below zero."""
+    """For each tenth by length, whether the interval of the difference lies below zero."""
     pairs = zip(_by_decile(ours), _by_decile(other), strict=True)
     return [difference(one, another).high < 0 for one, another in pairs]
 
@@ -96,7 +96,7 @@ def _urgent(findings: Findings) -> Bar:
 
 
 def p99_ratio(one: Load, other: Load) -> float:
-    """Of the mean p99 of the interactive requests."""
+    """Ratio of the mean p99 of the interactive requests."""
     return statistics.fmean(one.quantile("0.99", "urgent")) / statistics.fmean(other.quantile("0.99", "urgent"))
 
 
@@ -114,7 +114,7 @@ def _overhead(findings: Findings) -> Iterator[Bar]:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Where another is better than ours as it comes."""
+    """A case where another system is better than ours with default settings."""
 
     place: str
     size: float
@@ -124,7 +124,7 @@ class Loss:
 
 
 def losses(findings: Findings) -> list[str]:
-    """Where another system is better than ours as it comes: a sentence for each kind of figure, worst places first."""
+    """Where another system is better than ours with default settings: one sentence per kind of figure, worst first."""
     found = {
         "Goodput, others as they come": _goodput_losses(findings, tuned=False),
         "Goodput, others tuned": _goodput_losses(findings, tuned=True),
@@ -188,7 +188,7 @@ def _overhead_losses(findings: Findings) -> Iterator[Loss]:
 
 
 def _loss(place: str, apart: Estimate, greater: float) -> Iterator[Loss]:
-    """`apart`: how much better another is. It is not a number where neither answered enough."""
+    """`apart`: how much better another is; NaN if neither answered enough."""
     if math.isinf(apart.mean) and apart.mean > 0:
         yield Loss(place, 1.0, True)
     elif apart.mean > 0:

@@ -74,7 +74,7 @@ def batching(
             findings.note(f"{each.title} is skipped: it is not installed; benchmarks/setup_batching.sh does it.")
     installed = [each for each in systems if each.python.exists()]
     findings.trials += trials(sections, min(TRIAL_REQUESTS, plan.count) if look else TRIAL_REQUESTS)
-    # What ends this program is to end its processes too, and to leave what was measured.
+    # Whatever ends this program must also end its processes, and preserve what was measured.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _carry_out(findings, plan, installed, sections)
@@ -159,7 +159,7 @@ def _publish(findings: Findings, save: Path | None) -> None:
     content = figures(findings)
     save.parent.mkdir(parents=True, exist_ok=True)
     save.with_suffix(".json").write_bytes(content)
-    # What is reported is what the file says, to its last digit.
+    # The report says what the file says, to the last digit.
     findings = read_figures(content)
     files: dict[str, Path] = {}
     for name, content in plots(findings):

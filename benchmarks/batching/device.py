@@ -16,7 +16,7 @@ class Cost:
     alpha: float
     beta: float
     max_batch_size: int = 32
-    """More do not fit."""
+    """Most items that fit."""
 
     def seconds(self, count: int, longest: int) -> float:
         return self.alpha + self.beta * count * longest
@@ -26,11 +26,11 @@ class Cost:
 
 
 class PoisonError(Exception):
-    """What the device raises for a batch with a poisoned job in."""
+    """Error that the device raises for a batch with a poisoned job."""
 
 
 class Device:
-    """Must be made in the event loop in which it is used."""
+    """A simulated device. Must be created in the event loop in which it is used."""
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
@@ -41,7 +41,7 @@ class Device:
         self._turn = asyncio.Lock()
 
     async def compute(self, jobs: Sequence[Job]) -> list[int]:
-        """The `ident` of each job. Raises `PoisonError` when one is poisoned, ValueError for too many."""
+        """Return the `ident` of each job. Raises `PoisonError` if one is poisoned, ValueError if there are too many."""
         if len(jobs) > self.cost.max_batch_size:
             raise ValueError(f"a batch of {len(jobs)}: the device holds {self.cost.max_batch_size}")
         async with self._turn:

@@ -1,4 +1,4 @@
-"""What was measured: the records that the tables and plots are made from, and how the seeds are put together."""
+"""What was measured: the records that the tables and plots are made from, and how the seeds are combined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COSTS = {
     "accelerator": Cost(0.020, 0.00002),
 }
 """Devices: the first as fitted to all-MiniLM-L6-v2 in float32 on two cores (`benchmarks/embeddings.py --fit`), the
-second with a fixed cost that a batch must be large to pay for, as an accelerator has."""
+second with a fixed cost that only a large batch pays for, like an accelerator's."""
 LENGTHS = {"fixed": "fixed", "lognormal": "log-normal", "azure": "Azure"}
 """Distributions of lengths, as tables name them."""
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -27,7 +27,7 @@ _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Where systems are compared."""
+    """A case in which systems are compared."""
 
     device: str
     """One of `COSTS`."""
@@ -66,7 +66,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """By Student's t; of a single value, the interval is infinite."""
+    """Estimate by Student's t; for a single value, the interval is infinite."""
     mean = statistics.fmean(values)
     if not math.isfinite(mean) or len(values) == 1:
         return Estimate(mean, math.inf)
@@ -75,7 +75,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Of pairs: both had the same seeds."""
+    """Estimate of the difference of pairs with the same seeds."""
     return estimate([a - b for a, b in zip(one, other, strict=True)])
 
 
@@ -86,7 +86,7 @@ class Goodput:
     system: str
     cell: Cell
     tuned: bool
-    """With the best of its grid, found with another seed; else as it comes."""
+    """Whether it has the best settings of its grid, found with another seed; otherwise the defaults."""
     options: dict[str, Any]
     rates: list[float]
 
@@ -97,14 +97,14 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How one system, as it comes, fared in one cell at one load; one result for each seed."""
+    """Results of one system with default settings in one cell at one load, one for each seed."""
 
     system: str
     section: str
     """`loads`, `faults` or `urgent`."""
     cell: Cell
     load: float
-    """Offered, as a share of the capacity."""
+    """Offered load, as a share of the capacity."""
     results: list[Result]
 
     @property
@@ -116,7 +116,7 @@ class Load:
         return statistics.fmean(self.in_time)
 
     def quantile(self, share: str, of: str = "latencies") -> list[float]:
-        """Seconds within which so many were answered, for each seed; infinite where fewer were. Empty for no jobs."""
+        """Seconds within which that share was answered, for each seed; infinite if fewer were. Empty for no jobs."""
         found = [{"latencies": r["latencies"], "urgent": r["urgent"], "bulk": r["bulk"]}[of] for r in self.results]
         if not all(found):
             return []
@@ -125,7 +125,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """The same run in virtual and in real time: the share in time for each seed."""
+    """The same run in virtual and in real time: the share on time for each seed."""
 
     system: str
     cell: Cell
@@ -136,12 +136,12 @@ class Real:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one system costs: microseconds of processor time a request, one for each repeat."""
+    """Cost of one system: microseconds of processor time per request, one for each repeat."""
 
     system: str
     micros: list[float]
     callers: list[float]
-    """Of the callers and the device alone; part of `micros`."""
+    """Microseconds of the callers and the device alone; part of `micros`."""
     mean_size: float
 
     @property
@@ -155,12 +155,12 @@ class Measured:
 
     version: str
     options: list[dict[str, Any]]
-    """Its grid; the first is how it comes."""
+    """Its grid; the first entry is the default."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """All that was measured, so far."""
+    """Everything measured so far."""
 
     machine: dict[str, Any]
     seeds: list[int]
@@ -177,14 +177,14 @@ class Findings:
     trials: list[Trial] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Once, however often it happens."""
+        """Add a note once, however often it occurs."""
         if text not in self.notes:
             self.notes.append(text)
 
     def extend(self, other: Findings) -> None:
         """Add what another run measured in other sections.
 
-        Raises ValueError when its seeds or number of requests are others, or a section is in both.
+        Raises ValueError if its seeds or number of requests differ, or if a section is in both.
         """
         if (self.seeds, self.count) != (other.seeds, other.count):
             raise ValueError("its seeds or its number of requests are not those of the file before")
@@ -206,7 +206,7 @@ class Findings:
         return {name for name, records in named.items() if records} | sections
 
     def section(self, name: str) -> list[Load]:
-        """Of its loads, those of one section."""
+        """Its loads in one section."""
         return [each for each in self.loads if each.section == name]
 
     def by_cell(self, *, tuned: bool) -> Iterator[tuple[Cell, dict[str, Goodput]]]:

@@ -1,4 +1,4 @@
-"""What a run is worth: how many answers came in time, and up to which rate nearly all do."""
+"""Value of a run: how many answers were on time, and up to which rate nearly all are."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from benchmarks.batching.replay import Outcomes
 from benchmarks.batching.workload import Job, draw_lengths
 
 GOAL = 0.99
-"""Of all requests sent, so many must be answered right within the SLO."""
+"""Share of all requests sent that must be answered correctly within the SLO."""
 STEP = 1.03
-"""Rates that are distinguished."""
+"""Ratio of neighbouring rates."""
 RATES = tuple(0.02 * STEP**place for place in range(203))
-"""Those that are looked at, from 2% to 780% of the capacity."""
+"""Rates that are considered, from 2% to 780% of the capacity."""
 _LONGEST_STRIDE = 8
-"""Rates passed over at once while the search is far off: a window as wide as a fifth of the rate is not missed."""
+"""Most rates skipped at once while the search is far off: a window as wide as a fifth of the rate is not missed."""
 
 
 @cache
 def capacity(cost: Cost, lengths: str, trace: Path | None) -> float:
-    """Requests a second of a device that computes full batches of requests as they come."""
+    """Requests per second of a device that computes full batches of requests in order of arrival."""
     size = cost.max_batch_size
     drawn = draw_lengths(lengths, 200 * size, random.Random(0), trace)
     seconds = sum(cost.seconds(size, max(drawn[i : i + size])) for i in range(0, len(drawn), size))
@@ -32,21 +32,21 @@ def capacity(cost: Cost, lengths: str, trace: Path | None) -> float:
 
 
 def in_time(jobs: Sequence[Job], outcomes: Outcomes) -> float:
-    """The share of the jobs, but for those whose caller went away, that were answered right within their limit."""
+    """Share of the jobs, except those whose caller left, that were answered correctly within their limit."""
     kept = _kept(jobs, outcomes)
     return sum(right for _, right in kept) / len(kept)
 
 
 def by_decile(jobs: Sequence[Job], outcomes: Outcomes) -> list[float]:
     """`in_time` of each tenth of the jobs by length, the shortest first."""
-    # Of equal lengths, in the order of arrival: sorted by their fate, the misses would gather in one tenth.
+    # Equal lengths stay in order of arrival: sorted by outcome, the misses would gather in one tenth.
     kept = sorted(_kept(jobs, outcomes), key=lambda pair: pair[0])
     bounds = [len(kept) * i // 10 for i in range(11)]
     return [sum(right for _, right in kept[begin:end]) / (end - begin) for begin, end in pairwise(bounds)]
 
 
 def _kept(jobs: Sequence[Job], outcomes: Outcomes) -> list[tuple[int, bool]]:
-    """Length, and whether it was answered right within its limit, of each job that counts."""
+    """Length of each job that counts, and whether it was answered correctly within its limit."""
     return [
         (job.length, latency <= job.limit)
         for job, latency, counted in zip(jobs, outcomes.latencies, outcomes.counted, strict=True)
@@ -55,10 +55,10 @@ def _kept(jobs: Sequence[Job], outcomes: Outcomes) -> list[tuple[int, bool]]:
 
 
 def highest_rate(enough: Callable[[float], bool], guess: float = 1.0) -> float:
-    """The highest of `RATES` that is not too high: at which enough is answered in time; 0 where none is.
+    """The highest of `RATES` at which enough is answered on time; 0 if there is none.
 
-    What is enough at one rate is taken to be so at lower ones. The search goes from `guess` in growing strides until it
-    has passed the place, and then halves what is left; a good guess costs two or three calls.
+    What is enough at one rate is assumed to be so at lower ones. The search goes from `guess` in growing strides until
+    it has passed the place, and then bisects the rest; with a good guess, it takes two or three calls.
     """
 
     enough_at = cache(lambda place: enough(RATES[place]))
@@ -78,5 +78,5 @@ def highest_rate(enough: Callable[[float], bool], guess: float = 1.0) -> float:
 
 
 def next_rate(rate: float) -> float:
-    """The lowest of `RATES` above `rate`; the highest of all has none above it and is its own."""
+    """The lowest of `RATES` above `rate`, or `rate` itself if it is the highest."""
     return next((each for each in RATES if each > rate), RATES[-1])

@@ -1,4 +1,4 @@
-"""Carries out the tasks of a comparison, some at a time."""
+"""Carries out the tasks of a comparison, several at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LANES = 2
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A task that was carried out, and what came of it: what was measured, or why not."""
+    """A task that was carried out, and its result: what was measured, or why nothing was."""
 
     system: System
     title: str
@@ -31,8 +31,8 @@ class Done:
 class Lanes:
     """Threads that each wait for one process at a time; a process is kept for the next task of its system.
 
-    `run` yields what came of the tasks, in their order. When it is closed or interrupted, all processes are ended at
-    once.
+    `run` yields the results of the tasks, in their order. If it is closed or interrupted, all processes are ended
+    immediately.
     """
 
     def __init__(self, tasks: Iterable[Task], make_study: Callable[[Peer], Study]) -> None:
@@ -43,7 +43,7 @@ class Lanes:
         self._stopped = False
 
     def __len__(self) -> int:
-        """Tasks that nobody has taken yet."""
+        """Number of tasks that no thread has taken yet."""
         return len(self._tasks)
 
     def run(self) -> Generator[Done, None, None]:
@@ -77,7 +77,7 @@ class Lanes:
             try:
                 self._done.put((place, self._carry_out(task, peers)))
             except Exception as error:
-                # Not a system's failure but ours, to be raised where it is seen.
+                # Not a system's failure but ours: raise it where it is seen.
                 self._done.put((place, error))
         for peer in peers.values():
             self._end(peer)
@@ -103,7 +103,7 @@ class Lanes:
 
 
 def overheads(systems: Iterable[System], repeats: int, requests: int) -> Iterator[Done]:
-    """What each system costs, one process at a time, all in turn in each repeat."""
+    """Measure the cost of each system, one process at a time, all in turn in each repeat."""
     with ExitStack() as stack:
         peers: list[Peer] = []
         for system in systems:

@@ -1,4 +1,4 @@
-"""What a batcher itself costs: processor time a request, in real time, before a device that answers at once."""
+"""Cost of a batcher itself: processor time per request, in real time, with a device that answers immediately."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WARM_UP = 2000
 
 
 class Spent(TypedDict):
-    """Of one run; seconds of processor time of the whole process, the callers included."""
+    """Result of one run: seconds of processor time of the whole process, including the callers."""
 
     cpu: float
     callers: float
-    """Of the callers alone, for as many requests without a batcher."""
+    """Seconds of the callers alone, for as many requests without a batcher."""
     requests: int
     mean_size: float
-    """Of the batches."""
+    """Mean size of the batches."""
 
 
 class _Instant(Device):
-    """It computes nothing, but lets the event loop go round once, as a real one would many times."""
+    """A device that computes nothing, but lets the event loop run one iteration, as a real one would many times."""
 
     async def compute(self, jobs: Sequence[Job]) -> list[int]:
         self.batches += 1
@@ -64,7 +64,7 @@ async def _ask(system: System, count: int) -> float:
 
 
 def spend(system: str, options: Options, requests: int) -> Spent:
-    """Have the system answer so many requests. Raises ValueError when it mixes answers up."""
+    """Make the system answer `requests` requests. Raises ValueError if it mixes up answers."""
     module = importlib.import_module(f"benchmarks.batching.systems.{system}")
 
     async def main() -> Spent:

@@ -17,7 +17,7 @@ from benchmarks.batching.worker import Ready, Result, Run, Spend
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 1200.0
-"""Seconds that one run may take: the longest takes some thirty, more on a busy machine."""
+"""Seconds that one run may take: the longest takes about thirty, more on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class System:
     """One row of the tables."""
 
     name: str
-    """On the command line."""
+    """Name on the command line."""
     title: str
-    """In tables."""
+    """Title in tables."""
     module: str
-    """In `benchmarks.batching.systems`."""
+    """Module in `benchmarks.batching.systems`."""
     environment: str | None = None
     """The folder of its virtual environment under `.bench`; None: this one."""
     choice: int | None = None
-    """The only one of its grid's settings that this row is about; None: all, and the first is how it comes."""
+    """The only one of its grid's settings that this row measures; None: all, and the first is the default."""
 
     @property
     def python(self) -> Path:
-        """Its interpreter; it may not be there."""
+        """Path of its interpreter, which may not exist."""
         if self.environment is None:
             return Path(sys.executable)
         return ROOT / ".bench" / self.environment / "bin" / "python"
@@ -58,13 +58,13 @@ SYSTEMS = {
         System("ray260", "Ray Serve 2.60", "peer_ray", "ray260"),
     )
 }
-"""All that are compared under load."""
+"""All systems that are compared under load."""
 BY_REQUEST = System(REQUESTS, "batchwright, add_request", "ours_requests")
-"""Another way into ours, of which only the overhead is measured."""
+"""Another interface of ours, for which only the overhead is measured."""
 
 
 def title(name: str) -> str:
-    """Of a system, by its name."""
+    """Return the title of a system by its name."""
     return BY_REQUEST.title if name == REQUESTS else SYSTEMS[name].title
 
 
@@ -73,12 +73,12 @@ class PeerFailed(Exception):
 
 
 class Peer:
-    """A process that measures one system, one run after another. Raises `PeerFailed`, also when it is made."""
+    """A process that measures one system, one run after another. Raises `PeerFailed`, also when it is created."""
 
     def __init__(self, system: System) -> None:
         self.system = system
-        # A session of its own: what is typed to end this program must not end the process in the middle of a run,
-        # as if it had failed.
+        # Its own session: a key that ends this program must not end the process in the middle of a run, as if it had
+        # failed.
         self._process = subprocess.Popen(
             [system.python, "-m", "benchmarks.batching.worker", system.module],
             cwd=ROOT,
@@ -104,7 +104,7 @@ class Peer:
         return cast(Result, self._ask({**spec, "system": self.system.module}))
 
     def spend(self, requests: int) -> Spent:
-        """What the system itself costs, as it comes."""
+        """Measure the cost of the system itself with default settings."""
         task: Spend = {"system": self.system.module, "options": self.options[0], "requests": requests}
         return cast(Spent, self._ask({**task}))
 
@@ -130,7 +130,7 @@ class Peer:
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it is doing. May be called from another thread, and again."""
+        """End the process, whatever it is doing. May be called from another thread, and repeatedly."""
         self._process.kill()
         self._process.wait()
 

@@ -29,8 +29,8 @@ class _Style:
     width: float = 1.2
 
 
-# The colours are those of Okabe and Ito; markers differ too. Ray Serve 2.47 does as greedy does: it is drawn broad, to
-# be seen under that one.
+# The colours are those of Okabe and Ito; markers differ too. Ray Serve 2.47 performs like greedy: it is drawn wide, to
+# be visible under it.
 _STYLES = {
     OURS: _Style("#D55E00", "o", width=2.4),
     UNLIMITED: _Style("#D55E00", "o", "--", 1.6),
@@ -58,7 +58,7 @@ def plots(findings: Findings) -> Iterator[tuple[str, bytes]]:
 
 
 def _loads(loads: Sequence[Load]) -> Figure:
-    """Share in time over the offered load, one panel for each distribution of lengths."""
+    """Share on time over the offered load, one panel for each distribution of lengths."""
     cells = list(dict.fromkeys(each.cell for each in loads))
     figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
     panels = figure.subplots(1, len(cells), sharey=True, squeeze=False)[0]
@@ -127,7 +127,7 @@ def _fill(name: str) -> str:
 
 
 def _drawn(names: Iterator[str] | dict[str, Goodput] | Sequence[str]) -> list[str]:
-    """Ours last, on top."""
+    """Return the names to draw, ours last, on top."""
     there = set(names)
     return [name for name in reversed(SYSTEMS) if name in there]
 

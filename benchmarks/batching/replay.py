@@ -1,4 +1,4 @@
-"""Sends the jobs of a workload to a system, each at its time, and writes down what became of them."""
+"""Sends the jobs of a workload to a system, each at its time, and records the outcomes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of the jobs, in their order."""
+    """Outcomes of the jobs, in their order."""
 
     latencies: list[float]
-    """Seconds from the scheduled arrival to the answer; infinite where there was none, or a wrong one."""
+    """Seconds from the scheduled arrival to the answer; infinite if there was none, or a wrong one."""
     counted: list[bool]
-    """False for a job whose caller went away."""
+    """False for a job whose caller left."""
     batches: int
     mean_size: float
     seconds: float
-    """From the first arrival to the last answer."""
+    """Seconds from the first arrival to the last answer."""
     busy: float
     """Seconds that the device computed."""
 
@@ -69,7 +69,7 @@ async def replay(jobs: Sequence[Job], system: System, device: Device) -> Outcome
     if tasks:
         await asyncio.wait(tasks, timeout=_PATIENCE)
     for task in tasks:
-        # Some libraries leave callers without an answer; that is a miss, not a reason to wait for ever.
+        # Some libraries leave callers without an answer; that is a miss, not a reason to wait forever.
         task.cancel()
     counted = [job.leaves_after is None for job in jobs]
     mean = device.jobs / device.batches if device.batches else 0.0
@@ -86,7 +86,7 @@ def is_poison(error: BaseException | None) -> bool:
 
 
 def _watch(clock: ManualClock) -> Callable[[], float]:
-    """To look at the clock takes a nanosecond: a library that waits out too short a rest does so for ever."""
+    """Make reading the clock take a nanosecond: a library that busy-waits for too short a time would do so forever."""
 
     def look() -> float:
         clock.advance(1e-9)
@@ -96,11 +96,11 @@ def _watch(clock: ManualClock) -> Callable[[], float]:
 
 
 def measure(name: str, options: Options, cost: Cost, jobs: Sequence[Job], *, virtual: bool) -> Outcomes:
-    """One run of the system `name`, in virtual time or in the real one."""
+    """One run of the system `name`, in virtual or in real time."""
     loop = VirtualLoop() if virtual else asyncio.new_event_loop()
     clocks = time.time, time.monotonic, time.perf_counter
     if isinstance(loop, VirtualLoop):
-        # Libraries that look at the clock themselves must see the time of the loop.
+        # Libraries that read the clock themselves must see the time of the loop.
         time.time = time.monotonic = time.perf_counter = _watch(loop.clock)
     try:
         module = importlib.import_module(f"benchmarks.batching.systems.{name}")

@@ -1,4 +1,4 @@
-"""What is measured of each system, and in which workloads."""
+"""The measurements of each system, and their workloads."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from benchmarks.batching.worker import Run
 from benchmarks.batching.workload import Workload
 
 LOADS = (0.1, 0.3, 0.5, 0.75, 0.9, 1.1)
-"""Times the capacity."""
+"""Loads as multiples of the capacity."""
 _TUNING_SEED = 0
 _REAL_COUNT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How thoroughly."""
+    """Extent of the comparison."""
 
     seeds: Sequence[int]
     count: int
     """Requests in a run."""
     trace: Path | None
     goodput: Sequence[Cell]
-    """Where the highest rate is looked for."""
+    """Cells in which the highest rate is searched for."""
     loads: Sequence[tuple[Cell, float]]
-    """Where each load is looked at."""
+    """Cells and loads that are measured."""
     faults: Sequence[tuple[Cell, float]]
     """Likewise, with callers that leave and requests that are poison."""
     urgent: Sequence[tuple[Cell, float]]
     """Likewise, with interactive requests among bulk, without limits."""
     real: Sequence[tuple[Cell, float]]
-    """What is repeated in real time."""
+    """Cells and loads that are repeated in real time."""
     repeats: int
-    """Of the overhead."""
+    """Repeats of the overhead."""
     requests: int
-    """In each of these."""
+    """Requests in each repeat."""
 
 
 def thorough(trace: Path | None, count: int | None = None) -> Plan:
@@ -68,7 +68,7 @@ def thorough(trace: Path | None, count: int | None = None) -> Plan:
 
 
 def quick(trace: Path | None, count: int | None = None) -> Plan:
-    """A look: one device, two seeds, the two workloads that matter most."""
+    """A quick comparison: one device, two seeds, the two workloads that matter most."""
     device = ("accelerator",)
     both = [Workload(lengths=each) for each in ("fixed", "lognormal")]
     return Plan(
@@ -107,7 +107,7 @@ class Study:
         self._name = peer.system.name
 
     def goodput(self, cell: Cell) -> Iterator[Goodput]:
-        """The highest rates of a cell: of the system as it comes, and of the best settings of its grid."""
+        """The highest rates of a cell: with default settings, and with the best settings of the grid."""
         first = self._peer.options[0]
         rates = self._highest_of_all(cell, first, 1.0)
         yield Goodput(self._name, cell, False, first, rates)
@@ -119,7 +119,7 @@ class Study:
         yield Goodput(self._name, cell, True, best, rates)
 
     def load(self, section: str, cell: Cell, load: float) -> Iterator[Load]:
-        """How the system, as it comes, fares at one load."""
+        """Results of the system with default settings at one load."""
         specs = [self._spec(cell, self._peer.options[0], load, seed) for seed in self._plan.seeds]
         results = [self._peer.run(spec) for spec in specs]
         for result in results:
@@ -139,7 +139,7 @@ class Study:
         yield Real(self._name, cell, load, virtual, real)
 
     def _tune(self, cell: Cell, guess: float) -> tuple[dict[str, Any], float]:
-        """The settings with the highest rate, the first of equals, and this rate."""
+        """Return the settings with the highest rate, the first of equals, and this rate."""
         best, *others = self._peer.options
         rate = self._highest(cell, best, _TUNING_SEED, guess)
         for options in others:
@@ -193,7 +193,7 @@ SECTIONS = ("goodput", "loads", "faults", "urgent", "real", "overhead", *TRIALS)
 
 
 def tasks(plan: Plan, systems: Sequence[System], sections: Sequence[str]) -> Iterator[Task]:
-    """All that is measured under load, all systems in one place before the next."""
+    """All tasks under load, with all systems in one cell before the next."""
     if "goodput" in sections:
         for cell in plan.goodput:
             for system in systems:
@@ -202,7 +202,7 @@ def tasks(plan: Plan, systems: Sequence[System], sections: Sequence[str]) -> Ite
         if section in sections:
             for cell, load in places:
                 for system in systems:
-                    # Without limits there is nothing to be given.
+                    # Without limits there are no deadlines to give.
                     if section != "urgent" or system.name != UNLIMITED:
                         yield Task(system, section, partial(Study.load, section=section, cell=cell, load=load))
     if "real" in sections:

@@ -1,4 +1,4 @@
-"""How batchers keep what they promise when it is hard: short deadlines, outages, bad replicas, requests that may wait.
+"""How batchers keep their promises in hard cases: short deadlines, outages, bad replicas, requests that may wait.
 
 Everything is in virtual time, so the figures can be repeated to the last digit.
 """
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass(slots=True)
 class _Model:
-    """Takes `base` seconds and `each` for every prompt, with normal noise of so much of it; fails by `fails`."""
+    """Takes `base` seconds plus `each` for every prompt, with normal noise in proportion; fails by `fails`."""
 
     base: float = 20 * _MS
     each: float = 0.0
@@ -82,7 +82,7 @@ class _Model:
 
 
 def trials(sections: Sequence[str], count: int = COUNT) -> Iterator[Trial]:
-    """Carry out the trials of these sections with about so many requests each."""
+    """Carry out the trials of these sections with about `count` requests each."""
     made: dict[str, Callable[[int], Trial]] = {
         "deadlines": _deadlines, "outage": _outage, "replicas": _replicas, "waits": _waits,
     }  # fmt: skip
@@ -134,7 +134,7 @@ def _share_in_time(make: _Make, deadline: float, noise: float, count: int) -> fl
 
 
 def _outage(count: int) -> Trial:
-    # To find out costs a few calls, whatever waits.
+    # Finding out costs a few calls, whatever waits.
     count = max(count, COUNT)
     rows, missed = [], []
     for size in (8, 32, 64):
@@ -184,7 +184,7 @@ def _calls(size: int, fails: Callable[[Sequence[str]], Exception | None], count:
 
 @dataclass(slots=True)
 class _BlackHole(_Model):
-    """Answers fast, with an exception for all but the first prompt."""
+    """Answers quickly, with an exception for all but the first prompt."""
 
     async def generate_batch(self, prompts: list[str]) -> list[Any]:
         self.calls += 1

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:. .bench/batched/bin/python -m benchmarks.batching.worker peer_batched
 
-It says a line of JSON that describes the system (`Ready`), then reads lines, each a `Run` or a `Spend`, and answers
-each with a `Result` or a `Spent`, or with `{"error": ...}`. Nothing here or in what it imports needs more than the
-standard library and batchwright.
+It prints a line of JSON that describes the system (`Ready`), then reads lines, each a `Run` or a `Spend`, and answers
+each with a `Result` or a `Spent`, or with `{"error": ...}`. This module and its imports need only the standard library
+and batchwright.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ready(TypedDict):
     system: str
     version: str
     options: list[dict[str, Any]]
-    """The published grid; the first is the library as it comes."""
+    """The published grid; the first is the library's default."""
 
 
 class Run(TypedDict):
@@ -48,12 +48,12 @@ class Run(TypedDict):
     trace: str | None
     virtual: bool
     goal: NotRequired[float]
-    """The share in time that is asked for: when the first eighth alone has more misses than the whole may have, the
-    result is that of the eighth (below the goal as well), and the rest is not run."""
+    """The required share on time: if the first eighth alone has more misses than the whole may have, the result is that
+    of the eighth (also below the goal), and the rest is not run."""
 
 
 class Spend(TypedDict):
-    """What to measure where it is only the system's own cost."""
+    """What to measure for the system's own cost alone."""
 
     system: str
     options: dict[str, Any]
@@ -64,23 +64,23 @@ class Result(TypedDict):
     """Jobs whose caller went away count nowhere but in `mean_size`. Times in seconds; None: there was no answer."""
 
     in_time: float
-    """The share answered right within the SLO."""
+    """The share answered correctly within the SLO."""
     deciles: list[float]
     """`in_time` of each tenth by length, the shortest first."""
     answered: float
-    """The share answered right at all."""
+    """The share answered correctly at any time."""
     latencies: dict[str, float | None]
-    """Of all jobs, at "0.5", "0.9", "0.99", "1"."""
+    """Quantiles of all jobs, at "0.5", "0.9", "0.99", "1"."""
     urgent: dict[str, float | None]
-    """Of the interactive ones alone; empty where there are none."""
+    """Quantiles of the interactive ones alone; empty if there are none."""
     bulk: dict[str, float | None]
-    """Of the others; empty where none are interactive."""
+    """Quantiles of the others; empty if none are interactive."""
     batches: int
     mean_size: float
     seconds: float
-    """From the first arrival to the last answer."""
+    """Seconds from the first arrival to the last answer."""
     busy: float
-    """That the device computed."""
+    """Seconds that the device computed."""
     cpu: NotRequired[float]
     """Seconds of processor time of this process; the only figure that differs when a run is repeated."""
 
@@ -89,7 +89,7 @@ SHARES = (0.5, 0.9, 0.99, 1.0)
 
 
 def quantiles(latencies: Sequence[float]) -> dict[str, float | None]:
-    """The latency within which each of `SHARES` of them lies; None where that is infinite. Empty for none."""
+    """The latency within which each of `SHARES` of them lies; None if that is infinite. Empty if there are none."""
     ranked = sorted(latencies)
     found = {f"{share:g}": ranked[math.ceil(share * len(ranked)) - 1] for share in SHARES if ranked}
     return {share: value if math.isfinite(value) else None for share, value in found.items()}
@@ -140,7 +140,7 @@ def _result(spec: Run, cost: Cost, jobs: Sequence[Job]) -> Result:
 
 def main() -> None:
     """Answer runs until the other side hangs up."""
-    # Libraries print; what they print must not come between the answers.
+    # Libraries print; their output must not be mixed with the answers.
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -149,10 +149,10 @@ def main() -> None:
         pipe.flush()
 
     system = sys.argv[1]
-    # Imported here, while the clocks are the real ones: a library that keeps one from its import must not keep a
-    # virtual one that stands still after its run.
+    # Imported here, while the clocks are real: a library that keeps a clock from its import must not keep a virtual one
+    # that stands still after its run.
     module = importlib.import_module(f"benchmarks.batching.systems.{system}")
-    # What a library brings along need not be searched for garbage after each of thousands of runs.
+    # A library's own objects need not be searched for garbage after each of thousands of runs.
     gc.freeze()
     options = [dict(each) for each in module.OPTIONS]
     say({"system": system, "version": getattr(module, "VERSION", ""), "options": options})

@@ -1,6 +1,6 @@
-"""Who asks for what, and when: the same for every system that is measured.
+"""The requests and their times, the same for every system that is measured.
 
-Arrivals are open-loop: a request comes at its time, however the system fares. Everything is drawn from one seed.
+Arrivals are open-loop: a request arrives at its time, however the system performs. Everything is drawn from one seed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Job:
     limit: float = math.inf
     """The SLO: seconds from `at` within which an answer counts."""
     poison: bool = False
-    """A batch with it in raises."""
+    """Whether a batch that contains it raises."""
     leaves_after: float | None = None
-    """Its caller goes away so many seconds after `at`."""
+    """Seconds after `at` when its caller leaves."""
     urgent: bool = False
-    """Interactive, where there is bulk too."""
+    """Whether it is interactive, if there is bulk too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class Workload:
     """What the requests of a run are drawn from."""
 
     arrivals: str = "poisson"
-    """`poisson`; `bursts`: on a quarter of the time, at four times the rate; `azure`: the times of the trace."""
+    """`poisson`; `bursts`: a quarter of the time, at four times the rate; `azure`: the times of the trace."""
     lengths: str = "fixed"
     """`fixed`; `lognormal`: median 48, sigma 1, 1 to 512; `azure`: prompts of the trace over 8."""
     slo: float | None = 5.0
-    """Times the latency of a batch of one, in which an answer counts; None: no limit is given or kept."""
+    """Multiple of the latency of a batch of one within which an answer counts; None: no limit is given or kept."""
     limit_of: str = "own"
     """Whose latency alone that is: `own`, of a request of this length, or `mean`, of one of mean length."""
     faults: bool = False
-    """5% of the callers go away while they wait, 1% of the requests are poison."""
+    """Whether 5% of the callers leave while they wait, and 1% of the requests are poison."""
     urgent: float = 0.0
     """Share of interactive requests; the rest is bulk."""
     bulk: str = "steady"
-    """How bulk comes: `steady`, with the others; `dumps`: 200 at once."""
+    """How bulk arrives: `steady`, with the others; `dumps`: 200 at once."""
 
 
 FIXED = 64
@@ -88,7 +88,7 @@ def draw_lengths(kind: str, count: int, rng: random.Random, trace: Path | None) 
 
 
 def draw_arrivals(kind: str, count: int, rate: float, rng: random.Random, trace: Path | None) -> list[float]:
-    """`count` ascending times at `rate` a second on average."""
+    """`count` ascending times at `rate` per second on average."""
     if kind == "azure":
         rows = azure(_needed(trace))
         start = rng.randrange(len(rows) - count)

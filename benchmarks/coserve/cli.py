@@ -43,7 +43,7 @@ def coserving(
         seconds, ramp = 30, 15
     plain = Setting("the job alone", str(folder), kv_gib, ramp, seconds, job=True)
     slo = Slo(ttft_ms, tpot_ms)
-    # Its steps fill the budget: more of them would say no more.
+    # Its steps fill the budget: more of them would show nothing new.
     job_alone = _run(replace(plain, seconds=min(seconds, 90)), vocab_size)
     rate = share * job_alone.batch_rate / MEAN_OUTPUT
     mixed = replace(plain, rate=rate)
@@ -67,7 +67,7 @@ def coserving(
 
 
 def _run(setting: Setting, vocab_size: int) -> Outcome:
-    """A process of its own for each run: nothing of the one before is left in memory or in its threads."""
+    """Run in a separate process: nothing of the previous run is left in memory or in threads."""
     _say(f"{setting.name}: {setting.ramp:.0f} + {setting.seconds:.0f} s, {setting.rate:.2f} requests/s")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

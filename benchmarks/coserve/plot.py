@@ -1,4 +1,4 @@
-"""The plot: how the times are distributed, and what the engine made meanwhile. The same bytes for the same figures."""
+"""The plot: the distribution of the times, and the engine's rate meanwhile. The same bytes for the same figures."""
 
 from __future__ import annotations
 

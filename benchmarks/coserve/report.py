@@ -40,14 +40,14 @@ class Findings:
     alone: Outcome
     """Online requests without the job."""
     together: Sequence[tuple[str, Slo, Outcome]]
-    """Name, the SLO that it is held against, and the run. The first one is what the bars are about."""
+    """Name, the SLO that it is compared with, and the run. The bars apply to the first one."""
 
     def rise(self, outcome: Outcome) -> float:
-        """How much later p99 of the first tokens comes than without the job, in steps of the run."""
+        """Increase of the p99 of the first tokens over a run without the job, in steps of the run."""
         return (p99_ttft(outcome) - p99_ttft(self.alone)) / outcome.step_ms
 
     def goodput(self, outcome: Outcome) -> float:
-        """Batch tokens/s over what online traffic leaves of those of the job alone."""
+        """Batch tokens/s, divided by what online traffic leaves of the rate of the job alone."""
         return outcome.batch_rate / (self.job_alone.batch_rate - outcome.online_rate)
 
 
@@ -120,7 +120,7 @@ def page(findings: Findings, plot: str) -> str:
 
 
 def learned(findings: Findings) -> str:
-    """What the runs cost beside their tokens."""
+    """What the runs cost besides their tokens."""
     parts = [
         f"{name}: margin {outcome.margin - 1:.1%}, {outcome.preemptions} preemptions"
         for name, _, outcome in findings.together

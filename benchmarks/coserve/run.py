@@ -1,4 +1,4 @@
-"""One run: an engine, its traffic, and what came of it. Clients stand where those of a server do: on the event loop."""
+"""One run: an engine, its traffic, and the outcome. Clients run where a server's do: on the event loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Setting:
     ramp: float
     """Seconds of traffic before the window."""
     seconds: float
-    """Of the window: requests that are due in it count, and tokens that come in it."""
+    """Seconds of the window: requests that are due in it count, and tokens that are generated in it."""
     rate: float = 0.0
-    """Online requests a second."""
+    """Online requests per second."""
     job: bool = False
     ttft_ms: float | None = None
-    """Of the engine; None: it is given no SLO."""
+    """TTFT bound of the engine's SLO; None: it is given no SLO."""
     tpot_ms: float | None = None
 
 
@@ -45,15 +45,15 @@ class Served:
 class Outcome:
     setting: Setting
     seconds: float
-    """Of the window, as it was."""
+    """Actual seconds of the window."""
     online_tokens: int
-    """Generated in the window."""
+    """Online tokens generated in the window."""
     batch_tokens: int
     steps: int
     step_seconds: float
     preemptions: int
     margin: float
-    """Of the learned model of step times, at the end."""
+    """Margin of the learned model of step times, at the end."""
     implementation: str
     served: list[Served] = field(default_factory=list)
 
@@ -69,11 +69,11 @@ class Outcome:
 
     @property
     def step_ms(self) -> float:
-        """Mean."""
+        """Mean milliseconds of a step."""
         return self.step_seconds / self.steps * 1e3
 
     def within(self, ttft_ms: float, tpot_ms: float) -> float:
-        """Share of the online requests that met both."""
+        """Share of the online requests that met both bounds."""
         met = sum(each.ttft_ms <= ttft_ms and each.tpot_ms <= tpot_ms for each in self.served)
         return met / len(self.served)
 
@@ -140,7 +140,7 @@ async def _ask(engine: AsyncEngine, request: InferenceRequest, due: float) -> Se
 
 
 async def _work(engine: AsyncEngine, source: Iterator[InferenceRequest]) -> None:
-    """One of the places of the job: a line after another."""
+    """Work on one place of the job: one line after another."""
     while True:
         response = await engine.generate(next(source))
         if response.error is not None:

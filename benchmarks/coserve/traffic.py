@@ -1,4 +1,4 @@
-"""What is sent: chat-like requests at random times, and lines of a job of the same lengths without end."""
+"""The traffic: chat-like requests at random times, and endless lines of a job with the same lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrival:
 
 
 def arrivals(rate: float, vocab_size: int) -> Iterator[Arrival]:
-    """Online requests, Poisson with `rate` a second, the same ones for the same rate."""
+    """Online requests, Poisson with `rate` per second, the same ones for the same rate."""
     draw, requests, now = random.Random(f"{_SEED}/times"), _requests("online", vocab_size), 0.0
     while True:
         now += draw.expovariate(rate)
@@ -31,7 +31,7 @@ def arrivals(rate: float, vocab_size: int) -> Iterator[Arrival]:
 
 
 def lines(vocab_size: int) -> Iterator[InferenceRequest]:
-    """The job."""
+    """The lines of the job."""
     return _requests("batch", vocab_size)
 
 

@@ -49,7 +49,7 @@ def embeddings(
     ] = None,
 ) -> None:
     """Tokens/s of embeddings by batchwright, sentence-transformers and infinity-emb, in alternating rounds."""
-    # Workers are stopped when it is not their turn: whatever ends this process has to end them too.
+    # Workers are suspended when it is not their turn: whatever ends this process has to end them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         workloads = [find_workload(name, data) for name in workload or NAMES]
@@ -79,7 +79,7 @@ def embeddings(
 
 
 def _peers(names: list[str] | None) -> list[list[System]]:
-    """Each peer in the ways to be tried. Raises ValueError for one that is unknown, or asked for and absent."""
+    """Each peer in the ways to be tried. Raises ValueError for one that is unknown, or requested but not installed."""
     chosen = [*PEERS] if names is None else [name for name in names if name != "none"]
     if unknown := set(chosen) - set(PEERS):
         raise ValueError(f"--peer {', '.join(sorted(unknown))}: must be {', '.join(PEERS)} or none")

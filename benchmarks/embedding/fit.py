@@ -1,4 +1,4 @@
-"""What a padded batch costs: milliseconds as a constant and a share for each cell, for models of other benchmarks."""
+"""Cost of a padded batch: milliseconds as a constant plus an amount per cell, for models of other benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a workload, system after system, and what follows from the times."""
+"""Rounds of a workload, system after system, and the figures from the times."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Result:
     dtype: str
     tokens: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of each round, by system."""
+    """Seconds of each round, by system."""
     difference: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """From the reference system's vectors: greatest of all components, and least cosine."""
+    """Difference from the reference system's vectors: greatest of all components, and least cosine."""
 
     def rate(self, system: str) -> float:
         """Tokens/s, by the median."""
@@ -55,7 +55,7 @@ def measure(
 ) -> Result:
     """Run every worker once to warm it up and to compare its vectors, then `rounds` rounds in turn.
 
-    Raises `WorkerFailed` when a worker fails.
+    Raises `WorkerFailed` if a worker fails.
     """
     result = Result(workload, dtype, tokens, {system: [] for system in workers})
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def measure(
 
 
 def fastest(workers: Sequence[Worker], texts: list[str], say: Callable[[str], None]) -> int:
-    """Index of the worker that is fastest at the first texts: the best of two runs, after one to warm up."""
+    """Index of the worker that is fastest with the first texts: the best of two runs, after a warm-up."""
     best = [math.inf] * len(workers)
     for number in range(3):
         for index, worker in enumerate(workers):

@@ -38,7 +38,7 @@ def best_peer_table(results: Sequence[Result]) -> str:
 
 
 def agreement_table(results: Sequence[Result]) -> str:
-    """How far the vectors are from those of sentence-transformers (or ours, where it is not)."""
+    """How far the vectors are from those of sentence-transformers (or ours, if it is not installed)."""
     systems = [system for system in TITLES if any(system in result.difference for result in results)]
     rows = [
         [

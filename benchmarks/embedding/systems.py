@@ -1,4 +1,4 @@
-"""Which systems there are, where their Python is, and which of their settings are tried."""
+"""The systems, the locations of their Python, and the settings that are tried."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class System:
 
 
 def peer(name: str, folder: Path = ROOT / ".bench") -> list[System]:
-    """The ways to try for one peer; none where its environment is not."""
+    """The ways to try for one peer; none if its environment does not exist."""
     python = folder / _FOLDERS[name] / "bin" / "python"
     return [System(name, python, setting) for setting in _WAYS[name]] if python.exists() else []

@@ -35,7 +35,7 @@ class Workload:
 
 
 def find_workload(name: str, data: Path | None = None) -> Workload:
-    """`data`: the questions of `gsm8k`, JSON lines with `question`; without it, texts of like lengths are made up.
+    """`data`: the questions of `gsm8k`, JSON lines with `question`; without it, texts of similar lengths are generated.
 
     Raises ValueError for an unknown name, or a file without questions.
     """

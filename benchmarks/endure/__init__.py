@@ -1,1 +1,1 @@
-"""A service under steady load for long: what its clients get, and what it holds."""
+"""A service under steady load for a long time: what its clients get, and what it holds."""

@@ -1,4 +1,4 @@
-"""The batch beside the online clients: made anew when it ends before they do."""
+"""The batch beside the online clients: created again if it ends before they do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class BatchFigures:
     ended: int = 0
     """Batches whose lines have all been answered."""
     lines: int = 0
-    """Of them."""
+    """Lines of those batches."""
     failed: int = 0
     problem: str | None = None
-    """Why a batch did not end as it should."""
+    """Why a batch did not end as expected."""
 
 
 class Batches:
@@ -38,7 +38,7 @@ class Batches:
         self.figures = BatchFigures()
 
     def finish(self) -> None:
-        """No further batch; `run` returns when the present one has ended."""
+        """Start no further batch; `run` returns when the present one has ended."""
         self._last = True
 
     async def run(self) -> None:

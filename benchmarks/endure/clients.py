@@ -19,29 +19,29 @@ CHAT = "/v1/chat/completions"
 OUTPUT = (8, 24)
 """Tokens of an answer, at most."""
 _WORDS = (8, 40)
-"""Of a prompt."""
+"""Words of a prompt."""
 _PATIENCE = 300.0
-"""Seconds in which nothing comes, after which a request has failed."""
+"""Seconds without any data after which a request has failed."""
 _KEPT = 2.0
-"""Seconds for which an idle connection is kept: shorter than any server does, or both might decide at once."""
+"""Seconds for which an idle connection is kept: less than any server does, so that both never close it at once."""
 
 Kind = Literal["stream", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One request. Times by `time.monotonic`."""
+    """One request. Times are from `time.monotonic`."""
 
     kind: Kind
     began: float
     first: float
-    """When the first text came; of a plain one, the end."""
+    """When the first text arrived; for a plain answer, its end."""
     ended: float
     error: str | None = None
 
 
 class Crowd:
-    """So many clients, every other one reads streams."""
+    """A number of clients, every other one of which reads streams."""
 
     def __init__(self, url: str, clients: int, seed: str) -> None:
         self.replies: list[Reply] = []
@@ -60,7 +60,7 @@ class Crowd:
                 group.create_task(self._client(number, thinking, context))
 
     async def answered(self, count: int) -> None:
-        """Wait for so many replies."""
+        """Wait for `count` replies."""
         while len(self.replies) < count:
             self._replied.clear()
             await self._replied.wait()
@@ -93,7 +93,7 @@ async def _ask(http: httpx.AsyncClient, kind: Kind, draw: random.Random) -> Repl
 
 
 async def _stream(http: httpx.AsyncClient, body: dict[str, object]) -> tuple[float, str | None]:
-    """When the first text came, and what was wrong."""
+    """Return when the first text arrived, and what was wrong."""
     first, done = math.nan, False
     async with http.stream("POST", CHAT, json=body) as answer:
         if answer.status_code != httpx.codes.OK:
@@ -116,7 +116,7 @@ def _problem(status: int, text: str, *, complete: bool) -> str | None:
 
 
 def chat_body(draw: random.Random) -> dict[str, object]:
-    """A request for a few tokens, with a prompt of its own."""
+    """A request for a few tokens, with its own prompt."""
     words = " ".join(f"{draw.getrandbits(20):05x}"[: draw.randint(2, 5)] for _ in range(draw.randint(*_WORDS)))
     return {
         "model": DEFAULT_MODEL,

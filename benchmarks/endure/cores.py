@@ -1,4 +1,4 @@
-"""Which cores the parts of a run have. A thread begins on the cores of the one that starts it."""
+"""Cores of the parts of a run. A thread begins on the cores of the one that starts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Cores:
 
     engine: frozenset[int]
     http: frozenset[int]
-    """Of the thread in which the service's event loop runs."""
+    """Cores of the thread in which the service's event loop runs."""
     generator: frozenset[int]
 
     @classmethod
@@ -25,7 +25,7 @@ class Cores:
         return cls(frozenset(ordered) - frozenset(spare), frozenset(spare[:1]), frozenset(spare[-1:]))
 
     def in_words(self) -> str:
-        """Who runs where, as a sentence."""
+        """What runs where, as a sentence."""
 
         def named(cores: frozenset[int]) -> str:
             return f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, sorted(cores)))}"
@@ -37,9 +37,9 @@ class Cores:
         )
 
     def take_generator(self) -> None:
-        """For this process."""
+        """Move this process to the load generator's cores."""
         os.sched_setaffinity(0, self.generator)
 
     def move_event_loop(self, pid: int) -> None:
-        """The main thread of a process, which has the process's number; its other threads stay where they are."""
+        """Move the main thread of a process, which has the process's number; its other threads stay where they are."""
         os.sched_setaffinity(pid, self.http)

@@ -1,4 +1,4 @@
-"""Latencies of `/health`, measured by a process of its own: `python -m benchmarks.endure.probe HOST PORT FILE`.
+"""Latencies of `/health`, measured by a separate process: `python -m benchmarks.endure.probe HOST PORT FILE`.
 
 In the process of the load generator they would contain the delays of its own event loop.
 """
@@ -28,14 +28,14 @@ class Probed:
     """One request."""
 
     at: float
-    """When it was sent, by `time.monotonic`, which is one clock for all processes."""
+    """When it was sent, by `time.monotonic`, the same clock for all processes."""
     seconds: float
     answered: bool
-    """With status 200."""
+    """Whether it was answered with status 200."""
 
 
 class HealthProbe:
-    """Asks for `/health` of the server at `port` of 127.0.0.1 while the context lasts.
+    """Requests `/health` from the server at `port` of 127.0.0.1 while the context lasts.
 
     `file` is where the process writes; `cores`: which it may run on, all if None.
     """
@@ -59,7 +59,7 @@ class HealthProbe:
         self._process.wait()
 
     def read(self) -> list[Probed]:
-        """What was measured so far."""
+        """Return what has been measured so far."""
         if not self._file.exists():
             return []
         *lines, _ = self._file.read_text(encoding="ascii").split("\n")
@@ -67,7 +67,7 @@ class HealthProbe:
 
 
 def probe(host: str, port: int, file: Path) -> None:
-    """Ask until the process is ended."""
+    """Send requests until the process is ended."""
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
     with file.open("a", encoding="ascii", buffering=1) as out:
         while True:

@@ -22,7 +22,7 @@ GROWTH = 0.03
 """Bound on how much more memory is held in the last tenth of the window than in the first."""
 _SHOWN = 5
 _LEFT_ALONE = 0.02
-"""Of a core: in an interval in which the host of the machine took no more than that, what is slow is the service."""
+"""Share of a core: if the host of the machine took no more than that in an interval, any slowness is the service's."""
 
 _INTRODUCTION = """\
 {clients} online clients beside a batch of {lines:,} lines for {seconds:.0f} s; printed by \
@@ -49,7 +49,7 @@ class Memory:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Memory:
-        """Raises `ValueError` when there are too few samples."""
+        """Raises `ValueError` if there are too few samples."""
         slope = slope_per_hour(samples, lambda sample: sample.rss)
         if slope is None:
             raise ValueError("memory was looked at less than twice: measure for longer")
@@ -122,7 +122,7 @@ def figures_table(found: Endured) -> str:
 
 
 def bars(found: Endured) -> str:
-    """What is held against what."""
+    """What is compared with what."""
     memory, errors = Memory.of(found.samples), Counter(found.errors)
     health = health_ms(found)
     p99 = float(np.percentile(health, 99)) if health else float("inf")
@@ -141,12 +141,12 @@ def bars(found: Endured) -> str:
 
 
 def health_ms(found: Endured) -> list[float]:
-    """Of those that were answered."""
+    """Milliseconds of the requests that were answered."""
     return [each.seconds * 1e3 for each in found.probed if each.answered]
 
 
 def left_alone_ms(found: Endured) -> list[float]:
-    """Of those that were answered, and meanwhile the host of this machine took next to nothing."""
+    """Milliseconds of the requests that were answered while the host of this machine took next to nothing."""
     times = [at for at, _ in found.stolen]
     found_ms = []
     for each in found.probed:
@@ -160,13 +160,13 @@ def left_alone_ms(found: Endured) -> list[float]:
 
 
 def _stolen(found: Endured) -> float:
-    """Of a core, in the window."""
+    """Share of a core that the host took in the window."""
     (earlier, before), (later, after) = found.stolen[0], found.stolen[-1]
     return (after - before) / (later - earlier)
 
 
 def _seconds(found: Endured, kind: Kind) -> list[float]:
-    """To the first text, which for a plain answer is its end."""
+    """Seconds to the first text, which for a plain answer is its end."""
     return [each.first - each.began for each in found.replies if each.kind == kind and each.error is None]
 
 

@@ -23,9 +23,9 @@ from benchmarks.endure.watch import Sample, look
 
 _SEED = "2026"
 _KV_MEMORY = "1GiB"
-"""Taken as it is used: one that is not larger than needed is full before the window, and looks like no growth in it."""
+"""Memory is taken as it is used: a cache no larger than needed is full before the window, and shows no growth in it."""
 _ROUNDS = 2
-"""Answers to each client, on average, that are enough to show the capacity."""
+"""Answers to each client, on average, that suffice to show the capacity."""
 _SAMPLED_EVERY = 1.0
 _END = 3600.0
 """Seconds that the last batch may take beyond the window."""
@@ -38,31 +38,31 @@ class Setting:
     clients: int
     lines: int
     seconds: float
-    """Of the window in which things are measured."""
+    """Length of the window in which things are measured."""
     ramp: float
-    """Of the same load before it."""
+    """Time of the same load before it."""
     calibration: float
-    """In which, at most, all clients ask without thinking, before anything else."""
+    """Longest time in which all clients first send requests without pauses."""
     share: float
-    """Of the rate found then, at which they ask later."""
+    """Share of the rate found then at which they send requests later."""
 
 
 @dataclass
 class Endured:
-    """What came of it."""
+    """Results of a run."""
 
     setting: Setting
     cores: Cores
     capacity: float = 0.0
-    """Requests a second that were answered when nobody thought."""
+    """Requests per second that were answered without pauses."""
     thinking: float = 0.0
-    """Mean seconds."""
+    """Mean seconds of a pause."""
     window: tuple[float, float] = (0.0, 0.0)
     """From and to, by `time.monotonic`."""
     replies: list[Reply] = field(default_factory=list)
-    """Those that ended in the window."""
+    """Replies that ended in the window."""
     earlier_errors: list[str] = field(default_factory=list)
-    """Of requests that ended before it."""
+    """Errors of requests that ended before it."""
     probed: list[Probed] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     stolen: list[tuple[float, float]] = field(default_factory=list)
@@ -70,17 +70,17 @@ class Endured:
     0 where it has none, or does not say.
     """
     loop_share: float = 0.0
-    """Of a core, that the thread of the event loop took in the window."""
+    """Share of a core that the thread of the event loop took in the window."""
     service_share: float = 0.0
-    """Of a core, that all threads of the service took."""
+    """Share of a core that all threads of the service took."""
     generator_share: float = 0.0
     batch_lines: int = 0
-    """That were committed in the window."""
+    """Lines that were committed in the window."""
     batch: BatchFigures = field(default_factory=BatchFigures)
 
     @property
     def errors(self) -> list[str]:
-        """Of all requests and batches."""
+        """Errors of all requests and batches."""
         found = [*self.earlier_errors, *(each.error for each in self.replies if each.error is not None)]
         return found if self.batch.problem is None else [*found, self.batch.problem]
 
@@ -109,7 +109,7 @@ async def _calibrate(found: Endured, service: Service, say: Callable[[str], None
     setting = found.setting
     crowd = Crowd(service.url, setting.clients, f"{_SEED}/calibration")
     began = time.monotonic()
-    # What is under way at the end is given up: the service must notice that, too.
+    # What is under way at the end is abandoned: the service must notice that too.
     async with beside(crowd.run(0.0)):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(setting.calibration):

@@ -16,7 +16,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at the process."""
+    """One sample of the process."""
 
     at: float
     """By `time.monotonic`."""
@@ -29,7 +29,7 @@ class Sample:
 
 
 def look(pid: int) -> Sample | None:
-    """A sample of a process; None when it has ended."""
+    """A sample of a process; None if it has ended."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -50,14 +50,14 @@ def lives(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def warm(samples: Sequence[Sample], warm_up: float) -> list[Sample]:
-    """Those that were taken later than so many seconds after the first one of their process."""
+    """Samples taken more than `warm_up` seconds after the first one of their process."""
     return [each for life in lives(samples) for each in life if each.at - life[0].at >= warm_up]
 
 
 def slope_per_hour(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float | None:
-    """By how much a value grows in an hour: least squares with one slope for all processes, and a level for each.
+    """Growth of a value per hour: least squares with one slope for all processes, and a level for each.
 
-    None when there are no two samples of one process.
+    None if no process has two samples.
     """
     products = squares = 0.0
     for life in lives(samples):
@@ -68,5 +68,5 @@ def slope_per_hour(samples: Sequence[Sample], value: Callable[[Sample], float]) 
 
 
 def seconds_watched(samples: Sequence[Sample]) -> float:
-    """The time between the first and the last sample of each process, in all."""
+    """Total time between the first and the last sample of each process."""
     return sum(life[-1].at - life[0].at for life in lives(samples))

@@ -1,1 +1,1 @@
-"""What knowing a job beforehand is worth: the order of its lines, identical lines, and what planning costs."""
+"""The value of knowing a job in advance: the order of its lines, identical lines, and the cost of planning."""

@@ -29,7 +29,7 @@ from benchmarks.foresight.runs import Timed
 
 _TENANT = "default"
 _POLL = 0.1
-"""Seconds between two looks whether a batch has ended."""
+"""Seconds between two checks whether a batch has ended."""
 
 
 def batches_in_turns(

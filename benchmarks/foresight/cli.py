@@ -1,4 +1,4 @@
-"""The command: what planning finds in a trace, gains on the real engine, and costs."""
+"""The command: what planning finds in a trace, what it gains on the real engine, and what it costs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _traces(path: Path | None) -> str:
 
 
 def _long_file() -> str:
-    # The most memory of a process is that of all that it has done.
+    # A process's peak memory includes everything that it has done.
     with ProcessPoolExecutor(1, get_context("spawn")) as apart:
         file = apart.submit(measured, documents=100_000, questions=10).result()
     return "\n\n".join([
@@ -238,7 +238,7 @@ def _cost(model: str, rounds: int) -> str:
 
 
 def _vllm_seconds(model: str, jobs: Sequence[Sequence[TokenLine]], held: int, folder: Path) -> list[float] | None:
-    """Seconds of the rounds, in the fastest of its ways; None where there is no vLLM."""
+    """Seconds of the rounds, in the fastest of its ways; None if there is no vLLM."""
     systems = vllm_systems(folder, {}) if folder.is_dir() else []
     found: list[list[float]] = []
     for system in systems:

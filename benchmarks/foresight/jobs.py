@@ -12,7 +12,7 @@ _FIRST_ID, _IDS = 1000, 20_000
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """A prompt, and the tokens of its answer, no more and no less."""
+    """A prompt, and the exact number of tokens of its answer."""
 
     prompt: list[int]
     answer: int
@@ -37,7 +37,7 @@ def few_shot(seed: int, *, lines: int = 400, prefixes: int = 20, shared: int = 6
 
 
 def apart(seed: int, *, lines: int = 300) -> list[TokenLine]:
-    """Lines that share nothing, of many sizes."""
+    """Lines of many sizes that share nothing."""
     drawn = random.Random(seed)
     return [TokenLine(_tokens(drawn, drawn.randint(16, 200)), drawn.randint(8, 64)) for _ in range(lines)]
 
@@ -49,14 +49,14 @@ def answers_mostly(seed: int, *, lines: int = 600) -> list[TokenLine]:
 
 
 def prompts_and_answers(seed: int, *, lines: int = 400) -> list[TokenLine]:
-    """Lines half of which are nearly all prompt, which come first, and half nearly all answer."""
+    """Lines of which half, which come first, are nearly all prompt, and half nearly all answer."""
     drawn = random.Random(seed)
     prompts = [TokenLine(_tokens(drawn, drawn.randint(250, 500)), drawn.randint(1, 4)) for _ in range(lines // 2)]
     return prompts + [TokenLine(_tokens(drawn, drawn.randint(8, 16)), drawn.randint(60, 120)) for _ in prompts]
 
 
 def with_copies(seed: int, own: Sequence[TokenLine], *, copies: float = 0.3) -> list[TokenLine]:
-    """These lines among others, the share `copies` of all, each of which asks the same as one of them."""
+    """These lines mixed with copies, a share `copies` of all lines, each of which is the same as one of them."""
     drawn = random.Random(seed)
     lines = round(len(own) / (1.0 - copies))
     mixed = [*own, *(drawn.choice(own) for _ in range(lines - len(own)))]
@@ -70,6 +70,6 @@ def renamed(lines: Sequence[TokenLine], turn: int) -> list[TokenLine]:
 
 
 def blocks_needed(lines: Sequence[TokenLine], prefixes: int, block: int = 16) -> int:
-    """KV blocks for so many of the longest lines."""
+    """KV blocks for `prefixes` of the longest lines."""
     longest = sorted((len(line.prompt) + line.answer for line in lines), reverse=True)[:prefixes]
     return sum(-(-tokens // block) for tokens in longest)

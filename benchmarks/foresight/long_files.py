@@ -19,23 +19,23 @@ from batchwright.jobs.sources import Record
 from batchwright.jobs.spec import JobSpec
 
 _WORDS = 120
-"""Of each document."""
+"""Words of each document."""
 _NAME = 40
 """Bytes by which a document is distinguished from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongFile:
-    """What was found of a file."""
+    """What was found for a file."""
 
     lines: int
     found_as_it_is: float
-    """Share of the lines whose document another line of their window has had."""
+    """Share of the lines whose document an earlier line of their window had."""
     found_in_order: float
     seconds: float
-    """Of the passes that find the order."""
+    """Seconds of the passes that find the order."""
     bytes_a_line: float
-    """That the process grew by while they took place."""
+    """Bytes per line by which the process grew meanwhile."""
 
 
 def measured(documents: int, questions: int, seed: int = 0) -> LongFile:

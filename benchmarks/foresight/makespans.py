@@ -1,4 +1,4 @@
-"""Jobs in virtual time: their makespan over its bound, by the order in which their lines are taken up.
+"""Jobs in virtual time: their makespan over its bound, by the order of their lines.
 
 The scheduler and the planner are the engine's, as in `batchwright simulate`; steps cost what `DEVICES` says.
 """
@@ -31,16 +31,16 @@ _SYSTEM, _TASKS, _EXAMPLES = 20, 20, 30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What steps cost, in seconds, and how much one computes."""
+    """The cost of steps in seconds, and how much one computes."""
 
     name: str
     step: float
     prompt: float
-    """A token of a prompt."""
+    """Seconds per prompt token."""
     row: float
-    """A token of an answer."""
+    """Seconds per answer token."""
     key: float
-    """A key that it reads."""
+    """Seconds per key that it reads."""
     max_batch_tokens: int
 
     def fleet(self) -> Fleet:
@@ -59,7 +59,7 @@ DEVICES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Lines, and what they are of."""
+    """Lines, and where they come from."""
 
     name: str
     is_trace: bool
@@ -68,7 +68,7 @@ class Job:
 
 
 def jobs(trace: Path | None) -> list[Job]:
-    """Parts of a chat service's trace, and tasks behind a common system prompt with prompts that are equally long.
+    """Parts of a chat service's trace, and tasks of equally long prompts behind a common system prompt.
 
     Raises ValueError for a trace with fewer requests than a part has.
     """
@@ -114,10 +114,9 @@ def _of_tasks(seed: int) -> list[SimulatedRequest]:
 def bound(device: Device, lines: Sequence[SimulatedRequest]) -> float:
     """Seconds that no order of the lines can beat on the device.
 
-    Every token of a prompt is computed once, shared ones once for all; every token of an answer but the first takes a
-    row and reads its keys; and there are as many steps as these rows need places, or the longest answer has tokens. A
-    token of a prompt that is computed alone is charged as a row by the scheduler, which is less on some devices: there
-    are few.
+    Every prompt token is computed once, shared ones once for all lines; every answer token but the first takes a row
+    and reads its keys; and there are as many steps as these rows need places, or as the longest answer has tokens. The
+    scheduler charges a prompt token that is computed alone as a row, which is less on some devices: there are few.
     """
     seen: set[tuple[int, ...]] = set()
     prompts = rows = keys = 0

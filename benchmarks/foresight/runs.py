@@ -1,4 +1,4 @@
-"""Runs of one file with one engine, with and without what is planned, in turns."""
+"""Runs of one file with one engine, with and without planning, in turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Timed:
 
     seconds: list[float]
     hit_rates: list[float]
-    """Shares of the prompt tokens that the prefix cache had."""
+    """Shares of the prompt tokens that were in the prefix cache."""
 
     @property
     def median(self) -> float:
@@ -39,7 +39,7 @@ class Timed:
 def in_turns(engine: Engine, rounds: Sequence[Sequence[TokenLine]], ways: Sequence[Way]) -> dict[str, Timed]:
     """Run the lines of each round in every way, the first way first in one round and last in the next.
 
-    Each way has prompts of its own, as long as the others', so that none finds blocks of another.
+    Each way has its own prompts, as long as the others', so that none finds blocks of another.
     """
     timed = {way.name: Timed([], []) for way in ways}
     with tempfile.TemporaryDirectory(prefix="batchwright-foresight-") as folder:

@@ -1,4 +1,4 @@
-"""What a cache finds of a trace with shared prefixes, by its order, and what it costs to plan a million requests."""
+"""What a cache finds of a trace with shared prefixes, by its order, and the cost of planning a million requests."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Request:
 
 
 def read_mooncake(path: Path) -> list[Request]:
-    """The requests of a file of Mooncake's form."""
+    """The requests of a file in Mooncake's format."""
     with path.open() as file:
         return [Request(each["hash_ids"], each["output_length"]) for each in map(json.loads, file)]
 
 
 def drawn(seed: int, requests: int) -> list[Request]:
-    """Chats that go on with their own history, and documents that several ask about."""
+    """Chats that continue their own history, and documents that several requests ask about."""
     source, serial = random.Random(seed), 0
     found: list[Request] = []
     open_chats: list[list[int]] = []
@@ -75,7 +75,7 @@ def planned(requests: Sequence[Request]) -> list[int]:
 
 
 def seconds_of_a_million(requests: Sequence[Request], count: int = 1_000_000) -> tuple[float, float]:
-    """Seconds to plan so many requests, copies of these that share nothing with each other, and GiB at the peak."""
+    """Seconds to plan `count` requests, copies of these that share nothing with each other, and the peak GiB."""
     paths = Paths.of([each.blocks for each in requests])
     copies = -(-count // len(requests))
     apart = int(paths.blocks.max()) + 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 _PATIENCE_S = 20.0
-"""For new schemas of one library: no other is begun after it."""
+"""Seconds for new schemas of one library, after which no further one is begun."""
 
 
 class Question(TypedDict):
@@ -21,21 +21,21 @@ class Question(TypedDict):
     width: int
     """Logits of the model."""
     answered: str
-    """Schema that the answers have."""
+    """Schema of the answers."""
     answers: list[list[int]]
     """Token ids, without those that end a text."""
     schemas: list[str]
-    """Others, for the time to the first mask."""
+    """Other schemas, for the time to the first mask."""
 
 
 class Figures(TypedDict):
     version: str
     mask_us: list[float]
-    """Of each mask, before each token of the answers."""
+    """Microseconds of the mask before each token of the answers."""
     refused: int
-    """Answers that have a token which the library does not allow; masks before it are counted."""
+    """Answers with a token that the library does not allow; masks before it are counted."""
     first_ms: list[float]
-    """From a new schema to its first mask."""
+    """Milliseconds from a new schema to its first mask."""
 
 
 class Place(ABC):

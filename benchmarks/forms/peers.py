@@ -1,4 +1,4 @@
-"""vLLM and the libraries for grammars that it has, in processes of their own."""
+"""vLLM and the grammar libraries that it includes, in separate processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Vllm:
     def fastest(
         cls, folder: Path, model: Path, prompts: Sequence[Sequence[int]], most: int, say: Callable[[str], None]
     ) -> Vllm | None:
-        """Start it in each way and keep the one that is the fastest at a round; None where there is no vLLM."""
+        """Start it in each way and keep the one that is fastest in a round; None if there is no vLLM."""
         options: Options = {
             "model": str(model), "precision": "", "kv_gib": 2, "max_num_seqs": len(prompts), "attention": "",
             "profile": False,
@@ -59,7 +59,7 @@ class Vllm:
         return cls(Worker("benchmarks.forms.vllm_answers", system.python, taken, system.environment), prompts)
 
     def answer(self, most: int, temperature: float, *, schema: bool) -> Round:
-        """Compute all prompts with answers of `most` tokens at most; of so many where they have no schema."""
+        """Compute all prompts with answers of at most `most` tokens, or exactly `most` if they have no schema."""
         job: FormJob = {
             "prompts": self._prompts,
             "outputs": [most] * len(self._prompts),

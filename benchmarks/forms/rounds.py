@@ -22,7 +22,7 @@ _NAMES = [
 
 
 def schema_of_a_book(number: int = 0) -> dict[str, Any]:
-    """A schema of a dozen fields, another one for each number."""
+    """A schema of a dozen fields, different for each number."""
     longest = 40 + number
     return {
         "type": "object",
@@ -40,9 +40,9 @@ class Round:
     lines: int
     tokens: int
     valid: int | None
-    """Answers that ended and are as the schema says; None without a schema."""
+    """Answers that ended and satisfy the schema; None without a schema."""
     steps: int | None = None
-    """This and the others: of batchwright only."""
+    """This and the following: batchwright only."""
     forced: int = 0
     mask_seconds: float = 0.0
 
@@ -59,7 +59,7 @@ class Round:
 
 
 def median(rounds: Sequence[Round]) -> Round:
-    """Return the round of the median time."""
+    """Return the round with the median time."""
     middle = statistics.median_low(each.seconds for each in rounds)
     return next(each for each in rounds if each.seconds == middle)
 

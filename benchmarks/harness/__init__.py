@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness, by its own `hf` model and through the engine."""
+"""Tasks of lm-evaluation-harness, with its own `hf` model and through the engine."""

@@ -26,7 +26,7 @@ _METRICS = {"endings": "acc_norm,none", "letters": "acc_norm,none", "perplexity"
 
 @dataclass(slots=True)
 class Outcome:
-    """What one model made of one task."""
+    """Results of one model on one task."""
 
     seconds: list[float] = field(default_factory=list)
     result: float = 0.0
@@ -58,7 +58,7 @@ def evaluation(
     found = {(task, name): Outcome() for task in TASKS for name in models}
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as home:
-            # Other questions in every round, so that nothing is left in a cache from the one before.
+            # Different questions in every round, so that nothing is left in a cache from the previous one.
             write_tasks(Path(home), own_text(), questions, seed=number)
             for task, name in found:
                 typer.echo(f"round {number + 1}: {task}, {name}", err=True)
@@ -93,7 +93,7 @@ def _measure(model: Any, folder: Path, task: str, outcome: Outcome) -> None:
 
 @contextmanager
 def _timed(model: Any) -> Iterator[list[float]]:
-    """Seconds of each call of the model: what the harness does before and after is the same for all."""
+    """Seconds of each call to the model: what the harness does before and after is the same for all."""
     spent: list[float] = []
     names = ("loglikelihood", "loglikelihood_rolling")
 

@@ -28,9 +28,9 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def random_checkpoint(folder: Path, bits: int, layers: int, tokenizer: Path) -> Path:
-    """Return the folder of a checkpoint with so many bits and layers, made below `folder` once.
+    """Return the folder of a checkpoint with `bits` and `layers`, made once below `folder`.
 
-    Its tokenizer is that in the folder `tokenizer`, which knows fewer tokens than the model.
+    Its tokenizer is the one in the folder `tokenizer`, which has fewer tokens than the model.
     """
     target = folder / f"llama-8b-{bits}-bits-{layers}-layers"
     if (target / "config.json").exists():
@@ -54,7 +54,7 @@ def random_checkpoint(folder: Path, bits: int, layers: int, tokenizer: Path) -> 
     (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     for path in tokenizer.glob("tokenizer*.json"):
         shutil.copy(path, target / path.name)
-    # Last: a checkpoint that has it is whole.
+    # Written last: a checkpoint that has it is complete.
     (target / "config.json").write_text(json.dumps(_config(bits, layers)))
     return target
 
@@ -64,7 +64,7 @@ def _values(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 
 
 def _packed(shape: tuple[int, int], bits: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return uniform numbers with one scale, by which their standard deviation is that of weights."""
+    """Return uniform numbers with one scale that gives them the standard deviation of weights."""
     outputs, inputs = shape
     words = torch.randint(-(2**31), 2**31, (outputs, inputs * bits // 32), generator=generator, dtype=torch.int32)
     scale = SIZE * 12**0.5 / 2**bits

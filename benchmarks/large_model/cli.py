@@ -1,4 +1,4 @@
-"""Tokens per second of a model with the shape of Llama 3 8B, beside what its weights allow."""
+"""Tokens per second of a model with the shape of Llama 3 8B, compared with what its weights allow."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Steps of some sequences, each of which chose a token for every one."""
+    """Steps of several sequences, each of which chose a token for every one."""
 
     step: float
     """Seconds of the median step."""
     products: float
-    """Those of them in matrix products."""
+    """Seconds of the median step in matrix products."""
     pairs: Sequence[tuple[float, float]]
     """Seconds of each step, and the bandwidth of memory right after it: beside other virtual machines it changes within
     seconds."""
@@ -134,7 +134,7 @@ def _decoded(engine: Engine, sequences: int, steps: int) -> Decoded:
     draw = random.Random(sequences)
     for number in range(sequences):
         prompt = [draw.randrange(100, 40_000) for _ in range(_PROMPT)]
-        # Drawn tokens are not guessed ahead.
+        # Sampled tokens are not drafted.
         request = InferenceRequest(prompt, max_tokens=2 * steps + 8, temperature=1.0, seed=number, ignore_eos=True)
         engine.submit(request)
     scheduler = engine.core.scheduler

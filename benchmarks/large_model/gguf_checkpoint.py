@@ -14,17 +14,17 @@ from batchwright.models.gguf_numbers import WEIGHTS
 from benchmarks.large_model.checkpoint import HIDDEN, INTERMEDIATE, KEYS, LAYER_SHAPES, QUERIES, SIZE, VOCAB
 
 KINDS = {4: "Q4_0", 8: "Q8_0"}
-"""Names of the formats with so many bits, and a scale for each 32 weights."""
+"""Names of the formats by their bits, with a scale for each 32 weights."""
 _GROUP = 32
 _HEAD_DIM = 128
 _UNUSED = 5
-"""Type of tokens that no text has."""
+"""Type of tokens that occur in no text."""
 
 _Bytes = npt.NDArray[np.uint8]
 
 
 def random_gguf(folder: Path, bits: int, layers: int, tokenizer: Path) -> Path:
-    """Return a GGUF file with so many bits and layers, made in `folder` once.
+    """Return a GGUF file with `bits` and `layers`, made once in `folder`.
 
     Embedding and head have 8 bits, as our head has. Its tokenizer is that of the GGUF file `tokenizer`, with as many
     more tokens as the model needs.
@@ -78,7 +78,7 @@ def _raw(library: Any, kind: str) -> Any:
 
 
 def _blocks(shape: tuple[int, ...], kind: str, draw: np.random.Generator) -> _Bytes:
-    """Return uniform numbers with one scale, by which their standard deviation is that of weights."""
+    """Return uniform numbers with one scale that gives them the standard deviation of weights."""
     outputs, inputs = shape
     bits = next(bits for bits, name in KINDS.items() if name == kind)
     scale = np.frombuffer(np.float16(SIZE * 12**0.5 / 2**bits).tobytes(), np.uint8)

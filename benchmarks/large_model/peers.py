@@ -16,14 +16,14 @@ from benchmarks.throughput.systems import BENCH, System, Unavailable, peer_pytho
 from benchmarks.throughput.workers.protocol import Job, Options
 
 _PROMPT = 4
-"""Tokens of a prompt: as few as can be, since only what comes after it is timed."""
+"""Tokens of a prompt: as few as possible, since only what comes after it is timed."""
 _SHORT = 2
-"""Tokens of the answers whose time is taken off."""
+"""Tokens of the answers whose time is subtracted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDecoded:
-    """Steps of some sequences, each of which chose a token for every one."""
+    """Steps of several sequences, each of which chose a token for every one."""
 
     file_bytes: int
     loading: float
@@ -37,10 +37,10 @@ def peer_decoded(
     name: str, model: str, folder: Path, bits: int, layers: int, steps: int, counts: Sequence[int],
     say: Callable[[str], None],
 ) -> Iterator[PeerDecoded]:  # fmt: skip
-    """Yield how fast the peer `name` decodes so many sequences, for each of `counts`.
+    """Yield how fast the peer `name` decodes each number of sequences in `counts`.
 
-    A step takes the time of jobs with `steps` tokens more, divided by these. Raises `Unavailable` where it is not
-    installed, or `model`, whose tokenizer the file gets, does not come as GGUF.
+    The time of a step is the extra time of jobs with `steps` more tokens, divided by `steps`. Raises `Unavailable`
+    where it is not installed, or `model`, whose tokenizer the file gets, does not come as GGUF.
     """
     python = peer_python(name, BENCH)
     source = source_file(model, BENCH / "gguf", say)

@@ -1,1 +1,1 @@
-"""What a precision costs in quality: the perplexity of a text under the same weights."""
+"""The cost in quality of a precision: the perplexity of a text under the same weights."""

@@ -1,4 +1,4 @@
-"""How well a model in some precision foretells documents, through the engine's own forward pass."""
+"""How well a model in some precision predicts documents, through the engine's own forward pass."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PRECISIONS: dict[str, tuple[DtypeName, QuantizationName | None]] = {
     "int8-group": ("bfloat16", "int8-group"),
     "int4": ("bfloat16", "int4"),
 }
-"""By name: dtype and quantization."""
+"""Dtype and quantization by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of each predicted token, over all documents."""
+    """Scores of each predicted token, over all documents."""
 
     losses: Tensor
-    """[tokens] float64: minus the natural log of its probability."""
+    """[tokens] float64: negative natural log of its probability."""
     likeliest: Tensor
-    """[tokens]: the token that the model would have said."""
+    """[tokens]: the token that the model would have chosen."""
     implementation: str
 
     @property
@@ -43,14 +43,14 @@ class Scores:
     def above(self, other: Scores) -> tuple[float, float]:
         """How much greater this perplexity is, as a share of the other's, and two standard errors of that.
 
-        The error is that of the same tokens under both, so what is hard about the text is not in it.
+        The error is over the same tokens under both, so the difficulty of the text is not part of it.
         """
         difference = self.losses - other.losses
         error = 2 * float(difference.std()) / math.sqrt(difference.numel())
         return math.expm1(float(difference.mean())), error
 
     def agreement(self, other: Scores) -> float:
-        """The share of places at which both would say the same."""
+        """The share of places at which both would choose the same token."""
         return float((self.likeliest == other.likeliest).double().mean())
 
 

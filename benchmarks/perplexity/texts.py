@@ -16,7 +16,7 @@ def own_text() -> str:
 
 
 def read(path: Path) -> list[str]:
-    """The texts of a file: of JSON Lines each line's, its strings one below the other; of anything else the whole.
+    """The texts of a file: for JSON Lines, each line's strings, one below the other; otherwise the whole file.
 
     Raises OSError, and ValueError for a line that is not a JSON object with texts.
     """
@@ -43,5 +43,5 @@ def documents(texts: list[str], tokenizer: Tokenizer, *, window: int, tokens: in
         pieces += [ids[start : start + window] for start in range(0, len(ids), window)]
         if not left:
             break
-    # Of a single token nothing is predicted.
+    # Nothing is predicted in a single token.
     return [piece for piece in pieces if len(piece) > 1]

@@ -1,4 +1,4 @@
-"""What limits count, how much a request takes of it, and values that change with time."""
+"""What limits count, how much of it a request takes, and values that change with time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Quantity(StrEnum):
 
     REQUESTS = "requests"
     TOKENS = "tokens"
-    """Of the input and of the output together."""
+    """Tokens of the input and of the output together."""
     INPUT_TOKENS = "input_tokens"
-    """Without those that were read from the provider's cache."""
+    """Input tokens, without those read from the provider's cache."""
     OUTPUT_TOKENS = "output_tokens"
 
 
 class Charge(StrEnum):
-    """When a request counts, and with how much."""
+    """When a request counts, and with what amount."""
 
     ESTIMATE = "estimate"
-    """On arrival, with what it may take; what it took changes nothing (OpenAI, Azure)."""
+    """On arrival, with what it may take; actual use changes nothing (OpenAI, Azure)."""
     ADJUSTED = "adjusted"
     """On arrival, with what it may take, and at its end the difference is booked (Anthropic's input tokens)."""
     ACTUAL = "actual"
@@ -39,7 +39,7 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input tokens, those that the provider's cache held."""
+    """Input tokens that the provider's cache held."""
 
     def amount(self, quantity: Quantity) -> float:
         """How much of a quantity this is."""
@@ -69,7 +69,7 @@ class Schedule:
         return self._values[max(bisect_right(self._times, now) - 1, 0)]
 
     def changes(self, start: float, end: float) -> list[float]:
-        """The times of the changes between two times, without these."""
+        """The times of the changes between two times, exclusive."""
         return [time for time in self._times if start < time < end]
 
     def sum(self, start: float, end: float) -> float:

@@ -1,7 +1,7 @@
-"""What the provider does with a request: how long its answer is and takes, whether it fails, and what it costs.
+"""What the provider does with a request: the length and time of its answer, whether it fails, and its cost.
 
-All of it is drawn from a seed, the number of the line and the number of its attempt, so that every client meets the
-same answers and the same failures, in whatever order it asks.
+All of it is drawn from a seed, the number of the line and the number of its attempt, so that every client gets the same
+answers and the same failures, in any order of requests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CACHED_STEP = 128
 _CACHED_SECONDS = 300.0
 _ERROR_SECONDS = 0.05
 _NANODOLLARS = 1000
-"""Of one token, for each dollar per million tokens."""
+"""Nanodollars per token, for each dollar per million tokens."""
 
 
 class Fault(StrEnum):
-    """A way in which a request fails that was admitted."""
+    """A way in which an admitted request fails."""
 
     SERVER_ERROR = "500"
     UNAVAILABLE = "503"
@@ -36,20 +36,20 @@ class Fault(StrEnum):
     BROKEN = "broken"
     """The connection is reset in the middle of the body."""
     TRUNCATED = "truncated"
-    """The JSON is cut off, in a response that is whole."""
+    """The JSON is cut off, in a complete response."""
     HTML = "html"
     """A page instead of JSON, with status 200."""
     SLOW = "slow"
-    """The answer is right, and comes very late."""
+    """The answer is correct, but very late."""
 
     @property
     def billed(self) -> bool:
-        """Whether the tokens have been computed, and are on the bill."""
+        """Whether the tokens were computed and are billed."""
         return self in (Fault.BROKEN, Fault.TRUNCATED, Fault.SLOW)
 
     @property
     def answers(self) -> bool:
-        """Whether the client gets the answer all the same."""
+        """Whether the client gets the answer nevertheless."""
         return self is Fault.SLOW
 
 
@@ -66,10 +66,10 @@ class Law:
     per_token: float = 0.02
     """Seconds for each token."""
     faults: Mapping[Fault, float] = field(default_factory=dict)
-    """The share of attempts that fail so."""
+    """Share of attempts with each fault."""
     timeout_seconds: float = 5.0
     slow_seconds: float = 20.0
-    """What `Fault.SLOW` adds."""
+    """Seconds that `Fault.SLOW` adds."""
 
     def draw(self, line: int, attempt: int, max_tokens: int) -> Fate:
         """What becomes of an attempt at a line, both counted from 0."""
@@ -103,7 +103,7 @@ class Fate:
 
     output_tokens: int
     seconds: float
-    """From its admission to its end."""
+    """Seconds from its admission to its end."""
     fault: Fault | None
 
     @property
@@ -123,7 +123,7 @@ class Prices:
 
     input: float = 2.5
     cached: float = 1.25
-    """Of input that was read from the cache."""
+    """Price of input that was read from the cache."""
     output: float = 10.0
 
     def nanodollars(self, usage: Usage) -> int:
@@ -134,12 +134,12 @@ class Prices:
 
 
 def tokens_of(text: str) -> int:
-    """The number of tokens of a text, which is that of OpenAI's estimate for limits: a token for four characters."""
+    """The number of tokens of a text, as in OpenAI's estimate for limits: one token per four characters."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 class PromptCache:
-    """Which prefixes of prompts were seen lately.
+    """The prefixes of prompts that were seen recently.
 
     As OpenAI describes it, <https://developers.openai.com/api/docs/guides/prompt-caching>: prompts of 1,024 tokens or
     more, in steps of 128 tokens, kept for five minutes after their last use.

@@ -1,4 +1,4 @@
-"""The command: scenarios in turn, clients side by side, and the page of what came of them."""
+"""The command: scenarios in turn, clients side by side, and the page of their results."""
 
 from __future__ import annotations
 

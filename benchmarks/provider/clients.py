@@ -18,15 +18,15 @@ class System:
     """A client."""
 
     name: str
-    """On the command line."""
+    """Name on the command line."""
     title: str
-    """In tables."""
+    """Title in tables."""
     environment: str | None = None
     """The folder of its virtual environment under `.bench`; None: this one."""
 
     @property
     def python(self) -> Path:
-        """Its interpreter; it may not be there."""
+        """Path of its interpreter, which may not exist."""
         if self.environment is None:
             return Path(sys.executable)
         return ROOT / ".bench" / self.environment / "bin" / "python"
@@ -37,7 +37,7 @@ class System:
         return self.python.exists()
 
     def command(self, task: Task) -> list[str]:
-        """What starts it."""
+        """Return the command that starts it."""
         if self.name == OURS:
             return [str(self.python), "-m", "batchwright", "run", *_our_arguments(task)]
         return [str(self.python), "-m", f"benchmarks.provider.systems.{self.name}", json.dumps(asdict(task))]

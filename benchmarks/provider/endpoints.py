@@ -1,4 +1,4 @@
-"""Servers of models as endpoints: batchwright's own, vLLM's and llama.cpp's, each in a process of its own."""
+"""Model servers as endpoints: batchwright's, vLLM's and llama.cpp's, each in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.provider.clients import ROOT
 from benchmarks.throughput.systems import vllm_systems
 
 _START_SECONDS = 600.0
-"""vLLM compiles at every start."""
+"""Seconds that a start may take: vLLM compiles at every start."""
 _STOP_SECONDS = 20.0
 _CONTEXT = 1024
 """Tokens of a sequence of llama.cpp's server."""
@@ -29,7 +29,7 @@ _CONTEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     """With `/v1`."""
@@ -52,8 +52,8 @@ class EndpointKind:
 def found(model: str, folder: Path, gguf: Path | None, most: int) -> dict[str, EndpointKind]:
     """The servers that are installed, by their names on the command line.
 
-    `model` is a name that batchwright knows, `folder` the same model on the disk; `gguf` a file of it for llama.cpp's
-    server, which is looked for on the PATH. `most`: requests under way that each must be able to take.
+    `model` is a name that batchwright knows, `folder` the same model on disk; `gguf` a file of it for llama.cpp's
+    server, which is searched for on the PATH. `most`: requests under way that each must be able to take.
     """
     kinds = {"batchwright": EndpointKind("batchwright", lambda place: _ours(place, model, most))}
     ways = vllm_systems(ROOT / ".bench" / "vllm", {})

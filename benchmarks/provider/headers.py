@@ -1,4 +1,4 @@
-"""What a response's headers state of the limits, in OpenAI's and in Anthropic's form."""
+"""What a response's headers state about the limits, in OpenAI's and in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def openai_headers(limits: Limits, now: float) -> dict[str, str]:
 def anthropic_headers(limits: Limits, now: float, unix_time: float) -> dict[str, str]:
     """What the stated limits say in Anthropic's form: tokens to the nearest thousand, resets as dates.
 
-    `unix_time` is the date of `now`. `tokens` states the one of the limits on tokens that has least left.
+    `unix_time` is the date of `now`. `tokens` states the token limit with the least left.
     """
     headers: dict[str, str] = {}
     stated = {quantity: _stated(limits, now, quantity) for quantity in Quantity}
@@ -49,6 +49,6 @@ def anthropic_headers(limits: Limits, now: float, unix_time: float) -> dict[str,
 
 
 def _stated(limits: Limits, now: float, quantity: Quantity) -> Limit | None:
-    """The stated limit of a quantity that has least left of what it allows."""
+    """The stated limit of a quantity that has the smallest share left."""
     stated = [limit for limit in limits.limits if limit.stated and limit.quantity is quantity]
     return min(stated, key=lambda limit: limit.remaining(now) / limit.limit(now), default=None)

@@ -1,4 +1,4 @@
-"""The job that all clients are given, and what a clairvoyant client would make of it."""
+"""The job that all clients are given, and a clairvoyant client's plan for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """All that counts as input."""
+        """All text that counts as input."""
         return self.system + self.prompt
 
     def body(self) -> dict[str, object]:
@@ -42,7 +42,7 @@ class Line:
 
 
 def lines(scenario: Scenario) -> Iterator[Line]:
-    """Lines without end: prompts of log-normal lengths, the same for everyone."""
+    """Endless lines: prompts of log-normal lengths, the same for every client."""
     chance = random.Random(scenario.law.seed)
     system = _filler(scenario.shared_prefix)
     number = 0
@@ -58,7 +58,7 @@ def _filler(tokens: int) -> str:
 
 
 def work_of(scenario: Scenario, line: Line) -> list[Work]:
-    """The attempts at a line until it is answered, as a client counts them that knows all answers."""
+    """The attempts at a line until it is answered, as counted by a client that knows all answers."""
     is_charged_late = scenario.limits().is_charged_late
     attempts: list[Work] = []
     while True:
@@ -77,9 +77,9 @@ class Job:
 
     lines: Sequence[Line]
     tokens_of_lines: Sequence[int]
-    """Of each line, those of its prompt and its answer."""
+    """Tokens of each line's prompt and answer."""
     plan: Plan
-    """Of all attempts, in the better of two orders: as they come, and the longest first."""
+    """Plan of all attempts, in the better of two orders: as they come, and the longest first."""
     window: float | None = None
     """Seconds of the windows in which the provider counts, if it does so."""
 
@@ -99,7 +99,7 @@ class Job:
 
 
 def job_of(scenario: Scenario, seconds: float) -> Job:
-    """As many lines as a clairvoyant client can be answered in about so many seconds."""
+    """As many lines as a clairvoyant client can get answered in about `seconds`."""
     taken: list[Line] = []
     every: list[Work] = []
     counts: list[int] = []

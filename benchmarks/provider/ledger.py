@@ -1,4 +1,4 @@
-"""What the provider has written down of each request, and what is counted from it."""
+"""The provider's record of each request, and the figures counted from it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Entry(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Of the input and the output."""
+        """Tokens of the input and the output."""
         return self.input_tokens + self.output_tokens
 
     @property
     def answered(self) -> bool:
-        """Whether the client was sent the whole, right answer."""
+        """Whether the client was sent the whole, correct answer."""
         return self.outcome == ANSWERED
 
 
@@ -60,12 +60,12 @@ class Ledger(msgspec.Struct):
 
     @property
     def refused(self) -> list[Entry]:
-        """Those that a limit refused."""
+        """Requests that a limit refused."""
         return [entry for entry in self.entries if entry.outcome == REFUSED]
 
     @property
     def paid(self) -> list[Entry]:
-        """Those that are on the bill."""
+        """Requests that were billed."""
         return [entry for entry in self.entries if entry.paid]
 
     @property
@@ -74,11 +74,11 @@ class Ledger(msgspec.Struct):
         return sum(entry.nanodollars for entry in self.entries) / 1e9
 
     def outcomes(self) -> dict[str, int]:
-        """How many requests ended how."""
+        """Number of requests by their outcome."""
         return dict(Counter(entry.outcome for entry in self.entries))
 
     def paid_again(self) -> list[Entry]:
-        """Payments for lines whose answer the client had been sent already."""
+        """Payments for lines whose answer had already been sent to the client."""
         return [*_after_an_answer(entry for entry in self.entries if entry.paid)]
 
     def payments(self) -> dict[int, list[Entry]]:

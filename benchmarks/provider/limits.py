@@ -69,7 +69,7 @@ class Limit(ABC):
         """Whether headers state it."""
 
     def wait(self, now: float, estimate: Usage) -> float | None:
-        """Seconds until a request is within this limit: 0 at once, infinite never, None when another one ends."""
+        """Seconds until a request is within this limit: 0: now; infinite: never; None: when another one ends."""
         least = _SLACK if self.charge is Charge.ACTUAL else estimate.amount(self.quantity)
         return self.seconds_until(now, least)
 
@@ -87,11 +87,11 @@ class Limit(ABC):
 
     @abstractmethod
     def seconds_until(self, now: float, amount: float) -> float | None:
-        """Seconds until so much is left: 0 at once, infinite never, None when a request ends."""
+        """Seconds until `amount` is left: 0: now; infinite: never; None: when a request ends."""
 
     @abstractmethod
     def take(self, now: float, amount: float) -> None:
-        """Take some, or give some back where it is negative."""
+        """Take an amount, or give it back if it is negative."""
 
     @abstractmethod
     def limit(self, now: float) -> float:
@@ -103,11 +103,11 @@ class Limit(ABC):
 
     @abstractmethod
     def reset(self, now: float) -> float:
-        """Seconds until nothing counts any more."""
+        """Seconds until nothing counts anymore."""
 
     @abstractmethod
     def most(self, until: float) -> float:
-        """The most that could have been admitted from 0 to a time, both included, by who knows this limit."""
+        """The most that a client that knows this limit could have got admitted from 0 to a time, inclusive."""
 
 
 class TokenBucket(Limit):
@@ -317,7 +317,7 @@ class Concurrency(Limit):
 
 
 class AtRandom(Limit):
-    """A share of requests that is refused for want of capacity, whatever their rate, as others use it up."""
+    """A share of requests that is refused for lack of capacity, whatever their rate, as others use it up."""
 
     code = "engine_overloaded"
 
@@ -365,7 +365,7 @@ class Slope(Limit):
         memory: int = 3,
         status: int = 429,
     ) -> None:
-        """`floor` is what a window admits whatever came before it."""
+        """`floor` is what a window admits regardless of what came before it."""
         super().__init__(name, quantity, stated=False)
         self.status = status
         self._floor, self._growth, self._seconds = floor, growth, seconds
@@ -400,7 +400,7 @@ class Slope(Limit):
         return (self._window + 1) * self._seconds - now
 
     def most(self, until: float) -> float:
-        """The sum over the windows if each is used up. Beside another limit it is less: `best_plan` shows it."""
+        """The sum over the windows if each is used up. With another limit it is less: `best_plan` shows it."""
         total, ceiling = 0.0, self._floor
         for _ in range(math.floor(until / self._seconds + _SLACK) + 1):
             total, ceiling = total + ceiling, ceiling * self._growth
@@ -442,11 +442,11 @@ class Limits:
 
     @property
     def is_charged_late(self) -> bool:
-        """Whether one of them counts what answers take as they come."""
+        """Whether one of them counts the use of answers as they come."""
         return any(limit.charge is Charge.ACTUAL for limit in self.limits)
 
     def admit(self, now: float, estimate: Usage) -> Refusal | None:
-        """Admit a request that may take so much, or say why not. An admitted one must be settled at its end."""
+        """Admit a request that may take `estimate`, or say why not. An admitted one must be settled at its end."""
         refusal = self.refusal(now, estimate)
         if refusal is None:
             for limit in self.limits:
@@ -485,10 +485,10 @@ class Limits:
         return {limit.name: limit.limit(now) for limit in self.limits}
 
     def most(self, until: float, each: Usage) -> float:
-        """A number of requests above which nobody can have got by a time, if all take the same.
+        """An upper bound on the requests that any client can have got by a time, if all take the same.
 
-        `each` is what a request is charged with. What this cannot know (how long requests take, how limits meet) makes
-        it larger than the number of `best_plan`, never smaller.
+        `each` is what a request is charged with. What this cannot know (how long requests take, how limits interact)
+        makes it larger than the number of `best_plan`, never smaller.
         """
         bounds = [
             (limit.most(until) / each.amount(limit.quantity))

@@ -11,27 +11,27 @@ from benchmarks.provider.ledger import REFUSED, Entry, Ledger, answered_by
 from benchmarks.provider.limits import AT_RANDOM
 
 _WINDOW = 10.0
-"""Seconds over which a rate is taken."""
+"""Seconds over which a rate is averaged."""
 _STEP = 0.5
 _REACHED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Of one run."""
+    """Figures of one run."""
 
     lines: int
-    """Of the job."""
+    """Lines of the job."""
     answered: int
     """Lines whose answer was sent."""
     written: int
     """Lines whose answer is in the client's output."""
     share: float
-    """Tokens of lines answered until `Job.until`, over those that the clairvoyant client has by then: all."""
+    """Tokens of lines answered until `Job.until`, over those of the clairvoyant client by then: all of them."""
     makespan: float | None
     """Seconds until the last line was answered over the clairvoyant client's; None if some were not answered."""
     refused_per_thousand: float
-    """Refusals by a limit for each 1,000 requests; none of those that come at random."""
+    """Refusals by a limit per 1,000 requests, without those at random."""
     to_rate: float | None
     """Seconds until 90% of the clairvoyant client's rate of admissions; None: never."""
     paid_twice: int

@@ -1,4 +1,4 @@
-"""What a client could get that knows all limits and all answers beforehand."""
+"""What a client that knows all limits and all answers in advance could get."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request whose fate is known beforehand."""
+    """A request whose outcome is known in advance."""
 
     estimate: Usage
     actual: Usage
     seconds: float
-    """From its admission to its end."""
+    """Seconds from its admission to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a client that knows all limits and all answers gets what."""
+    """Times at which a client that knows all limits and all answers gets them."""
 
     admitted: Sequence[float]
     """The time of each request's admission, in their order."""
@@ -45,10 +45,10 @@ class Plan:
 
 
 def best_plan(limits: Limits, work: Iterable[Work], *, start: float = 0.0) -> Plan:
-    """The plan of a client that sends each request in the very moment in which the limits admit it.
+    """The plan of a client that sends each request at the very moment at which the limits admit it.
 
-    `limits` must be fresh, and are used up. The requests are sent in their order: who wants the shortest makespan gives
-    them by falling `seconds`. Raises ValueError for a request that no limit will ever admit.
+    `limits` must be fresh, and are used up. The requests are sent in their order: for the shortest makespan, give them
+    by descending `seconds`. Raises ValueError for a request that no limit will ever admit.
     """
     every = tuple(work)
     admitted: list[float] = []

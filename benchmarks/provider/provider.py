@@ -1,4 +1,4 @@
-"""`Provider`: what happens to each request, with the time as an argument. `server.py` carries it out."""
+"""`Provider`: decides what happens to each request, with the time as an argument. `server.py` carries it out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ticket:
     fate: Fate
     prompt: str
     estimate: Usage
-    """What it counts on arrival."""
+    """What counts for it on arrival."""
     actual: Usage
     """What it takes if it is computed."""
 

@@ -40,7 +40,7 @@ _NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All clients with one provider, as far as they can know its limits."""
+    """All clients with one provider and one knowledge of its limits."""
 
     scenario: str
     configured: bool
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def most_refused(self) -> float:
-        """The bar for refusals for each 1,000 requests."""
+        """The bar for refusals per 1,000 requests."""
         return _REFUSED_HEADERS if self.headers else _REFUSED_BLIND
 
 
@@ -85,7 +85,7 @@ def _row(run: Run) -> list[str]:
 
 
 def bars(comparisons: Sequence[Comparison]) -> str:
-    """Whether ours reached what it has to, where it has not, and where another is better."""
+    """Whether ours met its bars, where it did not, and where another is better."""
     ours = [(each, got) for each in comparisons if (got := _of(each, OURS)) is not None]
     checks: Mapping[str, Callable[[Comparison, Measures], tuple[bool, str]]] = {
         f"At least {_SHARE:.0%} of the allowed tokens": lambda _, got: (got.share >= _SHARE, f"{got.share:.1%}"),
@@ -148,7 +148,7 @@ def _short(comparison: Comparison) -> str:
 
 
 def settings_list(comparison: Comparison) -> str:
-    """What each client was set to, and why one has no figures."""
+    """The settings of each client, and why one has no figures."""
     return "\n".join(f"- {run.system.title}: {run.settings}" for run in comparison.runs)
 
 
@@ -176,7 +176,7 @@ def swept_table(swept: Sequence[Swept]) -> str:
 
 
 def swept_bars(swept: Sequence[Swept]) -> str:
-    """Whether ours found what the best fixed number gives."""
+    """Whether ours reached the rate of the best fixed number."""
     return "\n".join(
         f"- {each.title}: at least {_OF_BEST:.0%} of what {each.best} requests under way give, after the first "
         f"{FIRST:.0%} of the job: **{'met' if each.ratio >= _OF_BEST else 'not met'}** ({each.ratio:.1%})."
@@ -185,7 +185,7 @@ def swept_bars(swept: Sequence[Swept]) -> str:
 
 
 def swept_page(swept: Sequence[Swept], *, lines: int, rounds: int) -> str:
-    """The report on servers of models as a Markdown document."""
+    """The report on model servers as a Markdown document."""
     host = machine()
     introduction = _SWEPT_INTRODUCTION.format(
         date=host["date"],

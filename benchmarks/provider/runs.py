@@ -1,4 +1,4 @@
-"""Runs: each client with a provider of its own, several side by side."""
+"""Runs: each client with its own provider, several side by side."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from benchmarks.provider.server import MODEL
 from benchmarks.provider.systems.protocol import Task
 
 _PATIENCE = 4.0
-"""A client is stopped that takes so many times as long as the clairvoyant one."""
+"""Multiple of the clairvoyant client's time after which a client is stopped."""
 _STARTING_SECONDS = 30.0
 _STOPPING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a client can know of the limits."""
+    """What a client can know about the limits."""
 
     configured: bool
-    """Beforehand, as settings."""
+    """Whether it knows them in advance, as settings."""
     headers: bool
-    """From the headers of all responses, and `retry-after` with refusals."""
+    """Whether it knows them from the headers of all responses, and `retry-after` with refusals."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ KNOWLEDGE = {each.name: each for each in (Knowledge(t, h) for t in (True, False)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a client."""
+    """Result of a client's run."""
 
     system: System
     measures: Measures | None
@@ -63,7 +63,7 @@ class Run:
 
 @contextmanager
 def provider(scenario: str, *, headers: bool, retry_after: bool) -> Iterator[str]:
-    """The address of a provider in a process of its own."""
+    """The address of a provider in a separate process."""
     command = [sys.executable, "-m", "benchmarks.provider.server", scenario]
     command += ["--headers"] * headers + ["--retry-after"] * retry_after
     environment = os.environ | {"PYTHONPATH": _path()}
@@ -76,7 +76,7 @@ def provider(scenario: str, *, headers: bool, retry_after: bool) -> Iterator[str
 
 
 def ledger_of(address: str) -> Ledger:
-    """Everything that a provider has written down."""
+    """Everything that a provider has recorded."""
     with urllib.request.urlopen(f"{address}/ledger") as response:
         return msgspec.json.decode(response.read(), type=Ledger)
 

@@ -1,4 +1,4 @@
-"""The providers that clients are measured against: their limits, what clients are given of them, and their faults.
+"""The providers that clients are measured against: their limits, what clients are told about them, and their faults.
 
 Each scenario allows about ten requests a second, so that many clients can be measured side by side on two cores.
 """
@@ -25,12 +25,12 @@ from benchmarks.provider.limits import (
 Headers = Literal["openai", "anthropic"]
 
 MAX_TOKENS = 200
-"""Of each request, whatever the length of its answer."""
+"""`max_tokens` of each request, whatever the length of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenLimits:
-    """What a client may be given beforehand. None: there is no such limit."""
+    """Limits that a client may be given in advance. None: there is no such limit."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -43,11 +43,11 @@ class Scenario:
 
     title: str
     limits: Callable[[], Limits]
-    """Makes the limits anew: full, at time 0."""
+    """Creates fresh limits: full, at time 0."""
     given: GivenLimits
     law: Law = field(default_factory=Law)
     seconds: float = 150.0
-    """Of a job that a clairvoyant client finishes in this time."""
+    """Seconds in which a clairvoyant client finishes the job."""
     headers: Headers = "openai"
     """The form in which it states its limits, if it does."""
     window: float | None = None

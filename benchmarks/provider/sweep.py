@@ -26,7 +26,7 @@ FIRST = 0.1
 _SHORTEST, _LONGEST = 16, 64
 _POLL_SECONDS = 0.02
 _FEWER_BELOW = 8
-"""With fewer requests under way a job is so slow that a part of it has to show the rate."""
+"""Number of requests under way below which a job is so slow that a part of it has to show the rate."""
 _WORDS = (
     *("sea", "wind", "sand", "light", "evening", "north", "boat", "bell"),
     *("letter", "late", "harbour", "rope", "tide", "gull", "salt"),
@@ -35,12 +35,12 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When the answers of a job came."""
+    """Times at which the answers of a job arrived."""
 
     times: Sequence[float]
-    """Of each answer, in seconds of some clock, in their order."""
+    """Time of each answer, in seconds of some clock, in their order."""
     tokens: Sequence[int]
-    """That each had."""
+    """Tokens that each had."""
 
     @property
     def rate(self) -> float:
@@ -55,11 +55,11 @@ class Timeline:
 
 @dataclass(slots=True)
 class Swept:
-    """What came of one endpoint."""
+    """Results of one endpoint."""
 
     title: str
     fixed: dict[int, list[float]]
-    """By the number of requests under way, tokens per second of each round."""
+    """Tokens per second of each round, by the number of requests under way."""
     ours: list[float]
 
     @property
@@ -90,7 +90,7 @@ def bodies(model: str, lines: int, seed: int) -> list[dict[str, object]]:
 
 
 def fixed(endpoint: Endpoint, requests: Sequence[dict[str, object]], concurrency: int) -> Timeline:
-    """A loop around aiohttp with so many requests under way. Raises for any answer but a right one."""
+    """A loop around aiohttp with `concurrency` requests under way. Raises for any answer but a correct one."""
     return asyncio.run(_fixed(endpoint, requests, concurrency))
 
 
@@ -114,7 +114,7 @@ async def _fixed(endpoint: Endpoint, requests: Sequence[dict[str, object]], conc
 
 
 class _Line(msgspec.Struct):
-    """What is read of a result."""
+    """The parts of a result that are read."""
 
     response: _Response | None
 
@@ -132,7 +132,7 @@ class _Usage(msgspec.Struct):
 
 
 def ours(endpoint: Endpoint, requests: Sequence[dict[str, object]]) -> Timeline:
-    """`batchwright run --backend` without a word on concurrency; its results are watched as they are written."""
+    """`batchwright run --backend` without a concurrency setting; its results are read as they are written."""
     with tempfile.TemporaryDirectory(prefix="batchwright-sweep-") as folder:
         source, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
         source.write_bytes(b"".join(_batch_line(number, body) for number, body in enumerate(requests)))
@@ -158,7 +158,7 @@ def _watched(process: subprocess.Popen[bytes], output: Path) -> Timeline:
     read = 0
     ended = False
     while not ended:
-        # Looked at once more after its end.
+        # Read once more after its end.
         ended = process.poll() is not None
         now = time.monotonic()
         if output.exists():

@@ -1,4 +1,4 @@
-"""The command: rows a second of each way, and the ratios."""
+"""The command: rows per second of each way, and the ratios."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]]
 _OBJECTS = 200 * 2**20
 """Bytes of Ray's object store."""
 _CPUS = 4
-"""Processors that Ray schedules on: two for the engine, and others for tasks that need a moment."""
+"""Processors that Ray schedules on: two for the engine, and others for short tasks."""
 
 
 class Job(TypedDict):
     """Rows with prompts, each of which gets an answer of the same length."""
 
     rows: str
-    """File with a JSON object a line."""
+    """File with one JSON object per line."""
     model: str
     tokens: int
     cores: int
@@ -32,11 +32,11 @@ class Job(TypedDict):
     batches: int
     """Batches that an actor computes at once."""
     stamp: str
-    """File in which the actor notes when the first batch came."""
+    """File in which the actor notes when the first batch arrived."""
 
 
 def note_start(stamp: str) -> None:
-    """Note that a batch has come, if it is the first one."""
+    """Note that a batch has arrived, if it is the first one."""
     path = Path(stamp)
     if not path.exists():
         path.write_text(str(time.time()))

@@ -1,4 +1,4 @@
-"""The same rows in turns: a file with `run`, and a dataset of Ray with each system in the way that is its fastest."""
+"""The same rows in turns: a file with `run`, and a dataset of Ray with each system in its fastest way."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Way:
     system: str
     """`run`, `batchwright` or `vllm`: only the fastest way of a system is measured in more than one round."""
     module: str | None = None
-    """What computes a dataset; None: `run` computes a file."""
+    """Module that computes a dataset; None: `run` computes a file."""
     python: Path = Path(sys.executable)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Measured:
-    """Rows a second of each way, one figure for each round in which it was measured."""
+    """Rows per second of each way, one figure for each round in which it was measured."""
 
     rates: dict[Way, list[float]] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ def measure(
 ) -> Measured:
     """Compute the rows in each round in each way; with vLLM in `vllm_rounds`, after the first in its fastest way only.
 
-    vLLM takes a minute to start, and each round starts everything anew.
+    vLLM takes a minute to start, and each round restarts everything.
     """
     found = Measured({way: [] for way in chosen})
     for number in range(rounds):

@@ -1,1 +1,1 @@
-"""What a line costs this process when an endpoint elsewhere computes it."""
+"""What a line costs this process if a remote endpoint computes it."""

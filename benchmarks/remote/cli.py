@@ -1,4 +1,4 @@
-"""The command: runs in turn, and the table of what came of them."""
+"""The command: runs in turn, and the table of their results."""
 
 from __future__ import annotations
 

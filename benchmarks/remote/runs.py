@@ -36,11 +36,11 @@ Ask = Callable[[bytes, int], Awaitable[object]]
 
 
 class Outcome(msgspec.Struct):
-    """Of all counted lines together, in seconds."""
+    """Result for all counted lines together, in seconds."""
 
     lines: int
     cpu: float
-    """Of this process, in user and in system mode."""
+    """Processor time of this process, in user and in system mode."""
     wall: float
 
 
@@ -71,7 +71,7 @@ def _cpu_seconds() -> float:
 
 @asynccontextmanager
 async def _plain(url: str, in_flight: int) -> AsyncIterator[Ask]:
-    """What a client would write who needs no retries, no limits and no record of what was done."""
+    """What someone would write who needs no retries, no limits and no record of what was done."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=in_flight)) as session:
 
         async def ask(line: bytes, _: int) -> object:

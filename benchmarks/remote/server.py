@@ -1,4 +1,4 @@
-"""An endpoint that answers every chat alike after a fixed time: `python -m benchmarks.remote.server SECONDS`.
+"""An endpoint that gives every chat the same answer after a fixed time: `python -m benchmarks.remote.server SECONDS`.
 
 It prints its port, serves until standard input ends, and parses as little as it can: its processor time is not what is
 measured.

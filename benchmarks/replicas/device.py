@@ -15,11 +15,11 @@ class Job:
 
     number: int
     prompt: int
-    """Tokens, those of the prefix included."""
+    """Tokens, including those of the prefix."""
     answer: int
     limit: int
     group: int
-    """Number of its prefix; lines with the same one begin alike."""
+    """Number of its prefix; lines with the same number begin alike."""
     prefix_keys: int
     """Keys of its prefix, of `KEY_TOKENS` each."""
 
@@ -30,14 +30,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a device takes, in seconds."""
+    """Times of a device in seconds."""
 
     prefill: float
-    """A token of a prompt."""
+    """Seconds per prompt token."""
     step: float
-    """A step that computes one token for each sequence."""
+    """Seconds of a step that computes one token for each sequence."""
     row: float
-    """Each sequence in it."""
+    """Additional seconds per sequence in a step."""
     places: int
     kv_tokens: int
 

@@ -20,13 +20,13 @@ from benchmarks.replicas.device import Device, Job, Speed
 _WINDOW = 2
 """Lines that are held for each place of the devices, as `ReplicatedInference` does."""
 _READ = 2
-"""Lines that are read for one that is taken, as in a run."""
+"""Lines that are read per line that is taken, as in a run."""
 _BLOCK, _BLOCKS = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job went."""
+    """Result of a job."""
 
     makespan: float
     reused: int
@@ -82,7 +82,7 @@ class Routed(Policy):
 
 
 class Static(Policy):
-    """Each device has a part of the file of its own."""
+    """Each device has its own part of the file."""
 
     def __init__(self, jobs: Sequence[Job], devices: int, speed: Speed) -> None:
         size = -(-len(jobs) // devices)
@@ -136,7 +136,7 @@ POLICIES: dict[str, Callable[[Sequence[Job], int, Speed], Policy]] = {
 
 
 def simulate(jobs: Sequence[Job], devices: int, speed: Speed, policy: str = "router") -> Outcome:
-    """Compute `jobs` on so many devices."""
+    """Compute `jobs` on `devices` devices."""
     handing, all_devices = POLICIES[policy](jobs, devices, speed), [Device(speed) for _ in range(devices)]
     versions = [0] * devices
     events: list[tuple[float, int, int]] = []

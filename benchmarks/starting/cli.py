@@ -27,12 +27,12 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(slots=True)
 class Measured:
-    """What came of one system."""
+    """Results of one system."""
 
     system: System
     environment: Mapping[str, str] = field(default_factory=dict)
     first_start: Start | None = None
-    """With nothing compiled before; None for a system that compiles nothing."""
+    """Start with nothing compiled before; None for a system that compiles nothing."""
     starts: list[Start] = field(default_factory=list)
 
 

@@ -32,7 +32,7 @@ _QUESTIONS = (
 
 
 class StartFailed(Exception):
-    """A command failed, or did not answer what it was asked; the message says which."""
+    """A command failed, or did not answer as requested; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def batch_lines(count: int, model: str, tokens: int) -> str:
 def start(system: System, lines: str, environment: Mapping[str, str]) -> Start:
     """Run `system` over `lines`, with `environment` besides its own.
 
-    Raises `StartFailed` when it fails, or leaves a line without as many tokens as were asked for.
+    Raises `StartFailed` if it fails, or leaves a line without the requested number of tokens.
     """
     with tempfile.TemporaryDirectory(prefix="batchwright-start-") as folder, tempfile.TemporaryFile("w+") as log:
         source, target = Path(folder) / "input.jsonl", Path(folder) / "output.jsonl"

@@ -22,11 +22,11 @@ class System:
 
     name: str
     note: str
-    """Its version, and what a reader must know of how it runs."""
+    """Its version, and what a reader must know about how it runs."""
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     compiled_in: Callable[[Path], dict[str, str]] | None = None
-    """Environment that makes it keep what it compiles in this folder; None where it compiles nothing."""
+    """Environment that makes it keep what it compiles in this folder; None if it compiles nothing."""
 
     def command(self, source: Path, target: Path) -> list[str]:
         """Answers the lines of `source` into `target`."""
@@ -51,7 +51,7 @@ def transformers(folder: Path) -> System:
 def vllm(folder: Path, model: Path, served: str, kv_gib: int, settings: Mapping[str, str]) -> list[System]:
     """Its own batch runner in the environment `folder`, compiled and not; nothing where there is no vLLM.
 
-    `served` is the name of the model in the lines; `settings` go before our choice of its environment.
+    `served` is the name of the model in the lines; `settings` override our choice of its environment.
     """
     ways = vllm_systems(folder, settings)
     if not ways:

@@ -34,19 +34,19 @@ class Outcome(msgspec.Struct):
     """Seconds, bytes; latencies in milliseconds."""
 
     compute: float
-    """From the first line to the last."""
+    """Seconds from the first line to the last."""
     validate: float = 0.0
     finish: float = 0.0
-    """Building the output file."""
+    """Seconds to build the output file."""
     peak_memory: int = 0
     page_ms: list[float] = []
-    """Of reading a page of results from anywhere among those that there were."""
+    """Times to read a page of results from a random place among those that existed."""
     status_ms: list[float] = []
-    """Of asking how far the batch is."""
+    """Times to read the status of the batch."""
 
 
 class Stub:
-    """A model that takes `latency` seconds and says the same to everybody, `concurrency` at a time."""
+    """A model that takes `latency` seconds and always gives the same answer, `concurrency` at a time."""
 
     models = ("stub",)
 
@@ -92,7 +92,7 @@ class _Line(msgspec.Struct):
 
 
 async def bare(source: Path, folder: Path, concurrency: int, latency: float) -> Outcome:
-    """The loop that a client would write: so many coroutines take lines from the file and write what is answered."""
+    """The loop that a client would write: `concurrency` coroutines take lines from the file and write the answers."""
     model, decode, encode = (
         Stub(concurrency, latency),
         msgspec.json.Decoder(_Line).decode,
@@ -117,7 +117,7 @@ async def bare(source: Path, folder: Path, concurrency: int, latency: float) -> 
 
 
 async def store(source: Path, folder: Path, concurrency: int, latency: float) -> Outcome:
-    """The same file as a batch of the service, on SQLite, with somebody watching."""
+    """The same file as a batch of the service, on SQLite, while a client polls it."""
     async with open_store(folder / "batches.db") as database:
         blobs = await joined(database, folder)
         worker = Worker(database, blobs, Stub(concurrency, latency), options=WorkerOptions(limits=_LIMITS))
@@ -158,7 +158,7 @@ async def _pieces(file: Any) -> AsyncIterator[bytes]:
 
 
 def input_lines(count: int) -> Iterator[bytes]:
-    """An input of so many short chats, in pieces."""
+    """An input of `count` short chats, in pieces."""
     encode = msgspec.json.Encoder().encode
     for number in range(count):
         message = {"role": "user", "content": f"Tell me something about the number {number}, in one sentence."}

@@ -1,4 +1,4 @@
-"""Checkpoints with weights of 8 or 4 bits in the formats of compressed-tensors, for vLLM.
+"""Checkpoints with 8-bit or 4-bit weights in the compressed-tensors formats, for vLLM.
 
 With 8 bits, each row of a layer's matrix has a scale, the greatest of its values over 127, as each row of activations
 has when it is multiplied. With 4, each 64 weights of a row have one. Embedding and head stay as they are.
@@ -44,7 +44,7 @@ def quantized_checkpoint(source: Path, folder: Path, bits: int, say: Callable[[s
         if (source / name).exists():
             shutil.copy(source / name, target / name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    # Last: a checkpoint that has it is whole.
+    # Written last: a checkpoint that has it is complete.
     stated = {**config, "quantization_config": _format(bits)}
     (target / "config.json").write_text(json.dumps(stated), encoding="utf-8")
     return target
@@ -88,7 +88,7 @@ def _in_8_bits(weights: Tensor) -> dict[str, Tensor]:
 def _in_4_bits(weights: Tensor) -> dict[str, Tensor]:
     """Numbers from 0 to 15 for -8 to 7, the first of eight in the lowest bits of a word.
 
-    Raises ValueError for inputs that are no whole groups.
+    Raises ValueError for inputs that are not whole groups.
     """
     outputs, inputs = weights.shape
     if inputs % _GROUP:

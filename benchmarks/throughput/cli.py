@@ -29,7 +29,7 @@ class Measured:
     results: list[Result]
     ready: dict[str, Ready]
     precisions: dict[str, str]
-    """Of the weights, by system."""
+    """Precisions of the weights, by system."""
     profiles: dict[str, dict[str, float]] = field(default_factory=dict)
     bounds: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ def engine(
     ] = None,
 ) -> None:
     """Generated tokens/s of batchwright, of its peers and of the matrix products alone, in alternating rounds."""
-    # Workers are stopped when it is not their turn: whatever ends this process has to end them too.
+    # Workers are suspended when it is not their turn: whatever ends this process has to end them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         workloads = _workloads(workload, trace)
@@ -99,7 +99,7 @@ def engine(
     }
 
     def keep(measured: Measured) -> None:
-        """Write what is measured so far: hours are lost otherwise where something fails at the end."""
+        """Write what is measured so far: otherwise hours are lost if something fails at the end."""
         if save is not None:
             save.write_text(_page(measured, model, rounds), encoding="utf-8")
         if json_file is not None:

@@ -1,4 +1,4 @@
-"""Rounds of a workload, system after system, and what follows from the times."""
+"""Rounds of a workload, system after system, and the figures from the times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ratio:
     """Our tokens/s over another's."""
 
     median: float
-    """Of our median to theirs."""
+    """Ratio of our median to theirs."""
     low: float
     high: float
     """Least and greatest of the rounds, each with both systems in it."""
@@ -38,7 +38,7 @@ class Result:
         return statistics.median(rates) if rates else None
 
     def ratio(self, other: str) -> Ratio | None:
-        """Of batchwright to `other`; None when one of them was not measured."""
+        """Ratio of batchwright to `other`; None if one of them was not measured."""
         ours, theirs = self.rates.get(OURS), self.rates.get(other)
         if not ours or not theirs:
             return None
@@ -51,7 +51,7 @@ def measure(
 ) -> Result:
     """Warm every worker up, then run `rounds` rounds, in each every worker once, in the order given.
 
-    Raises `WorkerFailed` when a worker fails, or generates other numbers of tokens than it was asked to.
+    Raises `WorkerFailed` if a worker fails, or generates other numbers of tokens than requested.
     """
     result = Result(workload, {system: [] for system in workers})
     for system, worker in workers.items():
@@ -89,7 +89,7 @@ def fastest(workers: Sequence[Worker], vocab_size: int, say: Callable[[str], Non
 
 
 def profile(workload: Workload, worker: Worker, vocab_size: int) -> dict[str, float]:
-    """Seconds in each piece of our steps over one round, and the number of `steps`."""
+    """Seconds in each part of our steps over one round, and the number of `steps`."""
     worker.run(workload.warm_up(vocab_size))
     return worker.run(workload.job(0, vocab_size))["profile"]
 

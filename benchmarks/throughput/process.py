@@ -1,4 +1,4 @@
-"""A worker process: started once, stopped dead while it is not its turn."""
+"""A worker process: started once, suspended while it is not its turn."""
 
 from __future__ import annotations
 

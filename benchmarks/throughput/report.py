@@ -47,7 +47,7 @@ def throughput_table(results: Sequence[Result], precisions: Mapping[str, str]) -
 
 
 def profile_table(profiles: Mapping[str, Mapping[str, float]]) -> str:
-    """Milliseconds a step in each piece, and their share of the step, by workload."""
+    """Milliseconds per step in each part, and their share of the step, by workload."""
     pieces = [piece for piece in next(iter(profiles.values())) if piece != "steps"]
     rows = []
     for name, seconds in profiles.items():

@@ -1,4 +1,4 @@
-"""Which systems there are, where their Python is and what it takes to see them at their best."""
+"""The systems, the locations of their Python, and what it takes to run them at their best."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class System:
     environment: Mapping[str, str] = field(default_factory=dict)
     precision: str = "bf16"
     model: Path | None = None
-    """What it reads in the place of the folder in transformers format."""
+    """What it reads instead of the folder in transformers format."""
 
     @property
     def module(self) -> str:
@@ -105,7 +105,7 @@ def peer_python(name: str, folder: Path) -> Path:
 def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:
     """vLLM in the virtual environment `folder`, in the ways worth trying; none where there is no vLLM.
 
-    `settings` go before ours; with a thread binding among them, that is the one way.
+    `settings` override ours; if they set a thread binding, that is the only way.
     """
     python = folder / "bin" / "python"
     if not python.exists():

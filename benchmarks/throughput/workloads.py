@@ -1,6 +1,6 @@
 """What is computed: prompts and forced output lengths, drawn from a fixed seed, the same for every system.
 
-Lengths are the same in every round, tokens are not: what one round left in a prefix cache is of no use to the next.
+Lengths are the same in every round, tokens are not: what one round left in a prefix cache does not help the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Sequences that can be computed at once: the rows of the products that it is held against."""
+        """Sequences that can be computed at once: the rows of the products that it is compared with."""
         return min(len(self.lengths), _MOST_ROWS)
 
     @property

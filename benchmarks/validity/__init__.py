@@ -1,1 +1,1 @@
-"""Whether answers satisfy the schemas of others: what is refused, and what validators say of the rest."""
+"""Whether answers satisfy third-party schemas: what is refused, and what validators say about the rest."""

@@ -1,4 +1,4 @@
-"""Answers of a model to many schemas, and what becomes of them."""
+"""Answers of a model to many schemas, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _AT_ONCE = 100
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the schemas of one source, and of the answers."""
+    """Outcomes of the schemas of one source, and of the answers."""
 
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By keyword."""
+    """Number of refusals by keyword."""
     refusals: list[str] = field(default_factory=list)
     """Name and reason of each."""
     unreadable: int = 0
@@ -35,7 +35,7 @@ class Outcome:
     cut: int = 0
     failed: list[str] = field(default_factory=list)
     checked: int = 0
-    """Whole answers that at least one validator has judged."""
+    """Complete answers that at least one validator has judged."""
     rejected: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     """Processor time to compile or refuse each schema."""

@@ -1,4 +1,4 @@
-"""The command: schemas of folders, answers to each, and what validators say of them."""
+"""The command: schemas of folders, answers to each, and what validators say about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.validity.tiny import write_tiny
 
 _TINY = "tiny"
 _SHOWN = 12
-"""Keywords that are listed; the others are one row."""
+"""Number of keywords that are listed; the others are one row."""
 
 
 def schemas(

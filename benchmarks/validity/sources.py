@@ -19,7 +19,7 @@ class Source:
     schemas: list[tuple[str, dict[str, Any]]]
     """Names and schemas."""
     left_out: int
-    """Schemas that are no objects, which no request can ask for, and files that are not JSON."""
+    """Schemas that are not objects, which no request can use, and files that are not JSON."""
 
 
 def read_source(folder: Path, most: int, seed: int) -> Source:

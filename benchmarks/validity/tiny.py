@@ -1,4 +1,4 @@
-"""A random model with a token for each byte, which says anything that it may."""
+"""A random model with a token for each byte, which generates anything that it may."""
 
 from __future__ import annotations
 

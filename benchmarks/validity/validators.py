@@ -1,4 +1,4 @@
-"""What validators say of an answer: the reference one in Python, and `jsonschema_rs`."""
+"""What validators say about an answer: the reference one in Python, and `jsonschema_rs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from referencing import Registry
 from referencing.jsonschema import SchemaRegistry
 
 _NOWHERE: SchemaRegistry = Registry()
-"""Schemas elsewhere are not fetched."""
+"""Registry that fetches no external schemas."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The load generator, a process of its own: requests at their times over kept-alive connections, whatever comes back.
+"""The load generator, a separate process: requests at their times over kept-alive connections, whatever comes back.
 
     python -m benchmarks.batching.http.load '{"port": 8100, "wire": "predict", ...}'
 
-It prints one line of JSON, a `Load`. A latency counts from the time a request was due, not from when it was sent, and
-`lag` says how far apart these were.
+It prints one line of JSON, a `Load`. A latency counts from the time a request was due, not from when it was sent; `lag`
+is the difference between them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.batching.http.systems import WIRES, Wire
 from benchmarks.batching.workload import Job, Workload, draw
 
 PATIENCE = 10
-"""Times its SLO that a request is waited for."""
+"""Multiple of its SLO for which a request is waited for."""
 _OPEN = 32
 """Connections that are open when the first request is due."""
 _HEAD_START = 0.05
@@ -33,7 +33,7 @@ _HEAD_START = 0.05
 
 
 class Plan(TypedDict):
-    """What to send. `cost` and `workload` hold the fields of `Cost` and of `Workload`."""
+    """What to send. `cost` and `workload` hold the fields of `Cost` and `Workload`."""
 
     port: int
     wire: str
@@ -45,12 +45,12 @@ class Plan(TypedDict):
 
 
 class Load(TypedDict):
-    """What became of it. Requests whose caller went away are not in it."""
+    """Results of a plan. Requests whose caller left are not included."""
 
     latencies: list[float | None]
-    """Seconds from the time due to the right answer; None where there was none."""
+    """Seconds from the time due to the correct answer; None if there was none."""
     in_time: float
-    """The share answered right within the SLO."""
+    """The share answered correctly within the SLO."""
     errors: dict[str, int]
     """`refused` (status 429, 503), `failed` (another error), `wrong` (another's answer, or one to a poisoned request),
     `late` (no answer within `PATIENCE` times the SLO), `broken` (the connection)."""
@@ -135,7 +135,7 @@ class Generator:
         try:
             status, body = await connection.ask(message)
         finally:
-            # Some servers hang up after an error, without a word.
+            # Some servers close the connection silently after an error.
             if status == 200:
                 self._idle.append(connection)
             else:
@@ -152,7 +152,7 @@ class Generator:
 
 
 def generate(plan: Plan) -> Load:
-    """Send what `plan` says, and wait for all that is to come."""
+    """Send the requests of `plan`, and wait for all answers."""
     cost = Cost(**plan["cost"])
     jobs = draw(Workload(**plan["workload"]), plan["count"], plan["rate"], plan["seed"], cost.alone)
     generator = Generator(plan["port"], WIRES[plan["wire"]])

@@ -1,4 +1,4 @@
-"""Which runs there are, and what they come to."""
+"""The runs, and their results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COST = Cost(alpha=0.02, beta=4e-5)
 """Slow enough for full batches at some 310 requests a second (fixed lengths), far below what any of the servers can
 take in, so that what is compared is their batching and not their HTTP."""
 LOADS = (0.5, 0.75, 0.9, 1.1)
-"""Of the rate that greedy full batches, as requests come, would keep up with."""
+"""Shares of the rate that greedy full batches, in order of arrival, would keep up with."""
 _WARM_UP_S = 1.5
 _WARM_UP_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is asked of every system."""
+    """A load that every system is given."""
 
     lengths: str
     load: float
@@ -43,7 +43,7 @@ class Scenario:
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return self.load * capacity(COST, self.lengths, None)
 
 
@@ -63,13 +63,13 @@ class Measured:
     scenario: Scenario
     requests: int
     in_time: list[float]
-    """The share answered right within the SLO, for each seed."""
+    """The share answered correctly within the SLO, for each seed."""
     p50: float | None
-    """Seconds, over all seeds; None where that many were not answered right."""
+    """Seconds over all seeds; None if that many were not answered correctly."""
     p99: float | None
     errors: dict[str, int]
     lag: float
-    """The longest, in seconds, that the generator sent a request after its time."""
+    """The longest delay, in seconds, with which the generator sent a request."""
     generator: float
     """The largest share of its core that the generator used."""
 
@@ -79,7 +79,7 @@ class Measured:
 
 
 def summarise(system: str, settings: Mapping[str, Any], scenario: Scenario, loads: Sequence[Load]) -> Measured:
-    """Put the seeds together."""
+    """Combine the seeds."""
     latencies = sorted(math.inf if each is None else each for load in loads for each in load["latencies"])
     errors: Counter[str] = Counter()
     for load in loads:
@@ -111,7 +111,7 @@ def python_of(system: HttpSystem) -> Path:
 def free_port() -> int:
     """A port that nothing uses, at any address of this machine.
 
-    It lies below the ports that systems give to outgoing connections, so that none of those takes it meanwhile.
+    It lies below the ports that systems give to outgoing connections, so that none of those takes it in the meantime.
     """
     for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def compare(
 ) -> Iterator[Measured]:
     """Measure each system with each of its settings, one server after the other.
 
-    A system that is not installed, or fails, is left out and said to be.
+    A system that is not installed, or fails, is left out, and the output says so.
     """
     for system in systems:
         python = python_of(system)
@@ -152,7 +152,7 @@ def _measure(
     for scenario in scenarios:
         rate = scenario.rate
         if scenario.lengths not in warm:
-            # Some learn how long batches take; what they learn first is not to their debit.
+            # Some learn how long batches take; that phase must not count against them.
             server.load(Workload(lengths=scenario.lengths), rate, math.ceil(rate * _WARM_UP_S), _WARM_UP_SEED)
             warm.add(scenario.lengths)
         loads = []

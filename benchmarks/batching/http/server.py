@@ -1,4 +1,4 @@
-"""A server's process: started, waited for, put under load, and ended with all that it started itself."""
+"""A server's process: started, awaited, put under load, and ended with all processes that it started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServerFailed(Exception):
 
 
 def cores() -> tuple[set[int], set[int]]:
-    """Those of the server and that of the load generator; the same where there is only one."""
+    """The cores of the server and of the load generator; the same if there is only one."""
     ours = sorted(os.sched_getaffinity(0))
     return set(ours[:-1] or ours), {ours[-1]}
 
@@ -69,7 +69,7 @@ class Server:
             raise
 
     def load(self, workload: Workload, rate: float, count: int, seed: int) -> Load:
-        """Have the generator send `count` requests at `rate` a second."""
+        """Make the generator send `count` requests at `rate` per second."""
         plan: Plan = {
             "port": self._port,
             "wire": self._wire,
@@ -87,7 +87,7 @@ class Server:
         return cast(Load, json.loads(done.stdout))
 
     def settle(self, patience: float = _SETTLE_S) -> None:
-        """Wait until a lone request is answered as fast as it should be: nothing is left of what came before."""
+        """Wait until a single request is answered as fast as it should be, so that no earlier work is left."""
         quick = 3 * self._cost.alone(1)
         until = time.monotonic() + patience
         while (seconds := self._probe()) is None or seconds > quick:
@@ -99,7 +99,7 @@ class Server:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End it and every process that it started, in whatever session they are. May be called again."""
+        """End it and every process that it started, in any session. May be called again."""
         with contextlib.suppress(psutil.NoSuchProcess):
             family = [*self._process.children(recursive=True), self._process]
             self._process.terminate()
@@ -119,7 +119,7 @@ class Server:
         self.close()
 
     def _probe(self) -> float | None:
-        """Seconds that one short request takes; None where there is no right answer."""
+        """Seconds that one short request takes; None if there is no correct answer."""
         wire = WIRES[self._wire]
         connection = http.client.HTTPConnection(HOST, self._port, timeout=5)
         began = time.monotonic()
@@ -143,7 +143,7 @@ class Server:
 
 @contextlib.contextmanager
 def _pinned(to: set[int]) -> Iterator[None]:
-    """Processes that are started meanwhile run on these cores."""
+    """Make processes that are started inside the block run on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, to)
     try:
@@ -153,6 +153,6 @@ def _pinned(to: set[int]) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Of every process here: the package and the benchmarks are imported from the checkout."""
+    """The environment of every process here: it imports the package and the benchmarks from the checkout."""
     path = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -1,4 +1,4 @@
-"""Who is compared over HTTP: where each server's environment is, how it is spoken to, and its published settings."""
+"""The systems compared over HTTP: where each server's environment is, its protocol, and its published settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class HttpSystem:
-    """One server and the settings it is measured with, by its library's names; the first is the library as it comes.
+    """One server and the settings that it is measured with, by its library's names; the first is the default.
 
     `environment` is a folder of .bench/, made by `benchmarks/setup_batching.sh`; `module` is run in it.
     """

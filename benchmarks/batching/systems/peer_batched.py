@@ -19,7 +19,7 @@ _Item: Any = importlib.import_module("batched.aio.batch_processor").AsyncBatchIt
 VERSION = version("batched")
 
 # The first is the default; 32, the batch size of the device, is its default too. `timeout_ms=0` is left out: with an
-# empty queue it calls sleep(0) for ever, a whole core in real time, and in virtual time the clock never moves.
+# empty queue it calls sleep(0) forever, which takes a whole core in real time and stops the clock in virtual time.
 OPTIONS: tuple[Options, ...] = (
     {"timeout_ms": 5.0},
     {"timeout_ms": 1.0},

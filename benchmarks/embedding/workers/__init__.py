@@ -1,1 +1,1 @@
-"""One module for each system. Each runs in an environment of its own: standard library and the system, nothing else."""
+"""One module for each system. Each runs in its own environment: standard library and the system, nothing else."""

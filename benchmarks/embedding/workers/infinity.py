@@ -23,7 +23,7 @@ def load(options: Options) -> tuple[Ready, Encode]:
             model_name_or_path=options["model"], engine="torch", device="cpu", dtype=options["dtype"], **arguments
         )
     )
-    loop = asyncio.new_event_loop()  # its threads go on between the calls, as in a server
+    loop = asyncio.new_event_loop()  # its threads continue between the calls, as in a server
     loop.run_until_complete(engine.astart())
 
     def encode(texts: list[str]) -> Any:

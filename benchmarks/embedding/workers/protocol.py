@@ -1,4 +1,4 @@
-"""What the embedding workers are given and answer, over the pipes of `benchmarks.throughput.workers.protocol`."""
+"""Input and output of the embedding workers, over the pipes of `benchmarks.throughput.workers.protocol`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.throughput.workers.protocol import Ready
 
 
 class Options(TypedDict):
-    """How to load the model. `setting` is one of those that are tried, as the system's own module lists them."""
+    """How to load the model. `setting` is one of those that are tried, as listed in the system's own module."""
 
     model: str
     dtype: str
@@ -35,7 +35,7 @@ Encode = Callable[[list[str]], Any]
 
 
 def serve(load: Callable[[Options], tuple[Ready, Encode]]) -> None:
-    """Load the model, then encode what comes. Writing the vectors is not timed."""
+    """Load the model, then encode what arrives. Writing the vectors is not timed."""
 
     def load_timed(options: Options) -> tuple[Ready, Callable[[Job], Outcome]]:
         ready, encode = load(options)

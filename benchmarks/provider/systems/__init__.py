@@ -1,1 +1,1 @@
-"""Clients, each of which runs in an environment of its own: `python -m benchmarks.provider.systems.NAME TASK`."""
+"""Clients, each of which runs in its own environment: `python -m benchmarks.provider.systems.NAME TASK`."""

@@ -1,12 +1,12 @@
-"""The algorithm of OpenAI's `api_request_parallel_processor.py`, written anew.
+"""The algorithm of OpenAI's `api_request_parallel_processor.py`, reimplemented.
 
 <https://github.com/openai/openai-cookbook/blob/main/examples/api_request_parallel_processor.py>: capacities of requests
 and tokens that begin full and are refilled linearly; one loop that looks every millisecond whether both suffice for the
 next request, those to be tried again first; all is held up for 15 s after a rate limit error; `headers` are not read.
 
-As its documentation advises, it is given 75% of the limits, and where none are known its defaults stand. Two things
-differ in its favour: a rate limit error is known by its status (the script compares the error's code with `429`, which
-OpenAI's is not), and tokens are counted as the provider counts them, since its tokenizer's file cannot be had offline.
+As its documentation advises, it is given 75% of the limits; if none are known, its defaults apply. Two things differ in
+its favour: a rate limit error is known by its status (the script compares the error's code with `429`, which OpenAI's
+is not), and tokens are counted as the provider counts them, since its tokenizer's file cannot be had offline.
 """
 
 from __future__ import annotations

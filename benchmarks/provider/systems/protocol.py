@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 DEFAULT_CONCURRENCY = 32
-"""What a client that has to be given a number of requests under way is given where no limit is known."""
+"""Number of requests under way for a client that must be given one, if no limit is known."""
 SECONDS_PER_REQUEST = 1.5
-"""What a user who knows the model says that a request takes."""
+"""Seconds that a user who knows the model would expect of a request."""
 PROMPT_TOKENS = 100
-"""And what a prompt has."""
+"""Tokens that such a user would expect of a prompt."""
 MAX_ATTEMPTS = 10
-"""Tries, where a client has to be given their number: enough that a fault in two requests is survived."""
+"""Tries, if a client must be given their number: enough to survive a fault in every second request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Task:
 
     @property
     def useful_concurrency(self) -> int:
-        """As many requests under way as the limits that it was given allow."""
+        """The number of requests under way that the given limits allow."""
         if self.concurrency is not None:
             return self.concurrency
         rates = [self.rpm, self.tpm and self.tpm / (self.max_tokens + PROMPT_TOKENS)]
@@ -53,13 +53,13 @@ class Task:
 
 
 class Answers:
-    """The file of a client's answers: a line for each as soon as it is there."""
+    """The file of a client's answers: a line for each as soon as it arrives."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def add(self, name: str, content: str | None) -> None:
-        """Write an answer down, or with None that the client gave a line up."""
+        """Record an answer, or with None that the client gave up a line."""
         self._file.write(json.dumps({"custom_id": name, "content": content}) + "\n")
         self._file.flush()
 

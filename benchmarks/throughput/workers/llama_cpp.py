@@ -18,7 +18,7 @@ from benchmarks.throughput.workers.protocol import Answer, Job, Options, Outcome
 
 _BATCH_TOKENS = 2048
 _KV_BYTES = 2
-"""Of an element of its KV cache, float16 by default."""
+"""Bytes of an element of its KV cache, float16 by default."""
 _PADDING = 256
 """It rounds the KV cache of a sequence up to a multiple of this."""
 

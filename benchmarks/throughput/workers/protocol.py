@@ -1,4 +1,4 @@
-"""What a worker and the harness say to each other: one JSON object a line, on pipes.
+"""The messages between a worker and the harness: one JSON object per line, on pipes.
 
 The harness passes the options as the first argument and sends jobs; the worker answers each, first with `ready`.
 Standard library only.
@@ -19,7 +19,7 @@ WITHOUT_ZENTORCH = "BENCH_WITHOUT_ZENTORCH"
 
 
 class Options(TypedDict):
-    """How to load the model. The same for every system, so that none has more to work with."""
+    """How to load the model. The same for every system, so that none has an advantage."""
 
     model: str
     """Folder in transformers format; for a system that does not read it, a file or folder of its own."""
@@ -28,23 +28,23 @@ class Options(TypedDict):
     kv_gib: int
     max_num_seqs: int
     attention: str
-    """Of batchwright only."""
+    """Only for batchwright."""
     profile: bool
-    """Of batchwright only: time the pieces of a step."""
+    """Only for batchwright: time the parts of a step."""
     bound: NotRequired[bool]
-    """Of batchwright only: report the bound of each job, as a profile."""
+    """Only for batchwright: report the bound of each job, as a profile."""
 
 
 class Ready(TypedDict):
     version: str
     settings: str
-    """What a reader must know of how it runs, in a few words."""
+    """What a reader must know about how it runs, in a few words."""
 
 
 class Job(TypedDict):
     prompts: list[list[int]]
     outputs: list[int]
-    """Tokens to generate for each prompt, no more and no less."""
+    """Exact number of tokens to generate for each prompt."""
 
 
 class Outcome(TypedDict):
@@ -82,7 +82,7 @@ def timed(
 
 def serve(load: Callable[[Options], tuple[Ready, Answer]]) -> None:
     """Load the model, then answer jobs until the harness hangs up."""
-    # Libraries print; what they print must not come between the answers.
+    # Libraries print; their output must not be mixed with the answers.
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -101,7 +101,7 @@ def serve(load: Callable[[Options], tuple[Ready, Answer]]) -> None:
 
 
 def from_json(line: str) -> dict[str, Any]:
-    """One answer. Raises ValueError for what is not a JSON object."""
+    """One answer. Raises ValueError for anything that is not a JSON object."""
     message = json.loads(line)
     if not isinstance(message, dict):
         raise ValueError(f"expected a JSON object, got {line[:100]!r}")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured from outside: the engine's pieces are wrapped, the engine knows nothing."""
+"""Where the time of a step goes, measured from outside: the engine's parts are wrapped without its knowledge."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Stopwatch:
         }
 
     def _watch_runs(self, body: LlamaBody) -> None:
-        """Time the steps that are computed in one call by what they say of themselves."""
+        """Time the steps that are computed in one call by the times that they report."""
         compute = body.multi_step
 
         def timed(*arguments: Any) -> list[DecodedStep]:

@@ -8,7 +8,7 @@ from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, 
 
 _PAD = 0
 _MIXED_BATCH = 32
-"""Larger batches of mixed lengths lose more to padding than they win."""
+"""Larger batches of mixed lengths lose more to padding than they gain."""
 
 
 def load(options: Options) -> tuple[Ready, Answer]:
@@ -44,7 +44,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
 
 
 def group_by_length(prompts: list[list[int]], outputs: list[int], most: int) -> list[list[int]]:
-    """Indices in batches of like lengths: what a careful user does to lose little to padding."""
+    """Indices in batches of similar lengths, as a careful user does to lose little to padding."""
     if len({(len(prompt), n) for prompt, n in zip(prompts, outputs, strict=True)}) > 1:
         most = min(most, _MIXED_BATCH)
     order = sorted(range(len(prompts)), key=lambda i: (outputs[i], len(prompts[i])))

@@ -42,7 +42,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
 
 
 def settings(dtype: str) -> str:
-    """What a reader must know of how it runs."""
+    """What a reader must know about how it runs."""
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
     openmp = "Intel OpenMP" if "iomp" in os.environ.get("LD_PRELOAD", "") else "GNU OpenMP"
     zentorch = "zentorch" if _has_zentorch() else "without zentorch"

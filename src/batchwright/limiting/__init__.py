@@ -1,1 +1,1 @@
-"""Limits on what is let in, and from whom: pure decisions, which are given the time."""
+"""Limits on which requests are admitted, and from whom: pure decisions, with the time as an argument."""

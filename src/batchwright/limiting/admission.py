@@ -1,9 +1,9 @@
 """Admission of requests when capacity is short.
 
 The rule is that of dynamic thresholds (Choudhury and Hahne 1998): an owner may hold as much as is left free, times its
-weight. A lone owner gets half of the capacity, two get a third each; and whatever others hold, something is always
-left for one who holds nothing. A second rule of the same kind holds within an owner: a further request may take half of
-what the owner may still have, so that its large requests leave room for its small ones.
+weight. A single owner gets half of the capacity, and two get a third each; whatever others hold, something is always
+left for an owner that holds nothing. A similar rule applies within an owner: a further request may take half of what
+the owner may still have, so that its large requests leave room for its small ones.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _RATE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Capacity that a request takes for as long as it is inside."""
+    """Capacity that a request takes until it leaves."""
 
     sequences: int
-    """Number of completions, or of texts to embed."""
+    """Number of completions or of texts to embed."""
     tokens: int
     """Estimated prompt tokens, counted once for each sequence."""
 
@@ -51,24 +51,24 @@ class AdmissionController:
         self.held = _NOTHING
         self._held_by: defaultdict[Hashable, Size] = defaultdict(lambda: _NOTHING)
         self._left = DecayedRate(_RATE_SECONDS)
-        """Sequences that left, and in how many seconds; older ones fade out over `_RATE_SECONDS`."""
+        """Sequences that left, and the seconds that they took; older ones fade out over `_RATE_SECONDS`."""
         self._last: float | None = None
 
     def held_by(self, owner: Hashable) -> Size:
-        """Return what the requests of an owner hold together."""
+        """Return what an owner's requests hold in total."""
         return self._held_by.get(owner, _NOTHING)
 
     def admit(self, flow: Flow, size: Size, now: float) -> None:
         """Take `size` of the capacity for a request of `flow`; `release` gives it back.
 
-        Raises `InvalidRequest` for what is too large ever to be let in, `Overloaded` for what is too large now.
+        Raises `InvalidRequest` for a request too large ever to be admitted, `Overloaded` for one too large now.
         """
         self._require_possible(size)
         mine = self.held_by(flow.owner) + size
         free = self.capacity - self.held - size
         is_first = mine == size
-        # An owner that holds nothing may hold as much as is left, however small its weight: else its large requests
-        # could never be let in.
+        # An owner that holds nothing may hold as much as is left, however small its weight: otherwise its large
+        # requests could never be admitted.
         may_have = max(1.0, flow.weight) if is_first else flow.weight
         if not free.covers(mine if is_first else mine + size, may_have):
             raise Overloaded(
@@ -105,7 +105,7 @@ class AdmissionController:
             )
 
     def _seconds_for(self, sequences: int, now: float) -> float | None:
-        """Return how long it took lately until this many had left; None while nothing is known."""
+        """Return how long it recently took for this many to leave; None while nothing is known."""
         self._elapse(now)
         return sequences * self._left.seconds / self._left.events if self._left.events >= 1.0 else None
 

@@ -1,8 +1,8 @@
 """Estimates of how much a request asks for, before it is read in full and tokenized.
 
-Four bytes or characters count as a token. That is what English text has on average; what was used is settled when it is
-known, and lines of batches are only ever estimated. What makes no sense counts little or nothing: whoever reads the
-body refuses it.
+Four bytes or characters count as a token. That is the average for English text; actual use is counted once it is known,
+and lines of batches are only ever estimated. Values that make no sense count little or nothing: they are refused when
+the body is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
 _INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents"}
-"""Fields with the texts that are encoded."""
+"""Fields that contain the texts to encode."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
 """Tokens assumed for an answer whose length the request does not bound."""
@@ -39,7 +39,7 @@ def tokens_of_bytes(size: int) -> int:
 
 
 def bytes_of_tokens(tokens: int) -> int:
-    """Return the bytes of a text of so many estimated tokens."""
+    """Return the bytes of a text of this many estimated tokens."""
     return tokens * _PER_TOKEN
 
 
@@ -75,7 +75,7 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint in ENCODER_URLS:
         return prompts
-    unstated = 1 if body.get("max_tokens") == 0 else _ANSWER  # 0: the prompt is scored, and not answered
+    unstated = 1 if body.get("max_tokens") == 0 else _ANSWER  # 0: the prompt is scored, not answered
     longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), unstated)
     return prompts + sequences_of_request(endpoint, body) * longest
 
@@ -94,8 +94,8 @@ def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
 
 
 def _beside_prompt(body: Mapping[str, Any]) -> int:
-    """Return the tokens of what templates and providers write into the prompt of a chat: its tools, and the schema of
-    its answer in OpenAI's forms. Those of vLLM never stand there.
+    """Return the tokens of what templates and providers add to the prompt of a chat: its tools, and the schema of its
+    answer in OpenAI's forms. Schemas in vLLM's forms are never added.
     """
     text = body.get("text")
     written = [
@@ -107,7 +107,7 @@ def _beside_prompt(body: Mapping[str, Any]) -> int:
     try:
         return sum(tokens_of_bytes(len(_encode(each))) for each in written if each)
     except (ValueError, OverflowError, TypeError, RecursionError):
-        return 0  # it has no form as JSON, for which the body is refused when it is read
+        return 0  # it cannot be written as JSON: the body is refused when it is read
 
 
 def _tokens(prompt: Any) -> int:
@@ -128,5 +128,5 @@ def _of_message(message: Any) -> int:
 
 
 def _whole(value: object) -> int:
-    # Bounded, since JSON may have numbers of thousands of digits.
+    # Bounded, since JSON may contain numbers with thousands of digits.
     return min(value, _LARGEST) if isinstance(value, int) and value > 0 else 0

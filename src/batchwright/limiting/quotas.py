@@ -16,15 +16,15 @@ class Quotas:
     """Limits of one tenant or one key; None: no limit."""
 
     storage_bytes: int | None = None
-    """Bytes of all files, outputs of batches included."""
+    """Bytes of all files, including outputs of batches."""
     enqueued_lines: int | None = None
     """Lines of batches that have no result yet."""
     enqueued_tokens: int | None = None
     """Estimated prompt tokens of those lines."""
     requests_per_minute: int | None = None
-    """Online requests in a minute."""
+    """Online requests per minute."""
     tokens_per_minute: int | None = None
-    """Tokens of the prompts and answers of online requests in a minute."""
+    """Tokens of the prompts and answers of online requests per minute."""
     concurrent_requests: int | None = None
     """Online requests at once."""
 
@@ -37,7 +37,7 @@ class Quotas:
                 raise InvalidRequest(f"{name}={value!r}: must be a whole number from 1 to 2**53", param=name)
 
     def over(self, defaults: Quotas) -> Quotas:
-        """Return these quotas, with the limits of `defaults` where there is none."""
+        """Return these quotas, with the limits of `defaults` where they have none."""
         return Quotas(**{name: _first(getattr(self, name), getattr(defaults, name)) for name in NAMES})
 
     def as_values(self) -> dict[str, int]:

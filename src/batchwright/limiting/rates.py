@@ -1,15 +1,16 @@
-"""Limits on the requests and tokens of online clients in a minute, and on their requests at once.
+"""Limits on the requests and tokens of online clients per minute, and on their concurrent requests.
 
-A minute is a sliding window: in no minute is more let in than a limit allows, up to what other processes let in that is
-not known here yet. What was used is counted in slots of a few seconds; a slot counts until all of it is a minute old.
+A minute is a sliding window: no more is admitted in any minute than a limit allows, except for what other processes
+admitted and is not known here yet. Use is counted in slots of a few seconds; a slot counts until all of it is a minute
+old.
 
-Several processes share counters: each hands over what it has counted (`take_changes`), and is informed of what all have
-(`learn`). A request that was let in is looked at once more after that (`confirm`), and withdrawn if it is too much
-beside what the others have counted. Where exchanges come one after the other, that keeps all processes together within
-a limit: of two that let in too much at once the later one sees both. While nothing can be shared, each goes on with
-what it knows.
+Several processes share counters: each hands over what it has counted (`take_changes`), and learns what all have counted
+(`learn`). A request that was admitted is then checked once more (`confirm`), and withdrawn if it is too much together
+with what the others have counted. If exchanges happen one after another, that keeps all processes together within a
+limit: when two admit too much at the same time, the later one sees both. While nothing can be shared, each continues
+with what it knows.
 
-Times are seconds of a clock that is the same for all processes, about.
+Times are seconds of a clock that is approximately the same for all processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PERIOD = 60
 SLOT = 5
 _SOON = 1.0
-"""Seconds after which to try again when all places are taken, since it is not known when one will be free."""
+"""Seconds after which to try again if all places are taken, since it is not known when one will be free."""
 
 
 class Change(NamedTuple):
@@ -50,7 +51,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Limit of a rate, what is left of it, and when it is whole again."""
+    """Limit of a rate, what is left of it, and when all of it is left again."""
 
     limit: int
     remaining: int
@@ -60,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a request is not let in."""
+    """The reason why a request is not admitted."""
 
     subject: str
     quota: str
@@ -69,19 +70,19 @@ class Refusal:
     used: int
     asked: int
     wait: float | None
-    """Seconds until there is room, if nothing else comes in between; None: there never is."""
+    """Seconds until there is room, if nothing else arrives first; None: there never is."""
 
 
 @dataclass(slots=True)
 class Grant:
-    """A request that was let in."""
+    """A request that was admitted."""
 
     subjects: tuple[str, ...]
     rates: tuple[tuple[Kind, str, int], ...]
-    """Rates in which it is counted, with their limits."""
+    """Rates that count it, with their limits."""
     slot: int
     tokens: int
-    """Tokens that it is counted with."""
+    """Number of tokens that it counts as."""
     inside: bool = True
 
 
@@ -90,11 +91,11 @@ class _Window:
     """Use of a rate in the last minute."""
 
     limit: int | None = None
-    """Limit that was last asked for here; None: the rate is known from other processes only."""
+    """Limit that was last used here; None: the rate is known only from other processes."""
     shared: Mapping[int, int] = field(default_factory=dict)
     """Use in all processes, by slot, as last learned."""
     handed: dict[int, int] = field(default_factory=dict)
-    """Use being handed over, which is not in `shared` yet."""
+    """Use being handed over and not yet in `shared`."""
     own: dict[int, int] = field(default_factory=dict)
 
     def slots(self, now: float) -> list[tuple[int, int]]:
@@ -110,7 +111,7 @@ class _Window:
         return max(0, sum(amount for _, amount in self.slots(now)))
 
     def wait(self, amount: int, now: float) -> float:
-        """Return the seconds until `amount` of what is used now counts no more."""
+        """Return the seconds until `amount` of what is used now no longer counts."""
         gone = 0
         for slot, used in self.slots(now):
             gone += used
@@ -127,24 +128,24 @@ def slot_of(now: float) -> int:
 
 
 def oldest_slot(now: float) -> int:
-    """Return the first slot that has an end within the last minute."""
+    """Return the first slot whose end is within the last minute."""
     return slot_of(now - PERIOD)
 
 
 class RateLimiter:
-    """Decides which requests are let in."""
+    """Decides which requests are admitted."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
         self._inside: Counter[str] = Counter()
         self._elsewhere: Mapping[str, int] = {}
         self._most_inside: dict[str, int] = {}
-        """Limits of subjects that have requests inside here and a limit on them."""
+        """Limits of subjects that have a limit on concurrent requests and some in this process."""
 
     # Requests.
 
     def admit(self, subjects: Sequence[Subject], tokens: int, now: float) -> Grant | Refusal:
-        """Let a request in that may use `tokens`, or return the refusal that lasts longest."""
+        """Admit a request that may use `tokens`, or return the refusal that lasts longest."""
         refusals = [refusal for subject in subjects for refusal in self._refusals(subject, tokens, now)]
         if refusals:
             return max(refusals, key=_wait)
@@ -161,7 +162,7 @@ class RateLimiter:
         return Grant(tuple(subject.name for subject in subjects), tuple(rates), slot, tokens)
 
     def confirm(self, grant: Grant, subjects: Sequence[Subject], now: float) -> Grant | Refusal:
-        """Decide once more on a request that was let in, after `learn`: it is withdrawn and admitted anew."""
+        """Decide again on an admitted request, after `learn`: it is withdrawn and admitted again."""
         self.withdraw(grant)
         return self.admit(subjects, grant.tokens, now)
 
@@ -172,11 +173,11 @@ class RateLimiter:
         self.leave(grant)
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
-        """Note the tokens that a request used. Those that it was not counted with are counted now."""
+        """Note the tokens that a request used. Those not counted before are counted now."""
         more = tokens - grant.tokens
         for kind, rate, limit in grant.rates:
             if kind == "tokens":
-                # Of a request that took minutes the window may be gone.
+                # For a request that took minutes, the window may be gone.
                 self._window(rate, limit).add(slot_of(now) if more > 0 else grant.slot, more)
         grant.tokens = tokens
 
@@ -191,7 +192,7 @@ class RateLimiter:
                 self._most_inside.pop(subject, None)
 
     def standing(self, subjects: Iterable[Subject], kind: Kind, now: float) -> Standing | None:
-        """Return how the scarcest rate of this kind stands; None: none of them is limited."""
+        """Return the standing of the scarcest rate of this kind; None: none of them is limited."""
         found = []
         for subject in subjects:
             for each, limit in _rates(subject.quotas):
@@ -202,16 +203,16 @@ class RateLimiter:
         return min(found, key=lambda standing: standing.remaining, default=None)
 
     def inside(self, subject: str) -> int:
-        """Return the number of its requests that were let in and have not ended, in all processes."""
+        """Return the number of its requests that were admitted and have not ended, in all processes."""
         return self._inside[subject] + self._elsewhere.get(subject, 0)
 
     # Other processes.
 
     def take_changes(self, now: float) -> tuple[list[Change], list[str]]:
-        """Return what was counted here since the last call, and the rates of which all news matter.
+        """Return what was counted here since the last call, and the rates for which all news matters.
 
-        Of the others what other processes count matters only once it is asked for here. It is followed by `learn`, or
-        by `put_back`.
+        For other rates, what other processes count matters only once the rate is used here. Call `learn` or `put_back`
+        next.
         """
         oldest, changes = oldest_slot(now), []
         for rate, window in [*self._windows.items()]:
@@ -225,7 +226,7 @@ class RateLimiter:
         return changes, [rate for rate, window in self._windows.items() if window.limit is not None]
 
     def learn(self, counted: Iterable[Change], rates: Collection[str]) -> None:
-        """Learn what all processes counted, this one included: all of `rates`, and what is new of others."""
+        """Learn what all processes counted, including this one: all of `rates`, and news of others."""
         shared: dict[str, dict[int, int]] = {}
         for rate, slot, amount in counted:
             shared.setdefault(rate, {})[slot] = amount
@@ -237,7 +238,7 @@ class RateLimiter:
             window.shared = {**window.shared, **amounts}
 
     def put_back(self) -> None:
-        """Take back changes that could not be handed over."""
+        """Restore changes that could not be handed over."""
         for window in self._windows.values():
             for slot, amount in window.handed.items():
                 window.add(slot, amount)
@@ -245,11 +246,11 @@ class RateLimiter:
 
     @property
     def inside_here(self) -> dict[str, int]:
-        """Number of requests inside of this process by subject, for the other processes."""
+        """Number of this process's concurrent requests by subject, for the other processes."""
         return dict(self._inside)
 
     def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
-        """Return each quota asked for here lately, such as `tenant:a/tokens_per_minute`, with its limit and its use."""
+        """Return each quota recently used here, such as `tenant:a/tokens_per_minute`, with its limit and its use."""
         for rate, window in self._windows.items():
             if window.limit is not None:
                 yield f"{rate}_per_minute", window.limit, window.used(now)
@@ -257,7 +258,7 @@ class RateLimiter:
             yield f"{subject}/concurrent_requests", most, self.inside(subject)
 
     def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
-        """Learn the number of requests inside of the other processes, by subject."""
+        """Learn the number of the other processes' concurrent requests, by subject."""
         self._elsewhere = elsewhere
 
     # What they share.

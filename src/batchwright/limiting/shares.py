@@ -1,13 +1,13 @@
-"""Which tenants the next batch lines are claimed for. Pure: the numbers come in as arguments.
+"""The tenants for which the next batch lines are claimed. Pure: the numbers come in as arguments.
 
 Start-time fair queueing (Goyal et al. 1996) over tokens. `served` is the virtual time of a tenant: the tokens of its
-finished lines, divided by its weight. A line that is in flight counts with the tokens that lines of its tenant have
-needed so far, so a claim goes to the tenant whose `served` plus what it has in flight is least. Tenants whose lines
-need alike thus get lines in flight by their weights; one whose lines are long gets fewer of them, and pays for the
-difference when they finish.
+finished lines, divided by its weight. A line in flight counts as the average tokens of its tenant's lines so far, so a
+claim goes to the tenant whose `served` plus what it has in flight is least. Tenants with similar lines thus get lines
+in flight in proportion to their weights; one whose lines are long gets fewer of them, and any difference is settled
+when they finish.
 
-A tenant that had nothing to compute starts at the virtual time of the others, not at its own of long ago: nobody saves
-up a share by sending nothing. Whoever is alone gets everything, and owes nothing for it afterwards.
+A tenant that had nothing to compute starts at the virtual time of the others, not at its own old one: no tenant saves
+up a share by sending nothing. A tenant that is alone gets everything, and owes nothing for it afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Claimant:
     line_tokens: float = 0.0
     """Average tokens of one of its lines; 0: none has finished yet."""
     in_flight: int = 0
-    """Lines of it that workers hold."""
+    """Its lines that workers hold."""
 
 
 def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
@@ -61,9 +61,9 @@ def place(claimant: Claimant) -> float:
 def virtual_time(before: float, active: Mapping[str, float], working: Collection[str]) -> float:
     """Return the virtual time at which a tenant that joins now starts. `before`: the virtual time at the last change.
 
-    `active` has the places of those who were active until now, `working` those who have something to compute from now
-    on. While some of them go on, it is the least of their places; when all have stopped, nobody starts before the one
-    who got most.
+    `active` has the places of tenants that were active until now, `working` those that have something to compute from
+    now on. While some of them continue, it is the least of their places; when all have stopped, no tenant starts before
+    the one that got most.
     """
     staying = [where for tenant, where in active.items() if tenant in working]
     return max(before, min(staying)) if staying else max([before, *active.values()])

@@ -1,4 +1,4 @@
-"""Order of turns among many claimants whose keys change all the time."""
+"""Order of turns among many claimants whose keys change constantly."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T", bound=Hashable)
 
 ENDED_KEPT = 64
-"""Entries that no longer count which a heap may hold beside twice those that do."""
+"""Stale entries that a heap may hold in addition to twice the valid ones."""
 
 
 class Turns(Generic[_T]):
-    """Claimants by a key. Keys may grow unnoticed, but a claimant whose key becomes smaller must be `offer`ed again."""
+    """Claimants ordered by key. Keys may grow unnoticed, but a claimant whose key decreases must be `offer`ed again."""
 
     def __init__(self, key: Callable[[_T], tuple[Any, ...]]) -> None:
-        """`key` of a claimant now: the smallest has the next turn, and of equal ones the one offered first."""
+        """`key`: present key of a claimant; the smallest has the next turn, and of equal ones the one offered first."""
         self._key = key
         self._heap: list[tuple[tuple[Any, ...], int, _T]] = []
         self._valid: dict[_T, int] = {}
-        """Serial number of the one entry of each claimant that counts."""
+        """Serial number of each claimant's valid entry."""
         self._offers = 0
 
     def __len__(self) -> int:
         return len(self._valid)
 
     def offer(self, claimant: _T) -> None:
-        """Let a claimant take part, or look at its key anew."""
+        """Add a claimant, or read its key again."""
         self._offers += 1
         self._valid[claimant] = self._offers
         heapq.heappush(self._heap, (self._key(claimant), self._offers, claimant))
@@ -36,7 +36,7 @@ class Turns(Generic[_T]):
             heapq.heapify(self._heap)
 
     def remove(self, claimant: _T) -> None:
-        """Let a claimant take part no more. Does nothing when it did not."""
+        """Remove a claimant. Does nothing if it was not there."""
         self._valid.pop(claimant, None)
 
     def first(self) -> _T:

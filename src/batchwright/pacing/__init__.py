@@ -1,1 +1,1 @@
-"""How fast an endpoint elsewhere may be asked: pure decisions, with the time as an argument."""
+"""How fast requests may be sent to a remote endpoint: pure decisions, with the time as an argument."""

@@ -1,4 +1,4 @@
-"""`Attempt`: one request on its way to an endpoint, with what limits count for it."""
+"""`Attempt`: one request on its way to an endpoint, with the amounts that limits count for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchwright.pacing.stated_budget import Sent
 from batchwright.wire.rate_limits import RateKind
 
 StatedKey: TypeAlias = tuple[RateKind, float | None]
-"""What a stated limit counts, and its window in seconds; None: the endpoint does not name it."""
+"""What a stated limit counts, and its window in seconds; None: the endpoint does not state the window."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,17 +23,17 @@ class Attempt:
     at: float
     """When it was sent."""
     under_way: int
-    """Requests under way then, itself included."""
+    """Requests under way at that time, including this one."""
     at_once: int
-    """The same of all processes that share the endpoint's limits, as far as is known."""
+    """The same for all processes that share the endpoint's limits, as far as known."""
     amount: float
-    """What it counts for a limit of which it is not known what it counts."""
+    """The amount that it uses of a limit whose unit is unknown."""
     epoch: int
     cap_epoch: int
     is_below: bool
     """Whether it was sent below the limits that refusals have shown."""
     number: int
-    """Of all requests, in the order in which they were sent."""
+    """Sequence number among all requests, in the order in which they were sent."""
     configured: Sequence[tuple[SlidingWindow, Counted]]
     stated: dict[StatedKey, Sent] = field(default_factory=dict)
     ended: bool = False

@@ -1,11 +1,11 @@
-"""How many requests an endpoint gets at once, where no rate limit bounds them.
+"""How many requests an endpoint gets at once if no rate limit bounds them.
 
-`ConcurrencySearch` climbs: at each level it measures the tokens a second that are delivered, and goes on as long as
-they grow. What a level delivers is, by Little's law, the requests under way times the tokens a second of each: of
-requests that began at this level, the sum of their tokens over the sum of their latencies. So neither long answers nor
-the moments at which answers end disturb it, as they would disturb latencies or counts. On a plateau it stays, and tries
-again from time to time. Errors that mean overload make it smaller by a factor, once they are more than a few: an
-endpoint that fails one call in twenty, whatever its load, is not helped by fewer calls.
+`ConcurrencySearch` climbs: at each level it measures the tokens delivered per second, and goes on as long as they grow.
+By Little's law, a level delivers the number of requests under way times the tokens per second of each, which is, over
+the requests that began at this level, the sum of their tokens divided by the sum of their latencies. So neither long
+answers nor the moments at which answers end disturb it, as they would disturb latencies or counts. On a plateau it
+stays, and tries again from time to time. Errors that mean overload reduce the level by a factor, once there are more
+than a few: an endpoint that fails one call in twenty, whatever its load, is not helped by fewer calls.
 
 `ConcurrencyCap` is a limit on requests at once that the endpoint enforces by refusals, and probes for a higher one.
 """
@@ -20,30 +20,30 @@ FIRST_LEVEL = 16
 _LEAP = 4.0
 _STEP = 1.4
 _NEARLY = 0.6
-"""Share of the growth of the level by which what is delivered must grow for the next level to be a leap away."""
+"""Growth of the delivered rate, as a share of the growth of the level, from which the next step is a leap."""
 _LEAST_GAIN = 1.03
 _LEAST_MEASURED = 8
 _AGAIN = 12
 """Measurements on a plateau after which a higher level is tried again."""
 _CHANGED = 1.2
-"""Factor by which what is delivered on a plateau must change to be looked at anew."""
+"""Factor by which the delivered rate on a plateau must change for the search to start again."""
 _SHRINK = 0.7
 _OUTCOMES = 20
 _OVERLOADED = 0.5
 """Share of recent outcomes that must be overload for the level to shrink."""
 _FEWEST_OUTCOMES = 10
-"""Outcomes of which that share is taken at least: of fewer, some fail by chance wherever some always do."""
+"""Fewest outcomes over which that share is taken: of fewer, that many fail by chance where some always do."""
 _MOST_ROUNDS = 64
 _FEWER = 0.75
 _LEAST_QUEUE, _QUEUE = 2.0, 0.1
-"""Requests that should wait in an engine that shows its queue, besides a share of those that it computes."""
+"""Requests that should wait in an engine that reports its queue: a number, plus a share of those that it computes."""
 _GUIDED_STEP = 1.5
 _BUSY = 0.9
-"""Share of the level that must have been used for a measurement of it to count."""
+"""Share of a level that must have been in use for its measurement to count."""
 
 
 class ConcurrencySearch:
-    """Finds the number of requests at once from which on more do not deliver more. `most` is never exceeded."""
+    """Finds the number of concurrent requests beyond which throughput does not grow. `most` is never exceeded."""
 
     def __init__(self, most: int, *, first: int = FIRST_LEVEL) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -53,16 +53,16 @@ class ConcurrencySearch:
         self.epoch = 0
         """Number of the present level; a request belongs to the level at which it was sent."""
         self.delivered: float | None = None
-        """Tokens a second at the last level that was measured; None: no level was."""
+        """Tokens per second at the last measured level; None: none was measured."""
         self._before: tuple[float, float] | None = None
-        """Level before this one, and what it delivered."""
+        """Level before this one, and the rate that it delivered."""
         self._holding = 0
         """Measurements on the present plateau; 0 while climbing."""
         self._tokens = self._latency = self._busy = 0.0
         self._measured = 0
         self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES)
         self._is_guided = False
-        """Whether the endpoint shows its queue, which says more than what it delivers."""
+        """Whether the endpoint reports its queue, which says more than the delivered rate."""
 
     @property
     def value(self) -> int:
@@ -70,7 +70,7 @@ class ConcurrencySearch:
         return max(1, int(self.level))
 
     def succeeded(self, epoch: int, under_way: int, tokens: float, latency: float) -> None:
-        """Learn from an answer with `tokens` after `latency` seconds; `under_way` requests were, with it, when sent."""
+        """Learn from an answer with `tokens` after `latency` seconds, sent as one of `under_way` requests under way."""
         self._outcomes.append(False)
         if epoch != self.epoch:
             return
@@ -94,9 +94,9 @@ class ConcurrencySearch:
         return True
 
     def guide(self, running: float, waiting: float, under_way: int) -> None:
-        """Learn from an engine's own figures: the requests that it computes and that wait in it, of all its clients.
+        """Learn from an engine's own figures: the requests that it computes and those that wait, from all its clients.
 
-        A few waiting ones keep its batches full; while none wait, it may take more.
+        A few waiting requests keep its batches full; while none wait, it may take more.
         """
         self._is_guided = True
         enough = _LEAST_QUEUE + _QUEUE * running
@@ -106,14 +106,14 @@ class ConcurrencySearch:
             self.lower_to(max(1.0, under_way - waiting + enough))
 
     def raise_to(self, level: float) -> None:
-        """Go to a level at once, for a reason that needs no measurement."""
+        """Go to a level immediately, for a reason that needs no measurement."""
         if level > self.level and self.level < self.most:
             self._before = None
             self._holding = 0
             self._go_to(level)
 
     def lower_to(self, level: float) -> None:
-        """Go to a lower level at once, for a reason that needs no measurement, and hold it."""
+        """Go to a lower level immediately, for a reason that needs no measurement, and hold it."""
         if level < self.level:
             self._before = None
             self._holding = 1
@@ -133,7 +133,7 @@ class ConcurrencySearch:
         delivered = min(used, self.level) * self._tokens / self._latency
         self._start_measuring()
         if used < _BUSY * self.level - 1.0 or self._is_guided:
-            return  # it was not this level that bounded them, or the engine itself says what to do
+            return  # this level did not bound them, or the engine's own figures decide
         if self._holding:
             self._hold(delivered)
             return
@@ -164,14 +164,14 @@ class ConcurrencySearch:
 
 
 class ConcurrencyCap:
-    """Most requests at once that an endpoint accepts, learned from refusals."""
+    """The most concurrent requests that an endpoint accepts, learned from refusals."""
 
     def __init__(self, value: int) -> None:
         self.value = value
         self.epoch = 0
         """Number of the present value; a request belongs to the value at which it was sent."""
         self.strikes = 0
-        """Refusals in a row with hardly any answers between them, as there are none where the number is to blame."""
+        """Refusals in a row with hardly any answers between them; there are none if the number is to blame."""
         self._accepted = 0.0
         """Answers since the last refusal."""
         self._step = 1
@@ -182,18 +182,18 @@ class ConcurrencyCap:
 
     @property
     def proven(self) -> int:
-        """Number of requests at once that were accepted before more were tried."""
+        """Number of concurrent requests that were accepted before more were tried."""
         return self.value - self._step if self._probing else self.value
 
     @property
     def is_below(self) -> bool:
-        """Whether as many were accepted before as are let through now."""
+        """Whether as many as are now let through were accepted before."""
         return not self._probing and self._accepted >= self.value / 2.0
 
     def succeeded(self, epoch: int, under_way: int, *, weight: float = 1.0, may_probe: bool = True) -> None:
-        """Learn from an answer to a request that was sent when `under_way` requests were, itself included.
+        """Learn from an answer to a request that was sent as one of `under_way` requests under way.
 
-        `weight`: answers for which it stands, others being those that other processes get; `may_probe`: False where
+        `weight`: number of answers that it represents, including those that other processes get; `may_probe`: False if
         another process tries a higher value.
         """
         self._accepted += weight
@@ -210,7 +210,7 @@ class ConcurrencyCap:
         self._go_to(self.value + self._step)
 
     def refused(self, under_way: int) -> None:
-        """Learn that a request was refused when `under_way` were, itself included."""
+        """Learn that a request was refused as one of `under_way` requests under way."""
         self.strikes = 0 if self._accepted >= self.value / 4 else self.strikes + 1
         if self._probing and self._step == 1:
             self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
@@ -220,7 +220,7 @@ class ConcurrencyCap:
         self._go_to(max(1, value - 1 if not self.strikes else int(value * _FEWER)))
 
     def take_over(self, value: int, epoch: int) -> None:
-        """Go to what another process has learned, if that is later than what is known here."""
+        """Take over what another process has learned, if it is newer than what is known here."""
         if (epoch, value) <= (self.epoch, self.value):
             return
         if value < self.value:
@@ -237,6 +237,6 @@ class ConcurrencyCap:
 
 
 def alike(values: Collection[int], spread: float = 0.03) -> bool:
-    """Return whether whole numbers are the same but for two, or a share of `spread`."""
+    """Return whether whole numbers differ by at most two, or by a share of `spread`."""
     low, high = min(values, default=0), max(values, default=0)
     return high - low <= max(2, math.floor(spread * high))

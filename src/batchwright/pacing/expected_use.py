@@ -1,4 +1,4 @@
-"""`ExpectedUse`: how many tokens a request will use, from those that this job has seen."""
+"""`ExpectedUse`: how many tokens a request will use, estimated from the requests of this job so far."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from batchwright.pacing.limits import Use
 
 _FIRST_GUESS = 256.0
 _KEEP = 0.995
-"""Share of what was learned that is kept at each answer: some hundred answers count."""
+"""Share of what was learned that is kept at each answer: a few hundred answers count."""
 
 
 class ExpectedUse:
-    """Faded means: of the length of answers, and of the tokens of prompts over their estimates."""
+    """Decaying means of the length of answers, and of the ratio of prompts' tokens to their estimates."""
 
     def __init__(self) -> None:
         self._output = self._answers = 0.0
         self._counted = self._estimated = 0.0
 
     def of(self, estimate: float, limit: int | None) -> Use:
-        """Return what is expected of a request with `estimate` prompt tokens, whose answer may have `limit` tokens."""
+        """Return the expected use of a request with `estimate` prompt tokens, whose answer may have `limit` tokens."""
         mean = self._output / self._answers if self._answers else _FIRST_GUESS
         ratio = self._counted / self._estimated if self._estimated else 1.0
         return Use(estimate * ratio, mean if limit is None else min(mean, float(limit)), limit)
 
     def learn(self, expected_input: float, input_tokens: int | None, output_tokens: int | None) -> None:
-        """Learn what a request used of which `expected_input` prompt tokens were expected; None: it is not known."""
+        """Learn what a request used that was expected to have `expected_input` prompt tokens; None: not known."""
         if output_tokens is not None:
             self._output = self._output * _KEEP + output_tokens
             self._answers = self._answers * _KEEP + 1.0
-        if input_tokens and expected_input > 0.0:  # no prompt has 0 tokens: who says so does not count them
+        if input_tokens and expected_input > 0.0:  # no prompt has 0 tokens: an endpoint that says so does not count
             ratio = self._counted / self._estimated if self._estimated else 1.0
             self._counted = self._counted * _KEEP + input_tokens
             self._estimated = self._estimated * _KEEP + expected_input / ratio

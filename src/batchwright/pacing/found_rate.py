@@ -1,15 +1,15 @@
 """`FoundRate`: a rate limit that the endpoint does not state, found from the requests that it refuses.
 
-A refusal for a rate says that nothing was left at that moment. So what was accepted between two refusals, divided by
-the time between them, is the rate at which the endpoint admits, whatever it allows at once. Requests are paced a little
-above that rate, and pause shortly after each refusal: what is saved in the pause is used before the next refusal comes,
-so nothing of the limit is lost while there is about one refusal in a hundred requests. The longer none comes, the
-further the pace rises, so a limit that was raised is followed.
+A refusal for a rate means that nothing was left at that moment. So the amount accepted between two refusals, divided by
+the time between them, is the rate that the endpoint admits, whatever burst it allows. Requests are paced a little above
+that rate, and pause briefly after each refusal: what is saved in the pause is used before the next refusal, so none of
+the limit is lost, with about one refusal in a hundred requests. The longer none comes, the further the pace rises, so
+it follows a limit that was raised.
 
-A refusal that names a pause of some seconds ends a window: what was accepted before it had all of that time, the pause
-included, and as much may go faster in the next one.
+A refusal that names a pause of several seconds ends a window: what was accepted before it had all of that time,
+including the pause, and the same amount may go faster in the next window.
 
-What the unstated limit counts, requests or tokens, is not known. Amounts are a mean of both: 1 for a request of the
+Whether the unstated limit counts requests or tokens is not known. Amounts are a mean of both: 1 for a request of the
 mean size.
 """
 
@@ -24,9 +24,9 @@ _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
 _BELIEVED, _LONGEST_BELIEVED = 12.0, 60.0
-"""Seconds without a refusal after which a rate is doubted at the earliest and at the latest."""
+"""Seconds without a refusal after which a rate is doubted, at the earliest and at the latest."""
 _BELIEVED_AMOUNTS = 75.0
-"""Amounts without a refusal after which it is doubted between these times."""
+"""Amounts without a refusal after which it is doubted, between these times."""
 _DOUBLES = 15.0
 """Seconds in which the pace doubles from then on."""
 _LONGEST_DOUBT = 300.0
@@ -37,25 +37,25 @@ _SEARCHED_SECONDS = 10.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 _WINDOW = 5.0
-"""Seconds of a pause that a refusal names from which on it is taken for the rest of a window."""
+"""Shortest pause named by a refusal, in seconds, that is taken for the rest of a window."""
 _SURGE, _MORE_SURGE, _MOST_SURGE = 6.0, 2.0, 24.0
-"""Times the rate at which the next window is used: at first, more after each window that was used so, and at most."""
+"""Multiple of the rate at which the next window is used: at first, its increase after each such window, and at most."""
 _BELOW = 40.0
-"""Amounts after a refusal that go below the limit, as more was left out in the pause than the pace is above it."""
+"""Amounts after a refusal that stay below the limit: the pause saved more than the pace exceeds it by."""
 _SETTLED = 0.4
-"""Share of a rate that must be accepted until the next refusal for it to be the rate of a limit."""
+"""Share of a rate that must be accepted before the next refusal for it to be the rate of a limit."""
 _SURE = 0.95
-"""Share of what a window admitted that is used so in the next one."""
+"""Share of what a window admitted that is used that way in the next one."""
 _KEEP = 0.5
-"""Share of what earlier refusals showed that is kept at each."""
+"""Weight that earlier refusals keep at each new one."""
 
 
 class FoundRate:
-    """Pace at which an endpoint accepts requests, once it has refused some. `first`: where the search for it begins."""
+    """Pace at which an endpoint accepts requests, once it has refused some. `first`: where the search starts."""
 
     def __init__(self, first: float | None = None) -> None:
         self.rate = first
-        """Amounts a second that the endpoint admits; None: nothing was refused."""
+        """Amounts per second that the endpoint admits; None: nothing was refused."""
         self.until = float("-inf")
         """End of the pause after a refusal."""
         self._began = float("inf")
@@ -63,7 +63,7 @@ class FoundRate:
         self._emptied = float("-inf")
         """When the endpoint last refused, or the end of a long pause that it named then."""
         self.weight = 1.0
-        """Amounts of all processes together for each of this one."""
+        """Amounts of all processes together per amount of this one."""
         self._accepted = 0.0
         """Amounts sent since then and not refused."""
         self._stock = 0.0
@@ -74,9 +74,9 @@ class FoundRate:
         self._amounts = 0.0
         self._seconds = 0.0
         self._refusals = 0
-        """Refusals in a row, nothing being accepted between them."""
+        """Refusals in a row with nothing accepted between them."""
         self._is_settled = False
-        """Whether about as much was accepted since the refusal before the last one as at the rate found then."""
+        """Whether about as much was accepted between the last two refusals as the rate found at the first predicts."""
         self._pace = Pace()
 
     @property
@@ -86,7 +86,7 @@ class FoundRate:
 
     @property
     def is_below(self) -> bool:
-        """Whether less than the rate went since the last refusal, so that no limit would refuse the next request."""
+        """Whether less than the rate was sent since the last refusal, so that no limit refuses the next request."""
         return self._is_settled and self._refusals <= 1 and self._stock <= 0.0 and self._quiet <= _BELOW
 
     @property
@@ -110,13 +110,13 @@ class FoundRate:
             self._stock -= amount
 
     def refused(self, amount: float, sent_at: float, now: float, guess: float, retry_after: float | None) -> None:
-        """Learn that a request was refused, which was sent after the last refusal was known.
+        """Learn of the refusal of a request that was sent after the last refusal was known.
 
         `guess`: amounts a second with which to begin after the first refusal.
         """
         self._accepted = max(0.0, self._accepted - amount)
         named = retry_after or 0.0
-        # A pause that is long ends with a window: what was accepted before it had all of that time.
+        # A long pause ends with the window: what was accepted before it had all of that time.
         ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
         self._take_stock(is_window=named >= _WINDOW)
         if self.rate is None or self._refusals == 0:
@@ -143,7 +143,7 @@ class FoundRate:
         self.until = now + max(pause, named)
 
     def _take_stock(self, *, is_window: bool) -> None:
-        """Learn at a refusal whether a window has ended, of which as much may be used in the next one."""
+        """Learn at a refusal whether a window has ended, so that the next one may use the same amount."""
         if not is_window:
             self._stock, self._surge = 0.0, _SURGE
             return
@@ -152,7 +152,7 @@ class FoundRate:
         self._stock = _SURE * self._accepted
 
     def withdrawn(self, amount: float) -> None:
-        """Note that a request that was counted was refused together with another one."""
+        """Note that a counted request was refused together with another one."""
         self._accepted = max(0.0, self._accepted - amount)
         self._quiet = max(0.0, self._quiet - amount * self.weight)
 
@@ -162,7 +162,7 @@ class FoundRate:
         return self._amounts
 
     def go_on_at(self, rate: float, amounts: float, now: float) -> None:
-        """Go on at the part of a rate that all processes have found, from so many amounts each."""
+        """Continue at this process's part of a rate that all processes have found, from `amounts` in each."""
         if self.rate is not None and self.is_measured:
             self._accepted *= rate / self.rate
         else:
@@ -171,11 +171,11 @@ class FoundRate:
         self.rate, self._amounts, self._seconds = rate, amounts, amounts / rate
 
     def be_sure(self, now: float) -> None:
-        """Note that the limit was reached lately, as another process was refused."""
+        """Note that the limit was reached recently, because another process was refused."""
         self.until, self._quiet = max(self.until, now), 0.0
 
     def _raised(self, now: float) -> float:
-        """Return the pace: the rate, and more the longer nothing was refused."""
+        """Return the pace: the rate, raised further the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
             since = max(0.0, now - max(self.until, self._began))
@@ -183,7 +183,7 @@ class FoundRate:
             return self.rate * max(1.0 + self._accepted / _SEARCHED, doubled)
         if self._stock > 0.0:
             return self.rate * self._surge
-        # What few requests have shown is soon doubted, and anything after a while.
+        # A rate measured from few requests is soon doubted, and any rate after a while.
         step = min(_GAIN_STEP, _LEAST_STEP + self._amounts * self.weight / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)
         believed = min(_LONGEST_BELIEVED, max(_BELIEVED, _BELIEVED_AMOUNTS / self.rate))

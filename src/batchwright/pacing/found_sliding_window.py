@@ -1,9 +1,9 @@
-"""`FoundSlidingWindow`: a count of the requests of the last minute, which an endpoint does not state.
+"""`FoundSlidingWindow`: an unstated limit on the requests of the last minute.
 
-Where a limit of a minute slides, a request is admitted again when one that was sent a minute ago no longer counts. An
-even pace would use as much in a minute, but later: what was sent in a burst can be followed by the same burst a minute
-later. A refusal shows when the oldest request will no longer count. If another comes after that time, when only few
-requests were accepted since, and as many counted as at the first, the limit slides.
+If a limit per minute slides, a request is admitted again when one that was sent a minute ago no longer counts. An even
+pace would use as much in a minute, but later: a burst can be followed by the same burst a minute later. A refusal shows
+when the oldest request will no longer count. If another refusal comes after that time, when few requests have been
+accepted since and as many counted as at the first, the limit slides.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from itertools import chain
 from batchwright.pacing.limits import MINUTE
 
 _LONG_PAUSE = 10.0
-"""Seconds that the first refusal must name: of a limit that is refilled continuously, it names few."""
+"""Fewest seconds that the first refusal must name: for a limit that is refilled continuously, it names few."""
 _FEW = 0.5
-"""Share of the limit that may have been accepted since a window's end: with more it may have begun anew then."""
+"""Most of the limit that may have been accepted since a window's end: with more, a new window may have begun."""
 _COUNT_SPREAD = 0.03
 """Share by which the counts at the two refusals may differ, or one request if that is more."""
 _LEAST_COUNT = 4
 _LATE, _MOST_LATE = 0.12, 2.0
-"""Seconds for which a request is taken to count longer, at first and at most: it arrives some time after it was sent,
-and where this machine or the endpoint is busy, the one that follows a minute later may be faster."""
+"""Extra seconds for which a request is assumed to count, at first and at most: it arrives some time after it was sent
+and, if this machine or the endpoint was busy, the one that follows a minute later may be faster."""
 _MORE_LATE, _LESS_LATE = 0.1, 0.8
-"""Seconds by which that grows at least at a refusal that came too soon, and share that stays after a minute without."""
+"""Least seconds by which that grows at an unexpected refusal, and share that remains after a minute without one."""
 _ON_THE_WAY = 0.02
-"""Seconds by which a request may arrive sooner or later after it was sent than another one."""
+"""Seconds by which the times that two requests take to arrive may differ."""
 _STEP = 0.01
-"""Share of the limit, or one request if that is more, by which more is tried after a minute without a refusal."""
+"""Step by which more is tried after a minute without a refusal: a share of the limit, but at least one request."""
 _MOST_QUIET = 16
 """Most minutes without a refusal until more is tried."""
 _LOST = 3
-"""Times in a minute at which refusals came that the count did not foretell, after which it is not taken for known."""
+"""Times of unpredicted refusals in a minute after which the limit no longer counts as known."""
 _ANSWERED_WITHIN = 5.0
-"""Seconds after which hardly any refusal comes of a request that was sent."""
+"""Seconds within which nearly all refusals of a request arrive."""
 _AT_ONCE = 1.0
-"""Seconds within which refusals have one cause, such as a moment in which this machine was busy with something else."""
+"""Seconds within which refusals have one cause, such as a moment when this machine was busy with something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +56,27 @@ class FoundSlidingWindow:
 
     def __init__(self) -> None:
         self.limit = 0
-        """Requests that count at most; 0: no limit is known."""
+        """Most requests that may count at once; 0: no limit is known."""
         self._sent = deque[float]()
         """When the requests of the last minute that were not refused were sent."""
         self._past = deque[float]()
-        """When those before them were sent, as long as they may show the limit."""
+        """When the earlier ones were sent, kept as long as they may show the limit."""
         self._first_refusal: _Refused | None = None
         self._step = 0
         self._tried_at = 0.0
-        """When the limit was last refused, or more than it was tried."""
+        """When a request beyond the limit was last tried or refused."""
         self._quiet = 1
         """Minutes until more is tried."""
         self._early: deque[float] = deque(maxlen=_LOST)
         """Times at which refusals came that were not predicted."""
         self._late = _LATE
-        """Seconds for which a request is taken to count longer than a minute."""
+        """Seconds beyond a minute for which a request is assumed to count."""
         self._late_at = 0.0
         """When that was last changed."""
 
     @property
     def rate(self) -> float:
-        """Requests a second that the limit admits; 0 while none is known."""
+        """Requests per second that the limit admits; 0 while none is known."""
         return self.limit / MINUTE
 
     def wait(self, now: float) -> float:
@@ -103,7 +103,7 @@ class FoundSlidingWindow:
             self._past.remove(sent_at)
 
     def refused(self, sent_at: float, retry_after: float | None) -> None:
-        """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
+        """Learn from a refusal, and from the seconds that it names, during which nothing is admitted."""
         if retry_after is None or not 0.0 < retry_after <= MINUTE:
             if self.limit:
                 self._mistrust(sent_at)
@@ -122,7 +122,7 @@ class FoundSlidingWindow:
             self._first_refusal = refusal
 
     def forget(self) -> None:
-        """Take no limit for known any more."""
+        """Forget the limit."""
         self.limit, self._first_refusal = 0, None
 
     def _shows_sliding(self, first: _Refused, second: _Refused, sent_at: float) -> bool:
@@ -134,7 +134,7 @@ class FoundSlidingWindow:
         return abs(second.count - first.count) <= max(1.0, _COUNT_SPREAD * first.count)
 
     def _accepted_around(self, refusal: _Refused) -> int:
-        """Return how many requests were accepted in the minute before a refusal, or were under way with it."""
+        """Return how many requests were accepted in the minute before a refusal, or under way at the same time."""
         return sum(refusal.sent_at - MINUTE < each < refusal.ends for each in chain(self._past, self._sent))
 
     def _follow(self, refusal: _Refused, sent_at: float) -> None:
@@ -155,14 +155,14 @@ class FoundSlidingWindow:
             self.forget()
 
     def _is_mistaken(self, sent_at: float) -> bool:
-        """Return whether one more time that was not predicted is too many: a request may have come a bit too soon."""
+        """Return whether one more unpredicted refusal is too many: a request may have arrived slightly too early."""
         if self._early and sent_at - self._early[-1] < _AT_ONCE:
             return False
         self._early.append(sent_at)
         return len(self._early) == _LOST and sent_at - self._early[0] < MINUTE
 
     def _try_more(self, now: float) -> None:
-        """Allow more after some minutes in which nothing was refused; what was accepted is the limit from then on."""
+        """Allow more after some minutes without a refusal; what was accepted becomes the limit."""
         if now < self._tried_at + self._quiet * MINUTE:
             return
         if self._step and len(self._sent) > self.limit:
@@ -175,7 +175,7 @@ class FoundSlidingWindow:
         while self._sent and self._sent[0] <= now - MINUTE - self._late:
             self._past.append(self._sent.popleft())
         if self._first_refusal is not None and now > self._first_refusal.ends + MINUTE:
-            self._first_refusal = None  # what was sent before it is kept no longer than it can show anything
+            self._first_refusal = None  # earlier requests are kept only as long as they can show anything
         known_from = now - MINUTE - self._late - _ANSWERED_WITHIN
         if self._first_refusal is not None:
             known_from = min(known_from, self._first_refusal.sent_at - MINUTE)

@@ -1,10 +1,10 @@
-"""`FoundWindow`: a count of requests that begins anew each second or each ten, which an endpoint does not state.
+"""`FoundWindow`: an unstated limit on requests in fixed windows of one or ten seconds.
 
-Some providers enforce a limit of a minute in shorter windows: 600 a minute as 10 in each second. What is not used by
-the end of a window is lost, so requests that are spread evenly, without regard to where windows begin, are refused now
-and then, and lose a part of each window in which they come late. A refusal that names a pause shows when the window
-ends; if several show the same beginning, and as many requests were accepted in each of their windows, requests go in
-step with the windows.
+Some providers enforce a limit per minute in shorter windows: 600 a minute as 10 in each second. What is not used by the
+end of a window is lost, so requests that are spread evenly, without regard to where windows begin, are refused now and
+then, and lose part of each window in which they come late. A refusal that names a pause shows when the window ends; if
+several show the same beginning, and the same number of requests was accepted in each of their windows, requests are
+sent in step with the windows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ show any beginning."""
 _SPREAD = 0.1
 """Share of the window by which the beginning may differ once it is known."""
 _LONG_PAUSE = 1.25
-"""Mean times between two requests, at the rate of the window, for which the pauses must last on average: those of a
-limit that is refilled continuously last for less than one."""
+"""Average length of the pauses, in mean times between two requests at the rate of the window, that is evidence: those
+of a limit that is refilled continuously last for less than one."""
 _COUNT_SPREAD = 0.03
 """Share by which the numbers of accepted requests may differ, or one request if that is more."""
 _BEGIN, _END = 0.04, 0.1
-"""Shares of the window at its beginning and end in which no request goes, since not each takes as long to arrive."""
+"""Shares of the window at its beginning and end in which no request is sent, since the time to arrive varies."""
 _CORRECTED = 0.25
 """Share of a difference in the beginning that is corrected at each refusal."""
 _FIRST_ROUNDS, _MOST_ROUNDS = 8, 64
-"""Windows without a refusal after which one request more is tried."""
+"""Windows without a refusal after which one more request is tried."""
 _LOST = 3
-"""Refusals that the windows did not foretell, hardly any window being without one, after which none is known."""
+"""Unpredicted refusals, in nearly every window, after which no window counts as known."""
 _EARLY_FADES = 0.8
 """Share of such refusals that still counts after each window that was used up."""
 
@@ -47,7 +47,7 @@ class _Refused:
     """When the window ends, on the clock of requests that are sent."""
     pause: float
     counts: tuple[int, ...]
-    """Requests accepted in its window before it, if windows have each of the lengths that are looked for."""
+    """Requests accepted before it in its window, for each of the lengths that are looked for."""
 
 
 class FoundWindow:
@@ -59,7 +59,7 @@ class FoundWindow:
         self.limit = 0
         """Requests that each admits."""
         self._sent: deque[float] = deque()
-        """When the requests that were not refused were sent, as long as a window may count them."""
+        """When the requests that were not refused were sent, kept as long as a window may count them."""
         self._refusals: deque[_Refused] = deque(maxlen=_EVIDENCE[-1][0])
         self._start = 0.0
         """When some window began."""
@@ -74,15 +74,15 @@ class FoundWindow:
         self._quiet = 0
         """Windows in a row that were used up without a refusal."""
         self._proven = 0
-        """Requests that windows admitted before more were tried."""
+        """Requests that each window admitted before more were tried."""
         self._patience = _FIRST_ROUNDS
-        """Windows without a refusal after which those were tried."""
+        """Windows without a refusal after which more were tried."""
         self._early = 0.0
-        """Refusals of late that were not predicted."""
+        """Recent refusals that were not predicted; earlier ones count less."""
 
     @property
     def rate(self) -> float:
-        """Requests a second that the windows admit; only while they are known."""
+        """Requests per second that the windows admit; only while they are known."""
         return self.limit / self.length if self.length else 0.0
 
     def wait(self, now: float) -> float:
@@ -112,7 +112,7 @@ class FoundWindow:
             self._sent.remove(sent_at)
 
     def refused(self, sent_at: float, retry_after: float | None) -> None:
-        """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
+        """Learn from a refusal, and from the seconds that it names, during which nothing is admitted."""
         if retry_after is None or not 0.0 < retry_after <= (self.length or _LENGTHS[0]):
             self._refusals.clear()
             self._mistrust()
@@ -126,7 +126,7 @@ class FoundWindow:
             self._follow(self._refusals[-1])
 
     def forget(self) -> None:
-        """Take no window for known any more."""
+        """Forget the windows."""
         self.length = None
         self._refusals.clear()
 
@@ -181,7 +181,7 @@ class FoundWindow:
         self._used = max(self._used, self.limit)
 
     def _mistrust(self) -> None:
-        """Note that a refusal was not predicted by the windows; after some of them, take none for known."""
+        """Note that the windows did not predict a refusal; after several of those, forget the windows."""
         self._early += 1.0
         if self._early >= _LOST:
             self.forget()

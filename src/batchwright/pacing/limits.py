@@ -28,7 +28,7 @@ class Use:
         return self.output_tokens if kind == "output_tokens" else self.input_tokens + self.output_tokens
 
     def at_most(self, kind: RateKind) -> float:
-        """Return the amount that counts where the longest answer does, as with many providers when a request comes."""
+        """Return the amount that counts if the longest answer does, as with many providers when a request arrives."""
         if kind != "tokens" or self.most_output is None:
             return self.of(kind)
         return self.input_tokens + self.most_output
@@ -46,7 +46,7 @@ class ConfiguredLimit:
 
 
 def configured_limits(rpm: float | None = None, tpm: float | None = None) -> tuple[ConfiguredLimit, ...]:
-    """Return the limits of requests and of tokens a minute that are given. Raises ValueError for one not above 0."""
+    """Return the given limits on requests and tokens per minute. Raises ValueError for one that is not above 0."""
     found = []
     kinds: tuple[tuple[str, RateKind, float | None], ...] = (("rpm", "requests", rpm), ("tpm", "tokens", tpm))
     for name, kind, limit in kinds:

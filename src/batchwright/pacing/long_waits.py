@@ -1,4 +1,4 @@
-"""`LongWaits`: what to say when an endpoint takes no request for minutes or hours. Pure: time is an argument."""
+"""`LongWaits`: what to report when an endpoint accepts no requests for minutes or hours. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from datetime import datetime, timedelta
 from batchwright.pacing.figures import LimitFigures, PacerFigures
 
 _LONG = 120.0
-"""Seconds without a request from which on that is said."""
+"""Shortest wait, in seconds, that is reported."""
 _QUIET = 3600.0
-"""Seconds for which it is then not said again."""
+"""Seconds for which it is then not reported again."""
 _WINDOWS = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "day"}
 
 
 class LongWaits:
-    """Says once, of each endpoint and model, for how long requests have to wait, if that is long."""
+    """Reports once, for each endpoint and model, how long requests have to wait, if that is long."""
 
     def __init__(self) -> None:
         self._quiet_until: dict[str, float] = {}
 
     def news(self, pacing: Mapping[str, PacerFigures], now: float, at: datetime) -> Iterator[str]:
-        """Yield what is new at `now`, which is `at` by the clock on the wall."""
+        """Yield what is new at `now`, which is `at` in wall-clock time."""
         for name, figures in pacing.items():
             seconds = figures.next_in
             if not figures.waiting or seconds < _LONG or now < self._quiet_until.get(name, float("-inf")):

@@ -1,16 +1,16 @@
-"""`Pace`: requests spread evenly below the second, so that no burst follows a pause."""
+"""`Pace`: requests spread evenly within each second, so that no burst follows a pause."""
 
 from __future__ import annotations
 
 _BURST = 0.05
-"""Seconds of work that may go at once: about what the timers of an event loop may be late."""
+"""Seconds of work that may go at once: about as much as an event loop's timers may be late."""
 
 
 class Pace:
     """Spreads amounts over time at a rate that may change, by a token bucket that holds almost nothing.
 
-    An amount goes when the bucket is not empty, and may take it below 0, so that an amount larger than what the bucket
-    holds needs no exception; the next one waits until it has been filled again.
+    An amount goes when the bucket is not empty, and may take it below 0, so that an amount larger than the bucket needs
+    no exception; the next one waits until it has been refilled.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Pace:
         self._at = float("-inf")
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds until the next amount may go at `rate` a second; infinite at no rate."""
+        """Return the seconds until the next amount may go at `rate` per second; infinite if the rate is 0."""
         self._fill(rate, now)
         if self._credit >= 0.0:
             return 0.0
@@ -30,7 +30,7 @@ class Pace:
         self._credit -= amount
 
     def give_back(self, amount: float) -> None:
-        """Note that an amount that went was less than it had seemed, or more if `amount` is negative."""
+        """Note that a past amount was smaller than assumed, or larger if `amount` is negative."""
         self._credit += amount
 
     def _fill(self, rate: float, now: float) -> None:

@@ -1,8 +1,8 @@
-"""`Pacer`: when the next request may be sent to an endpoint elsewhere, for one address, key and model.
+"""`Pacer`: when the next request may be sent to a remote endpoint, for one address, key and model.
 
-It obeys, at once: limits that the user states (`SlidingWindow`); limits that answers state (`StatedBudget`); those that
-refusals show, where no stated limit explains them (`UnstatedLimits`); how fast usage may rise, as they say
-(`RiseLimit`); and the number of requests beyond which no more is delivered (`ConcurrencySearch`).
+It obeys all of these: limits that the user states (`SlidingWindow`); limits that answers state (`StatedBudget`); those
+that refusals show and that no stated limit explains (`UnstatedLimits`); how fast usage may rise, as shown by refusals
+that say so (`RiseLimit`); and the number of requests beyond which no more is delivered (`ConcurrencySearch`).
 
 Pure: times are arguments, in seconds of any clock that only goes forward.
 """
@@ -30,28 +30,29 @@ _PREDICTED = 2
 """Refusals in a row after which what was stated is not enough to predict the next one."""
 _LONGEST_PAUSE = 5.0
 _AFTER_REFUSAL = 10.0
-"""Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
+"""Requests per second with which it resumes after a pause, doubled after each further `PAUSE` seconds."""
 _RAMP = 1.0
-"""Seconds in which the number of requests at once may double where a rate limit bounds them anyway."""
+"""Seconds in which the number of concurrent requests may double if a rate limit bounds them anyway."""
 _FIRST_SURGE = 16.0
-"""Requests a second that may be sent before any was answered."""
+"""Requests per second that may be sent before any was answered."""
 _MOST_SURGE = 2.0
 """Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
 _WINDOW_SURGE = 2.0
-"""Times the most that were answered in a second at which what a window admits is sent."""
+"""Multiple of the most answers per second at which a window's admitted requests are sent."""
 _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0
 _DIFFERS = 1.5
-"""Times the amount that is expected of a request which the endpoint may count for it."""
+"""Multiple of a request's expected amount that the endpoint may count for it."""
 _SAME = 1.001
 _MEMORY = 0.98
 
 
 class Pacer:
-    """Decides when requests go.
+    """Decides when requests are sent.
 
-    `most`: requests at once, never exceeded; `configured`: limits that the user configures; `first`: requests at once
-    to begin with, by default a few; `rank`: a number above 0 that no other process has with which limits are shared.
+    `most`: concurrent requests, never exceeded; `configured`: limits that the user configures; `first`: concurrent
+    requests to begin with, by default a few; `rank`: a number above 0, unique among the processes that share the
+    limits.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Pacer:
         self.under_way = 0
         self.sent = 0
         self.refused_count = 0
-        """Requests refused for a limit."""
+        """Requests refused because of a limit."""
         self.given_up = 0
-        """Requests whose answer was not waited for."""
+        """Requests abandoned without waiting for the answer."""
         self._configured = [SlidingWindow(each) for each in configured]
         self._stated: dict[StatedKey, StatedBudget] = {}
         self._unstated = UnstatedLimits(self.sharing, self.search)
@@ -81,7 +82,7 @@ class Pacer:
         self._surge = Pace()
         self._answers = DecayedRate(_SURGE_OVER)
         self._most_answered = 0.0
-        """Most answers a second since usage was last said to rise too fast: after a pause as many may be asked for."""
+        """Most answers per second since usage was last said to rise too fast: a rate allowed again after a pause."""
         self._answered_at = float("inf")
 
     @property
@@ -97,13 +98,13 @@ class Pacer:
 
     @property
     def is_rate_known(self) -> bool:
-        """Whether a limit on a rate is configured, stated or found."""
+        """Whether a rate limit is configured, stated or found."""
         return bool(self._configured or self._stated) or self._unstated.is_rate_known
 
     def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
-        """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
+        """Return the seconds until a request that is expected to use `use` may go; infinite: only after one ends.
 
-        One that `is_urgent` is bound by limits, but need not come in turn with others.
+        An `is_urgent` request obeys the limits, but need not wait its turn.
         """
         self._ramp(now)
         if self.under_way >= self.concurrency:
@@ -156,7 +157,7 @@ class Pacer:
         output_tokens: int | None,
         stated: Sequence[StatedLimit] = (),
     ) -> None:
-        """Learn from an answer, its usage (None: it has none) and the limits that it states."""
+        """Learn from an answer, its usage (None: not reported) and the limits that it states."""
         self._end(attempt)
         self._answers.elapse(max(0.0, now - self._answered_at))
         self._answers.add()
@@ -189,10 +190,10 @@ class Pacer:
         cause: RefusalCause | None = None,
         named: Sequence[StatedLimit] = (),
     ) -> bool:
-        """Learn that a request was refused for a limit, as status 429 says; return whether others have to wait for it.
+        """Learn that a request was refused because of a limit (status 429); return whether others have to wait.
 
-        `cause`: what it says is to blame, if it says so; `named`: limits in its text, which are taken for a hint only,
-        since they name neither how they are counted nor, always, their window.
+        `cause`: what the refusal blames, if it says; `named`: limits in its text, used only as a hint, since it does
+        not say how they are counted, nor always their window.
         """
         self._end(attempt)
         self.refused_count += 1
@@ -237,17 +238,17 @@ class Pacer:
             self._stated[key].end(sent, attempt.use.of(key[0]))
 
     def gave_up(self, attempt: Attempt, now: float) -> None:
-        """Note that the answer of a request is not waited for any more."""
+        """Note that a request was abandoned: its answer is no longer waited for."""
         self.given_up += 1
         self.failed(attempt, now)
 
     def rejected(self, attempt: Attempt, now: float) -> None:
-        """Note that a request was refused which is never accepted, such as one larger than a limit."""
+        """Note the refusal of a request that will never be accepted, such as one larger than a limit."""
         self._end(attempt)
         self._forgive(attempt, now)
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
-        """Return what other processes are to know, with so many requests waiting; empty if there is nothing."""
+        """Return what to publish to other processes while `waiting` requests wait; empty if there is nothing."""
         if not (self.under_way or waiting or any(window.used(now) for window in self._configured)):
             return {}
         is_held_back = self.under_way < self.concurrency
@@ -258,7 +259,7 @@ class Pacer:
         return note | self._unstated.note()
 
     def share(self, notes: Sequence[Note], now: float, *, since: float | None = None) -> None:
-        """Learn the notes of other processes with the same key; there are others since `since`, if at all."""
+        """Learn the notes of other processes with the same key; `since`: when there began to be others, if known."""
         if since is not None and not self.sent:
             self.sharing.hear_until(since)
         keep = max((each.configured.window for each in self._configured), default=MINUTE)
@@ -268,7 +269,7 @@ class Pacer:
         self._unstated.share(now, was_refused=was_refused)
 
     def guide(self, running: float, waiting: float) -> None:
-        """Learn from the engine's own figures how many requests it computes, and how many wait in it."""
+        """Learn from the engine's own figures how many requests it computes and how many wait."""
         self.search.guide(running, waiting, self.under_way)
 
     def blocked(self, now: float) -> float:
@@ -276,7 +277,7 @@ class Pacer:
         return max(0.0, self._unstated.blocked(now), self._rise.until - now)
 
     def withdraw(self, attempt: Attempt, now: float) -> None:
-        """Take back a request that was let in, and was not sent after all."""
+        """Take back a request that was admitted but not sent after all."""
         self._end(attempt)
         self.sent -= 1
         self._unstated.withdrawn(attempt)
@@ -286,7 +287,7 @@ class Pacer:
             self._stated[key].end(sent, 0.0)
 
     def figures_with(self, waiting: int, use: Use | None, now: float) -> PacerFigures:
-        """Return what is known at `now` while requests are waiting, the next of which is expected to use `use`."""
+        """Return the figures at `now` while `waiting` requests wait, the next of which is expected to use `use`."""
         figures = self.figures(now)
         if use is None:
             return figures
@@ -298,7 +299,7 @@ class Pacer:
         return replace(figures, waiting=waiting, next_in=seconds, waits_for=limit)
 
     def figures(self, now: float) -> PacerFigures:
-        """Return what is known at `now`."""
+        """Return the figures at `now`."""
         configured = (
             LimitFigures(
                 each.configured.kind,
@@ -326,12 +327,12 @@ class Pacer:
         )
 
     def _is_stated(self, configured: ConfiguredLimit) -> bool:
-        """Return whether the endpoint itself states a limit as low as this one: its own account is the better one."""
+        """Return whether the endpoint itself states a limit as low as this one: its own count is more accurate."""
         rates = (each.limit / each.window for each in self._stated.values() if each.kind == configured.kind)
         return any(0.0 < rate <= configured.limit / configured.window * _SAME for rate in rates)
 
     def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
-        """Learn stated limits. If one of them has too little left for the request, return how long a pause may be."""
+        """Learn stated limits. If one of them has too little left for the request, return the longest useful pause."""
         longest = None
         for limit in stated:
             key = (limit.kind, limit.window)
@@ -340,7 +341,7 @@ class Pacer:
                 budget = self._stated[key] = StatedBudget(limit.kind)
             sent = attempt.stated.get(key)
             if sent is None:
-                # Sent before the limit was known: what was sent since then is not known either.
+                # Sent before the limit was known: what has been sent since is not known either.
                 sent = budget.earlier(attempt.use, attempt.at)
             budget.observe(sent, limit, now, refused=refused)
             if limit.remaining is not None and limit.remaining < max(
@@ -350,7 +351,7 @@ class Pacer:
         return longest
 
     def _forgive(self, attempt: Attempt, now: float) -> None:
-        """Count no tokens of a request that was not computed; as a request it may count all the same."""
+        """Count no tokens for a request that was not computed; it may still count as a request."""
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, 0.0)
         for window, entry in attempt.configured:
@@ -358,13 +359,13 @@ class Pacer:
                 window.settle(entry, 0.0, now)
 
     def _surge_rate(self, now: float) -> float:
-        """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
+        """Return the most requests per second: concurrency grows with answers, not in one burst."""
         if self._unstated.cap is not None:
             since = max(0.0, min(now - self._unstated.blocked_until, 10.0))
-            # Beside other processes, what this one sends more they send less.
+            # With other processes, whatever more this one sends, they send less.
             least = self._first_surge if self.sharing.has_others else 1.0
             return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / PAUSE)))
-        # What a window admits may go faster than what was left of the one before it.
+        # What a window admits may be sent faster than what was left of the previous one.
         again = _WINDOW_SURGE if self._is_in_window else 1.0
         return max(self._first_surge + _MOST_SURGE * self._answers.rate, again * self._most_answered)
 
@@ -375,12 +376,12 @@ class Pacer:
         self.under_way -= 1
 
     def _ramp(self, now: float) -> None:
-        """Let more requests be under way where their number is not what bounds them."""
+        """Let more requests be under way if their number is not what bounds them."""
         if self.is_rate_known and self.under_way >= self.search.value and now - self._ramped_at >= _RAMP:
             self._ramped_at = now
             self.search.raise_to(self.search.level * 2.0)
 
     def _rates(self, named: Sequence[StatedLimit]) -> list[float]:
-        """Return the limits that the text of a refusal names, in requests of the mean size a second."""
+        """Return the limits named in the text of a refusal, in requests of the mean size per second."""
         mean = Use(self._mean_input, self._mean_tokens - self._mean_input)
         return [each.limit / (each.window or MINUTE) / max(mean.of(each.kind), 1.0) for each in named]

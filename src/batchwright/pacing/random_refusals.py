@@ -1,11 +1,11 @@
 """`RandomRefusals`: the share of requests that an endpoint refuses at random, whatever the rate at which they come.
 
-An endpoint that many share refuses some requests for want of capacity, with the status of a rate limit. A limit that is
+An endpoint that many clients share refuses some requests for lack of capacity, with the status of a rate limit. A limit
 found from such refusals falls without end: each says that less is accepted than was thought, and going slower makes
-none of them rarer. What distinguishes them from those of a limit is that they go on right after a refusal, when less is
-sent than the limit that it showed. Their share there is taken for their share everywhere: so many refusals are
-absorbed, which means that they teach nothing, and only those in excess of them show a limit. Whether that is so is
-tried: the limits are searched for anew, and if they are found where they were, they were limits after all.
+none of them rarer. They differ from the refusals of a limit in that they continue right after a refusal, when less is
+sent than the limit that it showed. Their share at such times is assumed to be their share everywhere: that many
+refusals are absorbed, that is, nothing is learned from them, and only those in excess show a limit. This assumption is
+tested: the limits are searched for again, and if they are found where they were, they were limits after all.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from __future__ import annotations
 from collections import deque
 
 _FEWEST, _FEWEST_BESIDE = 4.0, 2.0
-"""Refusals below a limit that are evidence; fewer are where the endpoint states limits, which leave enough."""
+"""Refusals below a limit that are evidence; fewer suffice if the endpoint states limits with enough left."""
 _LEAST, _MOST = 0.008, 0.5
-"""Shares of requests below a limit, refused, that are evidence: fewer come by chance, and more of a limit that fell."""
+"""Refused shares of requests below a limit that are evidence: less is chance, and more means that a limit fell."""
 _VANISHED = 0.3
-"""Part of the least share below which none are at random any more."""
+"""Part of the least share below which refusals no longer count as random."""
 _SHARE_WEIGHT = 1.0 / 400.0
 """Weight of the latest request in that share."""
 _NONE_COMES = 8.0
-"""Times as many requests as there should be for each refusal without one after which none are at random any more."""
+"""Multiple of the expected requests per refusal that pass without one before refusals no longer count as random."""
 _EXCESS = 1.5
-"""Factor by which more are absorbed than are expected."""
+"""Factor by which more refusals are absorbed than expected."""
 _CREDIT, _MOST_CREDIT = 3.0, 8.0
-"""Refusals in a row that are absorbed after one that was not, and at most."""
+"""Refusals in a row that are absorbed: after one that was not, and at most."""
 _ROW_PAUSE = 0.5
-"""Seconds after a refusal in which a rate, or a number at once, makes room for the next request."""
+"""Seconds after a refusal within which a rate or a limit on concurrency makes room for the next request."""
 _IN_A_ROW, _ROW_WEIGHT = 0.3, 1.0 / 50.0
-"""Share of refusals that follow another one all the same, above which windows refuse them; weight of the latest."""
+"""Share of refusals that still follow another one, above which windows are to blame; weight of the latest."""
 _TRIED, _GAIN = 2, 1.15
-"""Limits that are found in a trial, and the factor by which the last must be above that from before it."""
+"""Limits that are found in a trial, and the factor by which the last must exceed the one from before it."""
 _BELIEVED_FOR = 100.0
-"""Seconds for which limits are believed that a trial has shown again."""
+"""Seconds for which limits that a trial has confirmed are believed."""
 _RATES = 32
 
 
 class RandomRefusals:
-    """Learns of each request whether it went below the limits that are known, and whether it was refused."""
+    """Learns for each request whether it was sent below the known limits, and whether it was refused."""
 
     def __init__(self) -> None:
         self.share = 0.0
-        """Share of requests that are refused at random; 0: none, as far as is known."""
+        """Share of requests that are refused at random; 0: none, as far as known."""
         self._sent = self._refused = 0.0
         """Requests below a limit, and those of them that were refused; earlier ones count less."""
         self._credit = 0.0
@@ -50,9 +50,9 @@ class RandomRefusals:
         self._number = 0
         """Number of the latest request."""
         self._last_refused, self._refused_at = 0, float("-inf")
-        """Number of the latest one that was refused, and when that was known."""
+        """Number of the latest refused request, and when its refusal became known."""
         self._in_a_row = 0.0
-        """Share of refusals of late that followed another one."""
+        """Share of recent refusals that followed another one."""
         self._tried = _TRIED
         """Limits that were found in the trial."""
         self._rate_before = self._cap_before = 0.0
@@ -61,7 +61,7 @@ class RandomRefusals:
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def sent(self, *, is_below: bool) -> int:
-        """Count a request, and return its number; `is_below`: whether it goes below the limits that are known."""
+        """Count a request, and return its number; `is_below`: whether it is sent below the known limits."""
         self._number += 1
         self._credit = min(_MOST_CREDIT, self._credit + _EXCESS * self.share)
         if is_below:
@@ -74,9 +74,9 @@ class RandomRefusals:
         return self._number
 
     def refused(self, number: int, now: float, *, is_below: bool, is_beside: bool) -> bool:
-        """Learn that a request was refused; return whether that is the first sign that some are at random.
+        """Learn that a request was refused; return whether this is the first sign of random refusals.
 
-        `is_beside`: whether the endpoint states limits, which leave enough.
+        `is_beside`: whether the endpoint states limits that have enough left.
         """
         follows = number == self._last_refused + 1 and now - self._refused_at >= _ROW_PAUSE
         self._last_refused, self._refused_at = number, now
@@ -100,7 +100,7 @@ class RandomRefusals:
         return self.share > 0.0 and not was_known
 
     def refused_together(self, number: int, *, is_below: bool) -> None:
-        """Note that a request was refused which was under way with another one that was."""
+        """Note that a request was refused while another refused one was under way."""
         self._last_refused = max(self._last_refused, number)
         if is_below:
             self._sent = max(0.0, self._sent - 1.0)
@@ -114,13 +114,13 @@ class RandomRefusals:
         return False
 
     def begin_trial(self, rate: float, cap: float) -> float:
-        """Note the limits from before a search, 0: none is known, and return the rate from which to search."""
+        """Note the limits from before a search (0: none known), and return the rate at which to start it."""
         self._rate_before, self._cap_before = rate, cap
         self._tried, self._credit = 0, _CREDIT
         return max(rate, *self._rates, 0.0)
 
     def found(self, rate: float, cap: float, now: float) -> None:
-        """Learn the rate and the number at once that refusals have shown; 0: none."""
+        """Learn the rate and the concurrency limit that refusals have shown; 0: none."""
         if rate:
             self._rates.append(rate)
         if not self.share or self._tried >= _TRIED or not (rate or cap):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 _WEIGHT = 0.05
-"""Of the latest call in what is known of those before it."""
+"""Weight of the latest call in the share of calls that were answered."""
 
 
 class RetryBudget:
     """Lets a call be tried again as long as tries of the whole job mostly lead somewhere.
 
-    Each answer allows `by_success` more retries, up to `most`, with which a job also begins. So an endpoint of which
-    one call in three fails gets all its retries, and one that fails nearly everything does not get many times the
-    calls that it was meant to have. Refusals for a rate limit are not counted: they are paced.
+    Each answer allows `by_success` more retries, up to `most`, which a job also begins with. So an endpoint that fails
+    one call in three gets all its retries, and one that fails nearly everything does not get many times the intended
+    calls. Refusals for a rate limit are not counted: they are paced.
     """
 
     def __init__(self, by_success: float = 2.0, most: float = 200.0) -> None:
@@ -19,11 +19,11 @@ class RetryBudget:
         self._most = most
         self._left = most
         self._answered = 0.0
-        """Share of the last calls that were answered; at first none was."""
+        """Share of recent calls that were answered; 0 at first."""
 
     @property
     def failing(self) -> float:
-        """Share of the calls of late that were not answered; 1 at first."""
+        """Share of recent calls that were not answered; 1 at first."""
         return 1.0 - self._answered
 
     def succeeded(self) -> None:

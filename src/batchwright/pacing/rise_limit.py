@@ -1,8 +1,8 @@
-"""`RiseLimit`: how fast usage may rise, where an endpoint refuses requests because it rose too fast.
+"""`RiseLimit`: how fast usage may rise, if an endpoint refuses requests because it rose too fast.
 
-Providers describe such a limit as a share by which usage may rise in a time (half in some minutes, say), and state
-neither. So from the first such refusal on, requests are paced at a rate that rises exponentially from what was
-accepted of late; the exponent is smaller after each further refusal, and slowly recovers.
+Providers describe such a limit as a share by which usage may rise in a time (half in a few minutes, say), and state
+neither. So from the first such refusal on, requests are paced at a rate that rises exponentially from what was recently
+accepted; the exponent is reduced after each further refusal, and slowly recovers.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from collections import deque
 from batchwright.pacing.pace import Pace
 
 _LOOKED_BACK = 5.0
-"""Seconds over which what was accepted is taken."""
+"""Seconds over which accepted requests are counted."""
 _DOUBLES = 8.5
 """Seconds in which the pace doubles at first: it rises by half in 5 s."""
 _SLOWER, _FASTER = 0.85, 0.005
-"""Factor of the exponent at each refusal, and share by which it recovers in a second without any."""
+"""Factor of the exponent at each refusal, and share by which it recovers per second without any."""
 _STEEPEST = 2.0
-"""Times the first exponent which it never exceeds."""
+"""Greatest exponent, as a multiple of the first."""
 _AHEAD = 1.25
-"""Times what was accepted with which it goes on: what was accepted lies half of the time looked back behind."""
+"""Multiple of the accepted rate at which it resumes: that rate is, on average, half of the time looked back old."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _LONGER = 1.3
-"""Factor by which each pause is longer than the one before while nothing is accepted: little is lost when it ends."""
+"""Factor by which each pause is longer than the previous one while nothing is accepted: little is lost at its end."""
 _LESS = 0.9
 """Factor of the level at each further refusal while nothing is accepted, which shows little of the level."""
 _BIN = 0.25
 _LEAST = 0.2
-"""Requests a second below which no pace begins."""
+"""Lowest initial pace in requests per second."""
 
 
 class RiseLimit:
-    """Pace at which usage may rise, once requests were refused for that."""
+    """Pace at which usage may rise, once requests were refused because it rose too fast."""
 
     def __init__(self) -> None:
         self._bins: deque[tuple[float, int]] = deque()
-        """Requests sent and not refused, by the beginning of the quarter second in which they were sent."""
+        """Requests sent and not refused, by the start of the quarter second in which they were sent."""
         self._level: float | None = None
-        """Requests a second at `until`; None: nothing was refused."""
+        """Requests per second at `until`; None: nothing was refused."""
         self._exponent = math.log(2.0) / _DOUBLES
         self.until = float("-inf")
         """End of the pause after a refusal."""
         self._refusals = 0
-        """Refusals in a row, nothing being accepted between them."""
+        """Refusals in a row with nothing accepted between them."""
         self._pace = Pace()
 
     def wait(self, now: float) -> float:
@@ -67,7 +67,7 @@ class RiseLimit:
             self._pace.take(1.0, self._rate(now), now)
 
     def accepted(self) -> None:
-        """Note that a request was answered which was sent since the last refusal."""
+        """Note that a request sent since the last refusal was answered."""
         self._refusals = 0
 
     def withdrawn(self, at: float) -> None:
@@ -77,7 +77,7 @@ class RiseLimit:
                 self._bins[index] = (start, count - 1)
 
     def refused(self, now: float, retry_after: float | None) -> None:
-        """Learn that a request was refused because usage rose too fast, sent after the last refusal was known."""
+        """Learn that a request sent after the last refusal was known was refused because usage rose too fast."""
         since = now - _LOOKED_BACK
         accepted = sum(count for at, count in self._bins if at >= since)
         if self._level is not None and not self._refusals:

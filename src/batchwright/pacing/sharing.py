@@ -1,11 +1,12 @@
-"""`Sharing`: what processes with the same key publish about an endpoint, and the part that each takes.
+"""`Sharing`: what processes with the same key publish about an endpoint, and the share that each takes.
 
 Each publishes a note about once a second: what it used of configured limits, what it wants, and what refusals have
-shown it of the whole. From the notes of the others each computes the same max-min parts: who wants less than an equal
-part gets that, and the others divide the rest. So nobody has to be asked before a request goes, and what is not known
-yet is at most what the others send between two notes; `margin` keeps that much of a configured limit free.
+shown it of the whole. From the notes of the others, each computes the same max-min fair parts: a process that wants
+less than an equal part gets what it wants, and the others divide the rest. So no process has to ask before it sends a
+request, and the use that it does not know yet is at most what the others send between two notes; `margin` keeps that
+much of a configured limit free.
 
-Notes are flat numbers above 0, so that versions may differ in what they publish. Pure, as the pacer.
+Notes are flat numbers above 0, so that versions may differ in what they publish. Pure, like the pacer.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from batchwright.pacing.limits import MINUTE
 Note = Mapping[str, float]
 
 ALL = 1e12
-"""What a process wants that has more to send than it may."""
+"""The demand of a process that has more to send than it may."""
 PERIOD = 1.2
-"""Seconds from one note to the next, and a little for the store."""
+"""Seconds from one note to the next, plus a little for the store."""
 _MOST_MARGIN = 0.1
 _HEARD_ALL = 2.5
-"""Seconds after which every other process has published: it looks once a second, and so do we."""
+"""Seconds after which every other process has published: each looks once a second, including this one."""
 _SILENT = 5.0
-"""Seconds without a new note after which a process is taken for ended, whatever its lease says."""
+"""Seconds without a new note after which a process counts as ended, whatever its lease says."""
 _LINGERS = 5.0
-"""Seconds for which requests of a process that ended are taken to be under way."""
+"""Seconds for which requests of a process that ended are assumed to be under way."""
 _HEADROOM = 1.25
-"""Times what it used lately that a process wants which may send all it has."""
+"""Demand of a process that may send everything it has, as a multiple of its recent use."""
 _KEEP = 0.5
 
 
@@ -44,22 +45,22 @@ class _Peer:
     is_there: bool = True
 
     def wants(self, now: float) -> bool:
-        """Return whether what it wants counts: who has ended, or is silent, leaves its part."""
+        """Return whether its demand counts: a process that has ended, or is silent, leaves its part to others."""
         return self.is_there and now - self.changed_at <= _SILENT
 
     def used(self, kind: str, window: float, now: float) -> float:
-        """Return what counts of a configured limit: what it notes or, once it is silent, what is not too old yet."""
+        """Return its use of a configured limit: what it notes or, once it is silent, what is not too old yet."""
         amount, age = self.note.get(kind, 0.0), now - self.changed_at
         if self.is_there and (age <= 2.0 * PERIOD or "beat" not in self.note):
             return amount
-        # It was used evenly since the oldest of it, and went on for a while after the last note.
+        # Assume even use since the oldest of it, which went on for a while after the last note.
         since = min(window, max(PERIOD, self.note.get(oldest(kind), window)))
         amount += max(amount * PERIOD / since, self.note.get(each(kind), 0.0))
         return amount * min(1.0, max(0.0, (window - age) / since))
 
 
 def fair_part(total: float, others: Iterable[float]) -> float:
-    """Return the max-min part of `total` of one who wants it all, beside `others` who want so much."""
+    """Return the max-min fair part of `total` for one that wants it all, given what `others` want."""
     wanted = sorted(others)
     left, sharers = total, len(wanted) + 1
     for want in wanted:
@@ -72,45 +73,45 @@ def fair_part(total: float, others: Iterable[float]) -> float:
 def margin(window: float) -> float:
     """Return the share of a configured limit that is kept free for what others send between two notes.
 
-    All together go at the rate of the limit, so in that time they send at most that share of it.
+    All together send at the rate of the limit, so in that time they send at most that share of it.
     """
     return min(_MOST_MARGIN, PERIOD / window)
 
 
 class Sharing:
-    """The other processes, as one of them knows them. `rank`: a number that no other process has, above 0."""
+    """The other processes, as seen by this one. `rank`: a number above 0 that no other process has."""
 
     def __init__(self, rank: float = 1.0) -> None:
         self.rank = rank
         self.is_hungry = False
-        """Whether this process had more to send than it might when it last published."""
+        """Whether this process had more to send than it was allowed when it last published."""
         self.rate_part = 1.0
         """Share of the whole of a found rate that this process takes."""
         self._now = -math.inf
         self._peers: dict[float, _Peer] = {}
         self._wanting: list[Note] = []
-        """Notes of those whose wants count."""
+        """Notes of the processes whose demand counts."""
         self._lingering = 0.0
-        """Requests that may still be under way of those that ended."""
+        """Requests of ended processes that may still be under way."""
         self._hears_until = -math.inf
         self._places = 1.0
-        """Requests under way and waiting that were last published."""
+        """Number of requests under way and waiting, as last published."""
         self._sent: tuple[float, float] | None = None
         """When this process last published, and the amount that it had sent by then."""
         self._speed = 0.0
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other process, nor was there one of late."""
+        """Whether there is no other process, and was none recently."""
         return not self._peers
 
     @property
     def has_others(self) -> bool:
-        """Whether another process asks the same endpoint with the same key."""
+        """Whether another process uses the same endpoint with the same key."""
         return any(peer.is_there for peer in self._peers.values())
 
     def learn(self, notes: Sequence[Note], now: float, *, keep: float = MINUTE) -> bool:
-        """Learn the latest notes of all others; return whether one was refused lately. `keep`: the longest window."""
+        """Learn the latest notes of all others; return whether one was refused recently. `keep`: the longest window."""
         self._now, was_refused = now, False
         # Earlier versions publish what they use, and no rank.
         there = {note.get("rank", -1.0 - index): note for index, note in enumerate(notes)}
@@ -129,7 +130,7 @@ class Sharing:
         return was_refused
 
     def hear_until(self, since: float) -> None:
-        """Send nothing against configured limits until all have published that are there since `since`."""
+        """Send nothing that counts against configured limits until all processes since `since` have published."""
         self._hears_until = since + _HEARD_ALL
 
     def hearing(self, now: float) -> float:
@@ -137,17 +138,17 @@ class Sharing:
         return max(0.0, self._hears_until - now)
 
     def used(self, kind: str, window: float) -> float:
-        """Return what counts of the others against a configured limit; of those that ended, ever less."""
+        """Return the others' use of a configured limit; that of ended processes decreases over time."""
         return sum(peer.used(kind, window, self._now) for peer in self._peers.values())
 
     def part(self, total: float, kind: str) -> float:
-        """Return the amount a second of `total` that this process may use."""
+        """Return the amount per second of `total` that this process may use."""
         return fair_part(total, self._values(wanted(kind)))
 
     def whole_rate(self, own: FoundRate) -> tuple[float, float] | None:
-        """Return the rate of all together that refusals have shown, and from how many amounts each knows it.
+        """Return the total rate that refusals have shown, and the number of amounts from which each knows it.
 
-        None: they have shown none. Who does not want its whole part measures too little.
+        None: they have shown none. A process that does not want its whole part measures too little.
         """
         found = [(note["rate"], note["known"]) for note in self._wanting if "rate" in note and "known" in note]
         if own.rate is not None and own.is_measured and (self.is_hungry or not found):
@@ -164,12 +165,12 @@ class Sharing:
         return part
 
     def measured_rate(self) -> None:
-        """Note that this process was refused for a rate: of the whole it had its part, or what it sent of all."""
+        """Note that this process was refused for a rate: it had its part of the whole, or its share of all sent."""
         if self._wanting and not self.shown_rate:
             self.rate_part = self._speed / max(self._speed + sum(self._values("speed")), 1e-9) or 1.0
 
     def mean_size(self, own: float) -> float:
-        """Return the tokens of a request of the mean size, of all processes."""
+        """Return the tokens of a request of the mean size over all processes."""
         if not self._wanting:
             return own
         sizes = [*self._values("size"), own]
@@ -182,7 +183,7 @@ class Sharing:
 
     @property
     def verdict(self) -> tuple[int, bool]:
-        """How often refusals have shown the others something else than before, and whether it is a number at once.
+        """How often refusals have changed what the others know, and whether that is a limit on concurrency.
 
         0: none of them has found anything.
         """
@@ -190,7 +191,7 @@ class Sharing:
         return max(found, default=(0, False))
 
     def latest_cap(self, verdict: int) -> tuple[int, int] | None:
-        """Return the latest number at once that another process has learned for all together, and its epoch."""
+        """Return the latest total concurrency limit that another process has learned, and its epoch."""
         caps = [
             (int(note["cap epoch"]), int(note["cap"]))
             for note in self._wanting
@@ -199,19 +200,19 @@ class Sharing:
         return (max(caps)[1], max(caps)[0]) if caps else None
 
     def may_probe(self, epoch: int) -> bool:
-        """Return whether this process is the one with work that tries more at once, and all know the present number."""
+        """Return whether this process is the one that tries higher concurrency, and all know the present limit."""
         busy = [note for note in self._wanting if note.get("places", 0.0) > 1.0]
         return all(note.get("rank", 0.0) > self.rank and note.get("cap epoch", 0.0) >= epoch for note in busy)
 
     def places(self, total: int) -> int:
-        """Return how many of `total` requests at once are this process's: none that another one still has."""
+        """Return how many of `total` concurrent requests are this process's, without those that others still have."""
         others = [note for note in self._wanting if {"places", "rank"} <= {*note}]
         if not others:
             return max(1, int(total - self._lingering))
         wants = [(self._places, -self.rank), *((note["places"], -note["rank"]) for note in others)]
         left, sharers, mine = float(total), len(wants), 0.0
         for want, rank in sorted(wants):
-            # The one that tries more comes last of those that want as much, and gets what is over.
+            # The one that tries more comes last among those that want as much, and gets the remainder.
             part = min(want, left // sharers)
             mine = part if rank == -self.rank else mine
             left, sharers = left - part, sharers - 1
@@ -221,16 +222,16 @@ class Sharing:
 
     @property
     def count(self) -> int:
-        """Processes that have work, this one included."""
+        """Number of processes that have work, including this one."""
         return 1 + len(self._values("places"))
 
     @property
     def under_way(self) -> int:
-        """Requests of others that are under way."""
+        """Number of requests of others that are under way."""
         return int(sum(self._values("under way")))
 
     def note(self, now: float, sent: float, under_way: int, waiting: int, *, is_held_back: bool) -> dict[str, float]:
-        """Return what is published at `now` of what this process does. `sent`: amounts since it began."""
+        """Return what this process publishes at `now` about itself. `sent`: amounts since it began."""
         self.is_hungry = waiting > 0 and is_held_back
         if self._sent is not None and now > self._sent[0]:
             speed = (sent - self._sent[1]) / (now - self._sent[0])
@@ -247,7 +248,7 @@ class Sharing:
         }
 
     def wants(self, speed: float) -> float:
-        """Return what a process wants that used `speed` a second lately."""
+        """Return the demand of a process that recently used `speed` per second."""
         return ALL if self.is_hungry else _HEADROOM * speed
 
     def _values(self, key: str) -> list[float]:
@@ -255,15 +256,15 @@ class Sharing:
 
 
 def wanted(kind: str) -> str:
-    """Return the name under which a note has what is wanted of a limit."""
+    """Return the key of a note for the demand on a limit."""
     return f"{kind} wanted"
 
 
 def oldest(kind: str) -> str:
-    """Return the name under which a note has the age of the oldest of what counts against a configured limit."""
+    """Return the key of a note for the age of the oldest use that counts against a configured limit."""
     return f"{kind} oldest"
 
 
 def each(kind: str) -> str:
-    """Return the name under which a note has the mean amount by which requests count against a configured limit."""
+    """Return the key of a note for the mean amount by which requests count against a configured limit."""
     return f"{kind} each"

@@ -1,7 +1,7 @@
-"""`ShortWindow`: requests in step with a window of a few seconds, whose end an endpoint states.
+"""`ShortWindow`: requests in step with windows of a few seconds whose ends an endpoint states.
 
 What is not used by the end of a window is lost. Requests that are spread evenly, without regard to where windows begin,
-come now and then on the wrong side of one: the window before refuses them, and the next has too few.
+now and then fall on the wrong side of a boundary: the previous window refuses them, and the next has too few.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 
 _MARGIN = 0.1
-"""Share of the window at its beginning and end in which no request goes, since not each takes as long to arrive."""
+"""Share of the window at its beginning and end in which no request is sent, since the time to arrive varies."""
 _MADE_UP = 0.2
-"""Share of the window after which a place that was not used is given up: no burst follows a pause."""
+"""Share of the window after which an unused place is given up, so that no burst follows a pause."""
 _FEWEST = 5
 """Answers that must have shown where a window ends."""
 _ALIKE = 0.15
-"""Share of the window by which what they show may differ, on average."""
+"""Share of the window by which the ends that they show may differ, on average."""
 _WEIGHT = 0.05
-"""Weight of the latest one, at least."""
+"""Least weight of the latest answer."""
 _FIRST_PATIENCE, _MOST_PATIENCE = 8, 64
-"""Windows without a refusal after which a place that one had too many is tried again."""
+"""Windows without a refusal after which a place that was one too many is tried again."""
 
 
 class ShortWindow:
-    """Windows that follow one another; where they begin is known on the clock of requests that are sent."""
+    """Consecutive windows; their beginnings are known by the times at which requests are sent."""
 
     def __init__(self, length: float) -> None:
         self.length = length
@@ -36,9 +36,9 @@ class ShortWindow:
         self._window = -math.inf
         """Number of the present window since then."""
         self._used = 0
-        """Places of the present window that were used or given up."""
+        """Number of places of the present window that were used or given up."""
         self._taken = 0
-        """Requests of each window that others seem to send."""
+        """Number of requests per window that others seem to send."""
         self._quiet = 0.0
         """Windows since the last refusal."""
         self._patience = _FIRST_PATIENCE
@@ -52,7 +52,7 @@ class ShortWindow:
         return self._learned >= _FEWEST and self._spread <= _ALIKE * self.length
 
     def learn(self, ends: float) -> None:
-        """Learn that a window ends at `ends`, for a request that takes as long to arrive as most do."""
+        """Learn that a window ends at `ends`, for a request that takes the usual time to arrive."""
         self._learned += 1
         weight = max(_WEIGHT, 1.0 / self._learned)
         offset = math.remainder(ends - self._start, self.length)
@@ -69,11 +69,11 @@ class ShortWindow:
     def begin(self, limit: int, now: float) -> None:
         """Count a request that is sent."""
         window, number, _ = self._next(limit, now)
-        # One that is urgent may go before its time.
+        # An urgent request may go early.
         self._used = number + 1 if window == self._window else self._used + 1
 
     def refused(self, sent_at: float, now: float) -> None:
-        """Learn that a request which was sent at `sent_at` found its window used up."""
+        """Learn that a request sent at `sent_at` found its window used up."""
         if sent_at <= self._refused_at:
             return
         if self._is_trying and self._quiet <= _FIRST_PATIENCE:
@@ -82,7 +82,7 @@ class ShortWindow:
         self._taken += 1
 
     def _next(self, limit: int, now: float) -> tuple[float, int, int]:
-        """Return the window and the place of the next request, and how many places there are."""
+        """Return the window and the place of the next request, and the number of places."""
         self._advance(now)
         places = max(1, limit - self._taken)
         phase = (now - self._start) / self.length - self._window

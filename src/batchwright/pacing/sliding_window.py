@@ -1,4 +1,4 @@
-"""`SlidingWindow`: a configured limit, kept in every window, and used evenly."""
+"""`SlidingWindow`: a configured limit that holds in every window and is used evenly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from batchwright.pacing.pace import Pace
 from batchwright.pacing.sharing import Sharing, each, margin, oldest, wanted
 
 _ON_THE_WAY = 0.002
-"""Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
+"""Share by which the window is assumed to be longer: requests do not arrive as evenly as they were sent."""
 
 _LOOK_AGAIN = 1.0
-"""Seconds until a limit that others use up is looked at again."""
+"""Seconds until a limit that others have used up is checked again."""
 _LATELY = 5.0
 
 
@@ -26,10 +26,10 @@ class Counted:
 
 
 class SlidingWindow:
-    """Keeps what is sent within any window of a configured limit below it.
+    """Keeps what is sent in any window of a configured limit below that limit.
 
     A provider that refills a bucket, one that counts in fixed windows and one that counts in sliding ones all admit
-    what keeps to this. A single request larger than the limit goes when nothing else counts: the provider decides.
+    what satisfies this. A single request larger than the limit goes when nothing else counts: the provider decides.
     """
 
     def __init__(self, configured: ConfiguredLimit) -> None:
@@ -40,27 +40,27 @@ class SlidingWindow:
         self._entries: deque[Counted] = deque()
         self._used = 0.0
         self._others = 0.0
-        """Amount that counts of other processes, as last learned."""
+        """Amount that other processes have used, as last learned."""
         self._own_rate = self._rate
-        """Amount a second that this process may use."""
+        """Amount per second that this process may use."""
         self._kept_free = 0.0
 
     def share(self, sharing: Sharing) -> None:
-        """Learn what other processes with the same limit use and want of it."""
+        """Learn how much of the limit other processes use and want."""
         self._others = sharing.used(self.configured.kind, self.configured.window)
         kept_free = 0.0 if sharing.is_alone else margin(self.configured.window)
         self._kept_free = kept_free * self.configured.limit
         self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.configured.kind)
 
     def note(self, now: float, sharing: Sharing) -> dict[str, float]:
-        """Return what other processes are to know of it."""
+        """Return what to publish about it to other processes."""
         kind, used = self.configured.kind, self.used(now)
         age = now - self._entries[0].at if self._entries else 0.0
         mean = used / max(1, len(self._entries))
         return {kind: used, oldest(kind): age, each(kind): mean, wanted(kind): sharing.wants(self._recent(now))}
 
     def _recent(self, now: float) -> float:
-        """Return the amount a second that was used lately."""
+        """Return the amount per second that was used recently."""
         amount = 0.0
         for entry in reversed(self._entries):
             if entry.at <= now - _LATELY:
@@ -86,7 +86,7 @@ class SlidingWindow:
         if excess <= 1e-9 or not (self._entries or self._others):
             return paced
         if not self._entries:
-            # What others used is learned anew every second.
+            # The others' use is learned again every second.
             return max(paced, _LOOK_AGAIN)
         for entry in self._entries:
             excess -= entry.amount
@@ -103,7 +103,7 @@ class SlidingWindow:
         return entry
 
     def settle(self, entry: Counted, amount: float, now: float) -> None:
-        """Count `amount` for a request that was counted as `entry` says: what it used, or 0 if it was refused."""
+        """Count `amount` for the request of `entry` instead: what it used, or 0 if it was refused."""
         self.used(now)
         if entry.at > now - self._length:
             self._used += amount - entry.amount

@@ -1,16 +1,16 @@
 """`StatedBudget`: a limit that the endpoint states in the headers of its answers.
 
-An answer says how much was left when its request arrived, and when all will be left again. From that and from what has
-been sent since follows what is left now. Two kinds of limits look alike in one answer, and are distinguished by
-several:
+An answer says how much was left when its request arrived, and when everything will be left again. Together with what
+has been sent since, that determines what is left now. Two kinds of limits look alike in one answer, and are
+distinguished by several:
 
-- a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
+- a *bucket* is refilled continuously, so the time until it is full is proportional to what is missing;
 - a *window* ends at a fixed time, whatever was used, and then everything is left again.
 
-A bucket's stock is spent in about `_HORIZON` seconds beside what is refilled, and a window at some times its mean rate:
-nothing is left unused, and nothing goes in a burst. What the endpoint counts for a request may differ from what is
-expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from what is left
-after requests in a row.
+A bucket's stock is spent in about `_HORIZON` seconds, in addition to what is refilled, and a window at a multiple of
+its mean rate: nothing is left unused, and nothing is sent in a burst. What the endpoint counts for a request may differ
+from what is expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from
+what is left after consecutive requests.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 _HORIZON = 10.0
 """Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
 _STEADY_SURGE, _SOON = 3.0, 4.0
-"""Times the even rate at which a bucket's stock is spent besides, until it would last for so many seconds."""
+"""Multiple of the even rate at which a bucket's stock is also spent, until it would last for this many seconds."""
 _RESERVE = 0.01
-"""Share of the limit that is kept back, since what is left is known with a delay."""
+"""Share of the limit that is held back, since what is left is known with a delay."""
 _SHORT = 5.0
-"""Seconds of a window that is too short for what an answer says is left to be still true: requests go in step with it,
-or evenly until it is known where it begins."""
+"""Longest window, in seconds, that is too short for what an answer says is left to be still true: requests go in step
+with it, or evenly until its beginning is known."""
 _SURGE, _MOST_SURGE = 12.0, 24.0
-"""Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
+"""Multiple of the even rate at which what is left is used: at first, and at most after windows that were used up."""
 _MORE_SURGE = 2.0
-"""Factor by which each window is used faster than one that was used up without a refusal that was not predicted."""
+"""Factor by which a window is used faster than the previous one, if that was used up without an unpredicted refusal."""
 _USED_UP = 0.1
-"""Share of a window that may be left when it is used up; a refusal with more left says that it was used too fast."""
+"""Largest share left in a window that counts as used up; a refusal with more left means that it was used too fast."""
 _LATE = 0.25
-"""Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
+"""Seconds, or a share of a shorter window, until the next one is used: its end is known only approximately."""
 _ON_THE_WAY = 0.1
-"""Seconds after which a request that was sent is taken to have arrived."""
+"""Seconds after which a sent request is assumed to have arrived."""
 _SIGNIFICANT = 0.02
 """Share of the limit that must be missing for a reset to show anything."""
 _NEARLY_FULL = 0.9
-"""Share of the limit that must have been left once for resets to show anything: else it may never hold so much."""
+"""Share of the limit that must have been left once for resets to show anything: it might never hold that much."""
 _LOOKED_BACK = 0.1
-"""Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
+"""Share of the longest reset over which that time is compared, since it changes slowly in a window."""
 _MOVED, _ENDED = 0.1, 0.8
 """Shares of a window between which its end must have moved for it to slide: beyond, it is the end of the next one."""
 _STEADY = 0.2
-"""Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
+"""Mean deviation, as a logarithm, of the stated time in which a bucket fills."""
 _FADES = 0.8
-"""Share of the longest reset that is remembered after as much time."""
+"""Share of the longest reset that is remembered after that time has passed."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
-"""Most times that the reserve may grow, and factor by which it grows at each refusal that was not predicted."""
+"""Greatest factor of the reserve, and factor by which it grows at each unpredicted refusal."""
 _NEWEST = 0.1
-"""Weight of the newest answer among those of a window that say what is left; others may use it up meanwhile."""
+"""Weight of the newest answer among a window's statements of what is left; other clients may use it up meanwhile."""
 _CLEARLY = 0.5
-"""Share of the deviation by their own times that what they say by arrivals may have to be believed."""
+"""Largest deviation by arrival times, as a share of that by answer times, at which arrival times are believed."""
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
 _RATIO_KNOWN = 0.01
 """Share of the limit that must have been sent for the ratio to be known."""
 _RATIOS = (0.2, 10.0)
 _FEWEST_SURPLUS, _MOST_SURPLUS = 3.0, 0.2
-"""Requests that must be left beyond what was predicted, and share of the capacity that one answer may add to them."""
+"""Least unpredicted surplus of requests that counts, and share of the capacity that one answer may add to it."""
 _WATCHED = 3.0
-"""Windows for which that must have been watched."""
+"""Windows for which that must have been observed."""
 _WINDOWS = (1.0, 10.0, MINUTE, 3600.0, DAY)
 
 
@@ -83,16 +83,16 @@ class Sent:
     at: float
     amount: float
     total: float
-    """Amounts of all requests up to this one, itself included."""
+    """Amounts of all requests up to and including this one."""
     settled: float
-    """Amounts of all answers that had come by then."""
+    """Amounts of all answers that had arrived by then."""
     left_window: float = 0.0
     """Amounts that were older than a window by then."""
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Mean of values of which the newest count the most."""
+    """Mean of values, the newest of which count most."""
 
     mean: float = 0.0
     spread: float = 0.0
@@ -113,45 +113,45 @@ class StatedBudget:
     def __init__(self, kind: RateKind) -> None:
         self.kind = kind
         self.limit = 0.0
-        """Amount in a window; 0 while nothing was stated."""
+        """Amount per window; 0 while nothing was stated."""
         self._is_charged_late = kind == "output_tokens"
-        """Whether it counts what answers have, as they come, and not what is expected of them."""
+        """Whether it counts the tokens that answers have, as they arrive, and not the tokens expected."""
         self._under_way = self._settled = 0.0
         """Amounts of requests under way, and of those that ended."""
         self._seen = 0.0
         """Most that was ever left."""
         self._capacity = 0.0
-        """Most that can be left: a bucket may hold less than what it is given in a window."""
+        """Most that can be left: a bucket may hold less than it is given in a window."""
         self.window = MINUTE
         self.care = 1.0
-        """Share of the limit that is used: less than all after refusals that what was left had not predicted."""
+        """Share of the limit that is used: less than all after refusals that were not predicted by what was left."""
         self._margin = 1.0
-        """Times the usual reserve that is kept, since what is left is predicted less well than it seemed."""
+        """Multiple of the usual reserve that is held back, since predictions of what is left proved less accurate."""
         self._surge = _SURGE
         self._by_arrival, self._by_answer = _Mean(), _Mean()
-        """What answers of the present window say is left, with all that was sent before their requests arrived, and
-        before they came themselves."""
+        """What answers of the present window say is left, plus everything sent before their requests arrived, and
+        before they arrived themselves."""
         self._was_too_fast = False
         """Whether requests were refused in the present window while much of it was left."""
         self.ratio = 1.0
-        """What the endpoint counts for each unit that is expected here."""
+        """Amount that the endpoint counts for each unit that is expected here."""
         self._left = math.inf
         self._at = -math.inf
         """Time for which `_left` holds."""
         self._end = WindowEnd()
         self._first_end = -math.inf
-        """When it was to end, as first stated: an end that moves is that of a window that slides."""
+        """Its end, as first stated: if the end moves, the window slides."""
         self._filled_count = 0
         """Answers that showed in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
         self._early_filled: float | None = None
-        """The same of an answer that came when it was not known yet whether the bucket may be full."""
+        """The same from an answer that came before it was known whether the bucket can be full."""
         self._stated_at = -math.inf
         self._longest_reset = 0.0
         self.slides = False
-        """Whether it seems to be a window that slides."""
+        """Whether it seems to be a sliding window."""
         self._young: deque[tuple[float, float]] = deque()
-        """Times and amounts of what was sent within the last window, if that is a minute at most."""
+        """Times and amounts of what was sent within the last window, if that is at most a minute."""
         self._left_window = 0.0
         """Amounts that were sent longer ago than a window."""
         self._rolled: float | None = None
@@ -166,22 +166,22 @@ class StatedBudget:
         self._counted = self._expected = 0.0
         self._pace = Pace()
         self._short_window: ShortWindow | None = None
-        """What requests are in step with if the window is short."""
+        """Window that requests keep in step with, if it is short."""
         self._is_short_of_answer = False
         """Whether its end was learned from the times at which answers were ready."""
         self._round_trip = 0.0
-        """Seconds that the latest refusal took, which is what the way to the endpoint and back takes."""
+        """Seconds that the latest refusal took, which is the round trip to the endpoint."""
 
     @property
     def _known_short_window(self) -> ShortWindow | None:
-        """What requests go in step with, if it is known where windows begin."""
+        """The window that requests keep in step with, if it is known where windows begin."""
         window = self._short_window
         is_known = window is not None and window.is_known and window.length == self.window
         return window if is_known and self.is_window else None
 
     @property
     def is_window(self) -> bool:
-        """Whether the limit seems to be one of fixed windows, not of a bucket."""
+        """Whether the limit seems to have fixed windows, not a bucket."""
         return self._spread > _STEADY and not self.slides
 
     def left(self, now: float) -> float:
@@ -221,7 +221,7 @@ class StatedBudget:
         return Sent(now, amount, self._total, self._settled, self._left_window)
 
     def earlier(self, use: Use, at: float) -> Sent:
-        """Return how a request counts that was sent before the limit was known, as if before all others."""
+        """Return how a request counts that was sent before the limit was known: as if sent before all others."""
         return Sent(at, use.at_most(self.kind), 0.0, 0.0)
 
     def end(self, sent: Sent, amount: float) -> None:
@@ -230,7 +230,7 @@ class StatedBudget:
         self._settled += amount
 
     def observe(self, sent: Sent, stated: StatedLimit, now: float, *, refused: bool = False) -> None:
-        """Learn what an answer states about the time when its request arrived, which was sent as `sent` says."""
+        """Learn what the answer to the request `sent` states about the time when the request arrived."""
         if stated.remaining is None:
             if not self.limit:
                 self.limit, self.window = float(stated.limit), stated.window or self.window
@@ -253,13 +253,13 @@ class StatedBudget:
             self._learn_short_window(stated, sent, now, refused=refused)
         is_of_answer = self.is_window and self.window > _SHORT and self._end.is_of_answer
         if is_older and not is_of_answer:
-            return  # its answer took longer than that of a later one, which says what was left since
+            return  # its answer took longer than a later request's, which says what has been left since
         if is_of_answer:
-            # What was sent before is counted in it already, but for what is on its way.
+            # It already counts what was sent before, except for requests on the way.
             on_the_way = takewhile(lambda each: each[0] > now - _ON_THE_WAY, reversed(self._young))
             since = sum(amount for _, amount in on_the_way) * self.ratio
         elif self._is_charged_late:
-            # Of what is under way it will be charged half, on average, before as much is refilled.
+            # On average, half of what is under way will be charged before as much is refilled.
             since = self._settled - sent.settled + 0.5 * self._under_way
         else:
             self._learn_ratio(sent, stated.remaining)
@@ -276,11 +276,11 @@ class StatedBudget:
         self._last = (sent.at, sent.total, float(stated.remaining))
 
     def _agreed(self, remaining: float, sent: Sent) -> float:
-        """Return what was left when a request arrived, as the answers of the present window say together.
+        """Return what was left when a request arrived, combining the answers of the present window.
 
-        Requests do not arrive in the order in which they were sent: one that others have overtaken shows too little of
-        what is left, and one that has overtaken others too much. Where answers seem to say what is left when they are
-        ready, each is taken by itself.
+        Requests do not arrive in the order in which they were sent: one that others have overtaken shows too little
+        left, and one that has overtaken others too much. If answers seem to say what is left when they are ready, each
+        is used by itself.
         """
         slides = self._slides_known
         at_arrival = sent.total - (sent.left_window if slides else 0.0)
@@ -304,9 +304,9 @@ class StatedBudget:
             self.care = min(1.0, self.care + _LESS_CARE)
 
     def _doubt_window(self, surplus: float, now: float) -> None:
-        """Learn that `surplus` more was left than had been predicted: a window that is too long shows in this alone.
+        """Learn that `surplus` more was left than predicted, the only sign that the assumed window is too long.
 
-        Answers that take longer than a window say that all is left, and nothing of when that was so.
+        Answers that take longer than a window say that everything is left, but not since when.
         """
         self._surplus += min(surplus, _MOST_SURPLUS * self._capacity)
         seconds = now - self._doubted_at
@@ -319,7 +319,7 @@ class StatedBudget:
             self._surplus, self._doubted_at = 0.0, now
 
     def _rate(self, amount: float, now: float) -> float:
-        """Return the amount a second at which requests go."""
+        """Return the rate at which requests are sent, in amounts per second."""
         even = self.limit / self.window * self.care
         if self.window <= _SHORT:
             return even
@@ -329,9 +329,9 @@ class StatedBudget:
             return self._surge * even
         if spare >= 0.0:
             spent = spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
-            # What is far more than what may be mistaken is spent evenly, not ever more slowly.
+            # Stock far beyond any error is spent evenly, not ever more slowly.
             return even + max(spent, min(_STEADY_SURGE * even, spare / _SOON))
-        # Falls with what is left, so that the reserve fills again.
+        # The rate falls with what is left, so that the reserve fills again.
         return even * max(0.5, 1.0 + spare / (2.0 * reserve))
 
     @property
@@ -359,17 +359,17 @@ class StatedBudget:
 
     @property
     def _slides_known(self) -> bool:
-        """Whether what was sent is left again just when it is older than a window."""
+        """Whether an amount is left again as soon as it was sent longer than a window ago."""
         return self.slides and self.window <= MINUTE and not self._is_charged_late
 
     def _refilled(self, sent: Sent, now: float) -> float:
-        """Return the amount that is left again since a request was sent."""
+        """Return the amount that has become left again since a request was sent."""
         if self._slides_known:
             return (self._left_window - sent.left_window) * self.ratio
         return 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
 
     def _until_more(self, missing: float, now: float) -> float:
-        """Return the seconds until more is left, at the latest when `missing` more is."""
+        """Return the seconds until more is left: at most until `missing` more is."""
         if self._slides_known and self._young:
             return max(0.0, self._young[0][0] + self.window + self._late - now)
         return max(0.0, self._end.value + self._late - now) if self.is_window else missing * self.window / self.limit
@@ -386,7 +386,7 @@ class StatedBudget:
         fades = _FADES ** min(passed / max(self._longest_reset, 1e-3), 1e3)
         self._longest_reset = max(stated.reset, self._longest_reset * fades, 1e-3)
         if self._rolled is not None and sent.total > self._rolled:
-            # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
+            # If it was not full after its end, it has none: it slides, and is used evenly, like a bucket.
             since = (sent.total - self._rolled) * self.ratio
             if self.window > _SHORT and missing > since + 0.5 * stated.limit:
                 self._slide()
@@ -407,7 +407,7 @@ class StatedBudget:
             else:
                 self._early_filled = filled
         if self._early_filled is not None and self._seen >= _NEARLY_FULL * stated.limit:
-            # What was stated before it was known that it may be full shows something now.
+            # A statement from before it was known that the bucket can be full is useful now.
             self._learn_filled(self._early_filled, 0.1)
             self._early_filled = None
         if stated.window is None and not self.slides and self._filled_count:
@@ -417,16 +417,16 @@ class StatedBudget:
     def _learn_short_window(self, stated: StatedLimit, sent: Sent, now: float, *, refused: bool) -> None:
         """Learn when a short window ends, on the clock of requests that are sent."""
         if self.window > _SHORT or self.kind != "requests" or not stated.reset or stated.remaining == stated.limit:
-            return  # of a window that has not begun nothing is stated
+            return  # nothing is stated about a window that has not begun
         of_answer, window = self._end.is_of_answer, self._short_window
         if window is None or window.length != self.window or self._is_short_of_answer != of_answer:
             window = self._short_window = ShortWindow(self.window)
             self._is_short_of_answer = of_answer
         if refused:
             self._round_trip = now - sent.at
-            if not stated.remaining:  # else it was refused for another limit
+            if not stated.remaining:  # otherwise it was refused for another limit
                 window.refused(sent.at, now)
-        # A request that is sent when an answer comes arrives a round trip after that answer was ready.
+        # A request that is sent when an answer arrives reaches the endpoint a round trip after that answer was ready.
         window.learn(stated.reset + (now - self._round_trip if of_answer else sent.at))
 
     def _slide(self) -> None:
@@ -452,7 +452,7 @@ class StatedBudget:
         if expected <= 0.0 or (self.is_window and remaining > before):
             return
         if before + refilled >= _NEARLY_FULL * self._capacity:
-            return  # it may have been full, and not have been refilled
+            return  # it may have been full, and so not refilled
         self._counted = self._counted * _KEEP + counted
         self._expected = self._expected * _KEEP + expected
         if self._expected >= _RATIO_KNOWN * self._capacity:

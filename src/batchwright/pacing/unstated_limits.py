@@ -1,6 +1,6 @@
 """`UnstatedLimits`: limits that an endpoint does not state, learned from what it refuses and accepts.
 
-A refusal that blames a rate is believed. Of the others the first is taken for one of too many requests at once
+A refusal that blames a rate is believed. The first of the others is attributed to too many concurrent requests
 (`ConcurrencyCap`); if another comes with fewer under way than were accepted before, it was a rate (`FoundRate`), unless
 windows explain it (`FoundWindow`, `FoundSlidingWindow`) or it came at random (`RandomRefusals`).
 
@@ -22,33 +22,33 @@ from batchwright.pacing.sharing import PERIOD, Sharing
 from batchwright.wire.rate_limits import RefusalCause
 
 PAUSE = 0.25
-"""Seconds without a request after a refusal, in which those that are on their way will be refused too."""
+"""Seconds without a request after a refusal, during which those on the way will be refused too."""
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
 _DOUBTS = 3
-"""Times that they must show it again where others send too, whose number is known with a delay."""
+"""Times that they must show it again if other processes send too, since their number is known with a delay."""
 _FEWEST_TO_BLAME = 3
 _STRIKES = 4
-"""Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
+"""Refusals in a row with ever fewer requests under way that show that their number is not to blame."""
 _LONG_NAMED = 10.0
-"""Seconds of a pause that a refusal names which show that no number at once is to blame."""
+"""Shortest pause named by a refusal, in seconds, that shows that concurrency is not to blame."""
 _CAP_SPREAD = 0.1
-"""Share by which numbers of requests at once that are refused may differ where the number is to blame."""
+"""Share by which the numbers under way at refusals may differ if concurrency is to blame."""
 _FREE_SHARE, _FIRST_FREE, _MOST_FREE = 0.075, 6.0, 10.0
-"""Share of requests beside limits that are stated or configured which are taken to be refused at random, such
-refusals that are taken for it at first, and in a row at most."""
+"""Share of requests that is assumed to be refused at random despite stated or configured limits, number of such
+refusals assumed at first, and the most in a row."""
 _RECENT = 10.0
 _FAR_MORE = 4.0
-"""Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
+"""Multiple of the rate named in the text of a refusal that, if accepted, shows that it is not that rate."""
 
 
 class UnstatedLimits:
-    """A rate, a window or a number of requests at once that refusals have shown."""
+    """A rate, a window or a concurrency limit that refusals have shown."""
 
     def __init__(self, sharing: Sharing, search: ConcurrencySearch) -> None:
         self.cap: ConcurrencyCap | None = None
         self.blocked_until = float("-inf")
-        """End of the pause after a refusal for another reason than a rate."""
+        """End of the pause after a refusal for a reason other than a rate."""
         self._sharing = sharing
         self._search = search
         self._rate = FoundRate()
@@ -56,16 +56,16 @@ class UnstatedLimits:
         self._windows = (FoundWindow(), FoundSlidingWindow())
         self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
         self._accepted_under_way = 0
-        """Most requests that were under way when one was accepted since the last refusal."""
+        """Most requests under way when one was accepted since the last refusal."""
         self._suspicions = 0
-        """Refusals in a row for which a number at once may be to blame rather than a rate."""
+        """Refusals in a row for which concurrency may be to blame rather than a rate."""
         self._verdict = 0
-        """Times that refusals have shown that not a number at once but a rate is limited, or the reverse."""
+        """Times that refusals have shown that a rate is limited and not concurrency, or the reverse."""
         self._recent: deque[Attempt] = deque()
         self._tried_epoch: int | None = None
-        """Epoch of a number at once that was tried when a request beyond what is proven was last refused."""
+        """Epoch of the concurrency limit under trial when a request beyond the proven number was last refused."""
         self._free = _FIRST_FREE
-        """Refusals beside limits that leave enough which teach nothing if they come now, as long as none has."""
+        """Refusals ignored if they come now, while known limits have enough left and none has taught anything."""
 
     @property
     def _known_window(self) -> FoundWindow | FoundSlidingWindow | None:
@@ -73,33 +73,33 @@ class UnstatedLimits:
 
     @property
     def is_in_window(self) -> bool:
-        """Whether a window admits at once what is left of it."""
+        """Whether a window admits immediately what is left of it."""
         return self._known_window is not None or self._rate.is_in_window
 
     @property
     def is_rate_known(self) -> bool:
-        """Whether a limit on a rate is known, if only by a guess."""
+        """Whether a rate limit is known, if only as a guess."""
         return self._known_window is not None or self._rate.rate is not None
 
     @property
     def rate(self) -> float | None:
-        """Requests of the mean size that are admitted in a second; None: no refusals have shown it."""
+        """Requests of the mean size that are admitted per second; None: no refusals have shown it."""
         if self._known_window is not None:
             return self._known_window.rate
         return self._rate.rate if self._rate.is_measured else None
 
     def at_once(self, under_way: int) -> int:
-        """Return how many requests are under way of all processes: the others have their parts, if parts are known."""
+        """Return how many requests all processes have under way; others count with their parts, if those are known."""
         if self.cap is None:
             return under_way + self._sharing.under_way
         return under_way + self.cap.value - self._sharing.places(self.cap.value)
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the next request may go; 0 or less: at once."""
+        """Return the seconds until the next request may go; 0 or less: immediately."""
         return max(self.blocked_until - now, (self._known_window or self._rate).wait(now))
 
     def blocked(self, now: float) -> float:
-        """Return the seconds of the pause after a refusal that are left; 0 or less: none."""
+        """Return the seconds left of the pause after a refusal; 0 or less: none."""
         return max(self.blocked_until, self._rate.until) - now
 
     def block(self, until: float) -> None:
@@ -117,7 +117,7 @@ class UnstatedLimits:
         return is_below, self._random.sent(is_below=is_below)
 
     def remember(self, attempt: Attempt, now: float) -> None:
-        """Keep a request that was sent in mind until a rate is known."""
+        """Remember a request that was sent until a rate is known."""
         if self._rate.rate is not None:
             return
         self._recent.append(attempt)
@@ -133,13 +133,13 @@ class UnstatedLimits:
             self.cap.succeeded(attempt.cap_epoch, attempt.at_once, weight=weight, may_probe=may_probe)
 
     def withdrawn(self, attempt: Attempt) -> None:
-        """Take a request that was refused, or not sent after all, out of what counts."""
+        """Stop counting a request that was refused, or was not sent after all."""
         self._rate.withdrawn(attempt.amount)
         for window in self._windows:
             window.withdrawn(attempt.at)
 
     def refused_together(self, attempt: Attempt) -> None:
-        """Note that a request was refused which was under way with another one that was: that is one event."""
+        """Note that a request was refused while another refused one was under way: the two are one event."""
         self._random.refused_together(attempt.number, is_below=attempt.is_below)
         self.withdrawn(attempt)
 
@@ -153,10 +153,10 @@ class UnstatedLimits:
         cause: RefusalCause | None = None,
         named: Sequence[float] = (),
     ) -> bool:
-        """Learn that a request was refused; return whether that has taught anything.
+        """Learn that a request was refused; return whether anything was learned from it.
 
-        `refused_before`: when the last refusal was known that did; `named`: rates, in requests of the mean size a
-        second, that the refusal names.
+        `refused_before`: when the last refusal that taught something was known; `named`: rates that the refusal names,
+        in requests of the mean size per second.
         """
         if self.cap is not None and self._sharing.has_others and attempt.at <= refused_before + PERIOD:
             # The other processes have not heard of the last refusal yet.
@@ -172,13 +172,13 @@ class UnstatedLimits:
             return True
         is_first = self._rate.rate is None
         self._learn(attempt, now, retry_after, cause, named)
-        # The first guess is from what was accepted; a later one, from how far the pace had risen, says nothing.
+        # The first guess comes from what was accepted; a later one, from how far the pace had risen, says nothing.
         rate = self._rate.rate if is_first or self._rate.is_measured else None
         self._random.found(rate or 0.0, 0 if self.cap is None else self.cap.value, now)
         return True
 
     def note(self) -> dict[str, float]:
-        """Return what other processes are to know."""
+        """Return what to publish to other processes."""
         note: dict[str, float] = {"verdict": self._verdict + 1}
         if self.cap is not None:
             note |= {"cap": self.cap.value, "cap epoch": self.cap.epoch + 1}
@@ -187,18 +187,18 @@ class UnstatedLimits:
         return note
 
     def share(self, now: float, *, was_refused: bool) -> None:
-        """Learn what other processes have published; `was_refused`: whether one of them was refused lately."""
+        """Learn what other processes have published; `was_refused`: whether one of them was recently refused."""
         if was_refused:
             self._rate.be_sure(now)
         if self._sharing.has_others:
-            # Each process sees a part of the requests only, so they share the rate of the windows instead.
+            # Each process sees only some of the requests, so they share the rate of the windows instead.
             if (known := self._known_window) is not None:
                 self._rate.go_on_at(known.rate, float(known.limit), now)
             for window in self._windows:
                 window.forget()
         latest, is_cap = self._sharing.verdict
-        # Who has found nothing takes over what there is. Of two that differ, a number at once is the one that refusals
-        # would soon disprove.
+        # A process that has found nothing takes over what others found. If two findings differ, refusals would soon
+        # disprove a concurrency limit.
         is_open = self.cap is None and (is_cap or not self._rate.is_measured)
         if latest > self._verdict + (0 if is_open else 1):
             self._verdict = latest - 1
@@ -215,7 +215,7 @@ class UnstatedLimits:
             self._rate.weight = 1.0 / self._sharing.rate_part
 
     def _is_random(self, attempt: Attempt, now: float) -> bool:
-        """Learn whether a refusal for which nothing is to blame came at random."""
+        """Learn whether a refusal that blames nothing came at random."""
         if self._sharing.has_others:
             return False
         is_beside = bool(attempt.stated) and self.cap is None
@@ -230,7 +230,7 @@ class UnstatedLimits:
         return True
 
     def _is_disproved(self, attempt: Attempt) -> bool:
-        """Return whether refusals disprove a number at once that is tried: else it would be tried for ever."""
+        """Return whether refusals disprove the concurrency limit being tried: otherwise it would be tried forever."""
         if self.cap is None or attempt.at_once <= self.cap.proven:
             return False
         is_same = self._tried_epoch == self.cap.epoch
@@ -238,7 +238,7 @@ class UnstatedLimits:
         return is_same
 
     def _search_again(self, now: float) -> None:
-        """Forget the limits that refusals showed which may come at random, and search for them anew."""
+        """Forget the limits shown by refusals that may be random, and search for them again."""
         rate = self._rate.rate or self._recent_rate(now)
         self._rate = FoundRate(self._random.begin_trial(rate, 0 if self.cap is None else self.cap.value))
         self.cap = None
@@ -246,7 +246,7 @@ class UnstatedLimits:
         self._suspicions = 0
 
     def _is_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
-        """Return whether a window was known, or now is, that explains a refusal."""
+        """Return whether a window that was known, or now is, explains a refusal."""
         rates = [(each.rate, each.limit) for each in self._windows if each.rate]
         known = self._known_window
         for window in self._windows:
@@ -270,9 +270,9 @@ class UnstatedLimits:
         cause: RefusalCause | None,
         named: Sequence[float],
     ) -> None:
-        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
+        """Decide whether concurrency or a rate caused a refusal, and learn which."""
         if cause == "rate" or (cause is None and (retry_after or 0.0) >= _LONG_NAMED):
-            # Nobody knows for how long a number at once will be used up.
+            # An endpoint cannot know for how long a concurrency limit will be used up.
             self._blame_rate()
             self._find_rate(attempt, now, retry_after, named)
             return
@@ -287,7 +287,7 @@ class UnstatedLimits:
         if self.cap is None or not self.cap.strikes:
             self._refused_under_way.append(attempt.at_once)
         if self.cap is not None:
-            # How many of other processes are under way is known with a delay.
+            # The number under way in other processes is known with a delay.
             spread = 2.0 * _CAP_SPREAD if self._sharing.has_others else _CAP_SPREAD
             is_likely = self.cap.strikes < _STRIKES and alike(self._refused_under_way, spread)
             if is_likely and self.cap.value >= self._sharing.count:
@@ -309,7 +309,7 @@ class UnstatedLimits:
             self._accepted_under_way = 0
 
     def _blame_rate(self) -> None:
-        """Take no number at once for known any more, nor for a suspect."""
+        """Forget any concurrency limit, known or suspected."""
         if self.cap is not None:
             self.cap = None
             self._overturn()
@@ -317,17 +317,17 @@ class UnstatedLimits:
         self._suspicions = 0
 
     def _find_rate(self, attempt: Attempt, now: float, retry_after: float | None, named: Sequence[float]) -> None:
-        # The rate from which to begin is that of the text of the refusal, unless far more was accepted of late.
+        # Begin at the rate in the text of the refusal, unless far more was recently accepted.
         guess = max(min(named, default=0.0), self._recent_rate(now) / (_FAR_MORE if named else 2.0))
         self._rate.refused(attempt.amount, attempt.at, now, guess, retry_after)
         self._sharing.measured_rate()
 
     def _overturn(self) -> None:
-        """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
+        """Note that the verdict is reversed: from concurrency to a rate, or from a rate to concurrency."""
         self._verdict = max(self._verdict, self._sharing.verdict[0] - 1) + 1
 
     def _is_number_to_blame(self) -> bool:
-        """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
+        """Return whether all recent refusals came with the same number under way, and that many were never accepted."""
         refused = self._refused_under_way
         if (
             len(refused) < _EPISODES

@@ -1,8 +1,8 @@
 """`WindowEnd`: when a window of a stated limit ends.
 
-An answer says in how many seconds that will be, but not since when: some endpoints fill in their headers when a request
+An answer states the seconds until then, but not from which moment: some endpoints fill in their headers when a request
 arrives, others when its answer is ready, seconds later. Answers that take different times show which: counted from the
-right moment, they all name the same end.
+right moment, they all give the same end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 _WEIGHT = 0.1
 """Weight of the latest answer."""
 _CLEARLY = 0.5
-"""Times the deviation of ends counted from arrivals that those counted from answers must have to be believed."""
+"""Largest deviation of ends counted from answers, as a multiple of that counted from arrivals, to be believed."""
 
 
 class WindowEnd:
@@ -20,7 +20,7 @@ class WindowEnd:
 
     def __init__(self) -> None:
         self.value = math.inf
-        """As learned last; infinite: nothing was learned."""
+        """Time last learned; infinite: nothing was learned."""
         self._from_arrival = self._from_answer = math.inf
         self._spread_of_arrival = self._spread_of_answer = 0.0
         """Mean deviations, in seconds, of each end from the one before."""
@@ -28,7 +28,7 @@ class WindowEnd:
         """Whether answers state the limit as it is when they are ready, not when their requests arrived."""
 
     def learn(self, sent_at: float, now: float, reset: float, window: float) -> None:
-        """Learn that an answer which came at `now` to a request sent at `sent_at` names an end in `reset` seconds."""
+        """Learn that an answer at `now` to a request sent at `sent_at` states an end in `reset` seconds."""
         from_arrival, from_answer = sent_at + reset, now + reset
         if self._from_arrival < math.inf:
             moved = abs(_nearest(from_arrival - self._from_arrival, window))
@@ -45,5 +45,5 @@ class WindowEnd:
 
 
 def _nearest(seconds: float, window: float) -> float:
-    """Return a difference of times but for whole windows."""
+    """Return a difference of times without whole windows."""
     return math.remainder(seconds, window)

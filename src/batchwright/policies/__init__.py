@@ -1,6 +1,6 @@
-"""Which requests are computed together, and when: pure decisions, with time as an argument. Needs no torch.
+"""Decisions about which requests are computed together, and when. Pure: time is an argument. Needs no torch.
 
-A policy is an order × a shape × a timing; `policy.py` says what each answers. The functions here make the usual ones.
+A policy is an order × a shape × a timing; `policy.py` describes each. The functions here create the usual ones.
 """
 
 from batchwright.policies.adaptive import TargetLatency, adaptive

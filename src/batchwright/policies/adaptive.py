@@ -2,12 +2,12 @@
 
 The idea: larger batches are more efficient, and slower. How slow is learned (`latency.py`), and the largest batch that
 keeps the target is taken. A request that arrives just after a batch has left waits for that batch, and then for its
-own: so a batch may take half of the target. When more wait than such a batch holds, the queue is what costs time, and
-throughput is what shortens it: then a batch may take the whole target.
+own: so a batch may take half of the target. If more requests wait than such a batch holds, the queue costs the time,
+and throughput shortens it: then a batch may take the whole target.
 
-Nothing is held back while the model is free, and at least `min_batch_size` go when so many wait. A batch is at most
-twice the largest one seen, in items and in tokens: what the model does beyond that is a guess. From one request to 32
-this takes five batches.
+Nothing is held back while the model is free, and at least `min_batch_size` requests go if that many wait. A batch is at
+most twice the largest one seen, in items and in tokens: beyond that, the model's latency is a guess. Growing from one
+request to 32 takes five batches.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class TargetLatency(NarrowedShape):
         return batch[:within], full or within < len(batch)
 
     def largest_size(self, latency: LatencyModel) -> int:
-        """Return the size of the largest batch that would go now, of requests as long as those of the largest one."""
+        """Return the size of the largest batch that would go now, of requests as long as those of the largest seen."""
         if not latency.largest_count:
             return self.min_batch_size
         item = Item(0.0, latency.largest_cells // latency.largest_count)
-        # More than twice the largest one seen is not trusted.
+        # Estimates beyond twice the largest batch seen are not trusted.
         most = min(self.inner.max_batch_size, max(self.min_batch_size, 2 * latency.largest_count))
         return self._largest([item] * most, self.target / 2, latency)
 
     def _largest(self, batch: Sequence[Item], seconds: float, latency: LatencyModel) -> int:
-        """Return how many of the first of `batch` take at most `seconds`; at least `min_batch_size`."""
+        """Return how many of the first requests of `batch` take at most `seconds`; at least `min_batch_size`."""
         longest = 0
         for count, item in enumerate(batch, 1):
             longest = max(longest, item.length)
@@ -68,7 +68,7 @@ def adaptive(
     *,
     order: Order | None = None,
 ) -> Policy:
-    """Return a policy of the largest batch that meets `target_latency` seconds, between the two sizes."""
+    """Return a policy that takes the largest batch that meets `target_latency` seconds, between the two sizes."""
     check_time("target_latency", target_latency, above_zero=True)
     check_size("max_batch_size", max_batch_size)
     return Policy(

@@ -1,28 +1,28 @@
-"""The default policy, which has nothing to set.
+"""The default policy, which has nothing to configure.
 
-The idea: dispatch whatever waits as soon as the model is free, and let requests gather while it is busy. When more wait
-than go into one batch, or their lengths differ, three questions are answered with what has been learned of the model's
-latency (`latency.py`):
+The idea: dispatch whatever waits as soon as the model is free, and let requests gather while it is busy. If more wait
+than fit into one batch, or their lengths differ, three questions are answered from what has been learned about the
+model's latency (`latency.py`):
 
-1. *Which belong together?* The waiting requests are divided into batches of like length that take the least model time
-   in all (`lengths.py`).
-2. *How large may each be?* As large as it can be with every request in it still in time. Those that would come too late
-   even alone and at once are left until nothing else waits.
-3. *Which goes first?* The one that costs the others the fewest deadlines while they wait for it, and of equal ones the
-   one with the most answers. So a batch that can wait lets those go first that cannot. Requests without a deadline
-   cannot miss any; they weigh against it by how long they have waited in proportion to their batch (highest response
-   ratio next), so they do not starve, and long ones not behind short ones.
+1. *Which belong together?* The waiting requests are divided into batches of similar length that take the least model
+   time in total (`lengths.py`).
+2. *How large may each be?* As large as possible with every request in it still on time. Requests that would be late
+   even if computed alone immediately are left until nothing else waits.
+3. *Which goes first?* The one that makes the others miss the fewest deadlines while they wait for it and, among equals,
+   the one with the most answers. So a batch that can wait lets those go first that cannot. Requests without a deadline
+   cannot miss any; they count by how long they have waited in proportion to the time of their batch (highest response
+   ratio next), so they do not starve, nor do long ones starve behind short ones.
 
-The order stands above this: the batches compared are those with requests of the level that comes first, which is a
-priority, aging included (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for nothing
-in them. Until the model's latency is known, requests go in order.
+The order takes precedence over this: the batches compared are those with requests of the level that comes first, which
+is a priority, including aging (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for
+nothing in them. Until the model's latency is known, requests go in order.
 
-Where urgent requests come too, batches of others are kept short. A request that arrives while a batch is computed
-waits for its end, so a long batch of patient requests costs urgent ones their time. What a longer batch gains is that
-fewer batches pay what any batch costs; of one that lasts ten times that, it is a tenth, and there is little more to
-gain. So a batch takes patient requests only up to that time, or up to a tenth of what its oldest request has waited: a
-backlog makes batches larger, and what they save works it off. Where any batch costs much by itself, this shortens
-nothing.
+If urgent requests arrive too, batches of other requests are kept short. A request that arrives while a batch is
+computed waits for its end, so a long batch of patient requests delays urgent ones. What a longer batch gains is that
+fewer batches pay the fixed cost of a batch; in a batch that lasts ten times that cost, it is a tenth, and there is
+little more to gain. So a batch takes patient requests only up to that time, or up to a tenth of the time that its
+oldest request has waited: a backlog makes batches larger, and what they save works it off. If the fixed cost of a batch
+is high, this shortens nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from batchwright.policies.orders import Urgency
 from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape, Timing, are_alike
 
 _LOOK_AHEAD = 128
-"""Most waiting requests that are looked at; a whole batch of them always is."""
+"""Most waiting requests that are considered; at least a whole batch always is."""
 _WASTE = 0.1
-"""Most that the fixed cost of a batch may be of its time before patient requests are left out for urgent ones."""
+"""Share of a batch's time that its fixed cost may be before patient requests are left out for urgent ones."""
 _BACKLOG_SHARE = 0.1
-"""Share of the time that its oldest request has waited which a batch may last in any case."""
+"""Time that a batch may last in any case, as a share of the time that its oldest request has waited."""
 _REMEMBERED = 64
 """Batches without urgent requests after which none are expected."""
 
@@ -62,7 +62,7 @@ class _Weight:
 
 
 class Goodput(PaddedLimits):
-    """Shape that lets the most answers be in time."""
+    """Shape that lets the most answers be on time."""
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
@@ -89,7 +89,7 @@ class Goodput(PaddedLimits):
         return max(zip(candidates, weights, strict=True), key=lambda each: _worth(each[1], weights))[0]
 
     def _first(self, items: Sequence[Item]) -> tuple[Sequence[Item], bool]:
-        """Return as many of the first of `items` as go together, and whether they make a full batch."""
+        """Return as many of the first requests of `items` as fit together, and whether they make a full batch."""
         longest = 0
         for count, item in enumerate(items[: self.max_batch_size]):
             longest = max(longest, item.length)
@@ -99,7 +99,7 @@ class Goodput(PaddedLimits):
 
 
 def _in_time(batch: Sequence[Item], full: bool, now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
-    """Return the most of `batch` that can go together and all be in time, and whether that is a full batch."""
+    """Return the most of `batch` that can go together and all be on time, and whether that is a full batch."""
     dues = sorted([item.due for item in batch])
     if dues[0] == math.inf:
         return batch, full
@@ -123,23 +123,23 @@ def _weight(batch: Sequence[Item], level: float, now: float, latency: LatencyMod
 
 
 def _seconds(latency: LatencyModel, longest: int, count: int) -> float:
-    # Never 0: it is divided by.
+    # Never 0: it is a divisor.
     return max(latency.predict(longest * count, count) or 0.0, 1e-9)
 
 
 def _worth(mine: _Weight, weights: Sequence[_Weight]) -> tuple[float, int]:
-    """Return what ranks `mine` among `weights`: its patience less the deadlines that others miss; then its answers."""
+    """Return the rank of `mine` among `weights`: its patience less the deadlines that others miss; then its answers."""
     lost = sum(bisect_left(other.slacks, mine.seconds + other.seconds) for other in weights if other is not mine)
     return mine.patience - lost, mine.in_time
 
 
 class LatencyCappedBatches(NarrowedShape):
-    """Shape that drops from another shape's batch the less urgent requests that would delay urgent ones for little."""
+    """Shape that drops less urgent requests from another shape's batch that would delay urgent ones for little gain."""
 
     def __init__(self, inner: Shape) -> None:
         super().__init__(inner)
         self._urgent: float = math.inf
-        """Most urgent priority seen lately."""
+        """Most urgent priority seen recently."""
         self._without = 0
         """Batches since it was last seen."""
 
@@ -179,6 +179,6 @@ def auto(
     order: Order | None = None,
     timing: Timing | None = None,
 ) -> Policy:
-    """Return the default policy. The limits are what the model can hold at once, not settings to tune."""
+    """Return the default policy. The limits are what the model can hold at once, and not settings to tune."""
     shape = LatencyCappedBatches(Goodput(max_batch_size, max_batch_tokens))
     return Policy(shape, order=order or Urgency(), timing=timing)

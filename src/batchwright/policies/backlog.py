@@ -1,4 +1,4 @@
-"""The requests that wait for a policy's decision, and what was learned of the model that computes them."""
+"""The requests that wait for a policy's decision, and what was learned about the model that computes them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from batchwright.policies.policy import BatchPolicy, Dispatch, Item, Items, Wait
 _LEAST_LATENESS = 1e-3
 """Resolution of the timers of event loops, in seconds."""
 _LATENESS_KEPT = 0.95
-"""Share of the lateness of timers that is still expected after one that was less late."""
+"""Share of the expected lateness of timers that remains after one that was less late."""
 
 
 class Backlog:
     """Waiting requests in serving order, and the policy that decides about them. It has no clock.
 
-    It learns how long batches take, and informs `policy.memory`, if there is one, of which fitted.
+    It learns how long batches take, and tells `policy.memory`, if there is one, which ones fitted.
     """
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
         self.latency = LatencyModel()
         self.draining = False
-        """Whether everything that waits is to be dispatched now."""
+        """Whether everything that waits must be dispatched now."""
         self._waiting = SortedItems()
         self._padding = 1.0
         """Padded tokens per token in recent batches."""
         self._lateness = _LEAST_LATENESS
-        """Seconds by which a timer rings late at most, of late."""
+        """Greatest recent lateness of a timer in seconds."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -48,13 +48,13 @@ class Backlog:
 
     @property
     def memory_limit_mb(self) -> float | None:
-        """Memory that a batch may take now, in MB; None where batches are not fitted into memory."""
+        """Memory that a batch may take now, in MB; None if batches are not fitted into memory."""
         return None if self.policy.memory is None else self.policy.memory.limit_mb
 
     def add(self, items: Sequence[Item]) -> None:
         """Add new requests, given in order of arrival.
 
-        Raises `InvalidRequest` for one that no batch can hold, and what the policy raises for one that it refuses.
+        Raises `InvalidRequest` for one that no batch can hold, and whatever the policy raises for one that it refuses.
         """
         if self.policy.memory is not None:
             for item in items:
@@ -68,16 +68,16 @@ class Backlog:
             self._waiting.add(items)
 
     def remove(self, item: Item) -> bool:
-        """Remove a request that is no longer wanted. False when it does not wait here."""
+        """Remove a request that is no longer wanted. False if it does not wait here."""
         found = self._waiting.remove(item)
         if found:
             self.policy.removed(item)
         return found
 
     def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
-        """Return what a model that is free is to compute now. The requests of a batch leave the queue.
+        """Return what a free model should compute now. The requests of a batch leave the queue.
 
-        Raises what the policy raises, and ValueError for a batch of requests that do not wait.
+        Raises whatever the policy raises, and ValueError for a batch with requests that do not wait.
         """
         if not self._waiting:
             return Wait(math.inf)
@@ -87,13 +87,13 @@ class Backlog:
             return decision
         # A copy, since the queue itself is about to change.
         batch = Items.of(decision.items, alike=self._waiting.items.alike)
-        # First what may raise: requests that are not taken still wait.
+        # First call what may raise: if it does, the requests still wait.
         self.policy.served(batch)
         self._waiting.take(batch)
         return Dispatch(batch, decision.reason)
 
     def observe(self, cells: int, tokens: int, count: int, seconds: float) -> None:
-        """Learn that a batch of `count` requests with `tokens` in all, `cells` with padding, took `seconds`."""
+        """Learn that a batch of `count` requests with `tokens` in total, `cells` with padding, took `seconds`."""
         self.latency.observe(cells, count, seconds)
         if tokens:
             self._padding += (cells / tokens - self._padding) * 0.1
@@ -104,13 +104,13 @@ class Backlog:
             self.policy.memory.learn(fitted, failed)
 
     def seconds(self, cells: int, count: int) -> float | None:
-        """Return the expected model time of one batch; None when nothing is known."""
+        """Return the expected model time of one batch; None if nothing is known."""
         return self.latency.predict(cells, count)
 
     def predict(self, item: Item | None = None) -> float | None:
         """Return the seconds of model time until the waiting `item` is done; without one, until all requests are.
 
-        None when nothing is known. The estimate for an item is on the low side, since it is used to refuse.
+        None if nothing is known. The estimate for an item is on the low side, since requests are refused by it.
         """
         waiting = self._waiting
         if item is None:
@@ -120,12 +120,12 @@ class Backlog:
             # Padding is not certain.
             count, cells = ahead + 1, float(waiting.length_of_first(ahead) + item.length)
         else:
-            # It may overtake all others: only its own time is certain.
+            # It may overtake all others, so only its own time is certain.
             return self.latency.predict(item.length, 1)
         return self.latency.predict(cells, count, -(-count // self.policy.max_batch_size))
 
     def predict_high(self) -> float | None:
-        """Return the seconds from a time asked for until all waiting requests are done, which are rarely exceeded.
+        """Return the seconds, rarely exceeded, from a time that was asked for until all waiting requests are done.
 
         None when nothing is known.
         """
@@ -134,20 +134,20 @@ class Backlog:
         return None if seconds is None else seconds + self._lateness
 
     def timer_was_late(self, seconds: float) -> None:
-        """Learn that the policy was asked `seconds` after the time that it had said."""
+        """Learn that the policy was asked `seconds` after the time that it had requested."""
         self._lateness = max(seconds, _LEAST_LATENESS, self._lateness * _LATENESS_KEPT)
 
 
 class SortedItems:
     """Items sorted by `(key, ordinal)`: lower keys first, equal keys in order of arrival.
 
-    A key never changes while its item waits. So one sorted list does for every order, and taking a batch off its head
-    is a slice. Entering behind all others, the usual case, costs an append.
+    A key never changes while its item waits. So one sorted list serves every order, and taking a batch off its head is
+    a slice. Entering behind all others, the usual case, is an append.
     """
 
     def __init__(self) -> None:
         self.items = Items.of((), alike=True)
-        """Items in order; to be read only."""
+        """Items in order; read-only."""
         self.total_length = 0
         """Sum of the items' lengths."""
         self._ordinal = 0
@@ -176,7 +176,7 @@ class SortedItems:
         self.total_length += _total_length(items)
 
     def _compare(self, items: Sequence[Item]) -> None:
-        """Note whether all are alike once these are added."""
+        """Note whether all items are alike once these are added."""
         if not are_alike(items):
             self.items.alike = False
         elif not self.items:
@@ -185,7 +185,7 @@ class SortedItems:
             self.items.alike = False
 
     def remove(self, item: Item) -> bool:
-        """Remove one item. False when it is not here."""
+        """Remove one item. False if it is not here."""
         rank = self.rank(item)
         if self.items[rank : rank + 1] != [item]:
             return False
@@ -194,13 +194,13 @@ class SortedItems:
         return True
 
     def take(self, batch: Sequence[Item]) -> None:
-        """Remove a batch. Raises ValueError where not all of its items are here."""
+        """Remove a batch. Raises ValueError if any of its items are not here."""
         total = _total_length(batch)
         batch, items = list(batch), self.items
         if items[: len(batch)] == batch:
             del items[: len(batch)]
         else:
-            # Items behind the last of them are not looked at: there may be thousands.
+            # Items behind the last of them are not examined: there may be thousands.
             end = self.rank(max(batch, key=_place)) + 1
             gone = {item.ordinal for item in batch}
             kept = [item for item in items[:end] if item.ordinal not in gone]

@@ -1,15 +1,15 @@
-"""Whether the requests of failed batches are to blame, or the model, which fails whatever it is given.
+"""Decision whether the requests of failed batches are to blame, or the model, which then fails whatever it is given.
 
-To find the request that makes a batch fail takes further calls (`search.py`). Beside a model that is down they are all
-in vain, and twice as many as the requests. Three calls in a row that fail in the same way, without a success between
-them, raise doubt. Halves of a batch that has failed do not count, nor do the last few requests of one, since they were
-likely to fail. While there is doubt nothing is searched, and of each batch a single request is tried, one at a time:
-few requests are to blame by themselves. The first success ends the doubt, and the rest is computed. But when one after
+Finding the request that makes a batch fail takes further calls (`search.py`). If the model is down, they are all in
+vain, and twice as many as the requests. Three calls in a row that fail in the same way, without a success between them,
+raise doubt. Halves of a batch that has failed do not count, nor do the last few requests of one, since they were likely
+to fail. While there is doubt, nothing is searched, and a single request of each batch is tried, one at a time: few
+requests are to blame by themselves. The first success ends the doubt, and the rest is computed. But if one after
 another fails, the breaker opens: the requests of those batches fail, and from then on the rest of a batch fails with
 the one that was tried, until one succeeds.
 
-At least eight single requests are tried before it opens, and more where more were to blame so far: as many as make it
-less than one in a million that all of them are.
+At least eight single requests are tried before it opens, and more if more were to blame so far: enough that the chance
+that all of them are to blame is less than one in a million.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DOUBTFUL = 3
 _FEWEST = 8
 """Single requests that fail in a row before the breaker opens."""
 _CHANCE = 1e-6
-"""Chance, at most, that all of them are to blame."""
+"""Greatest chance that all of them are to blame."""
 _PRIOR_BAD, _PRIOR = 0.5, 50.0
-"""Requests to blame, among how many, that are assumed before any are known."""
+"""Number of requests to blame, and among how many, assumed before any are known."""
 _REMEMBERED = 10_000.0
-"""Requests that count for how many are to blame."""
+"""Number of requests over which the share to blame is counted."""
 _SOONEST, _LATEST = 1.0, 60.0
 """Seconds after which callers are told to try again."""
 
@@ -37,19 +37,19 @@ class Breaker:
         self.is_open = False
         """Whether the model is down."""
         self._since = 0.0
-        """When the first of the present failures came."""
+        """When the first of the present failures occurred."""
         self._kind: type[BaseException] | None = None
         self._calls = 0
-        """Failed calls in a row of several requests none of which was known to be bad."""
+        """Failed calls in a row of several requests, none of which was known to be bad."""
         self._alone = 0
-        """Single requests that failed in a row since there is doubt, each of them as good as any."""
+        """Single requests that failed in a row since doubt arose, none of them suspected before."""
         self._culprits = 0
         """Single requests that failed in a row."""
         self._bad, self._settled = _PRIOR_BAD, _PRIOR
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a single request is to be tried next, and no other beside it."""
+        """Whether the next try must be a single request, with no other beside it."""
         return self.is_open or self._calls >= _DOUBTFUL
 
     def succeeded(self, size: int) -> None:
@@ -63,7 +63,7 @@ class Breaker:
         self._kind, self._calls, self._alone, self._culprits, self.is_open = None, 0, 0, 0, False
 
     def failed(self, size: int, error: BaseException, now: float, *, was_suspected: bool) -> None:
-        """Note a call of `size` requests that failed; `was_suspected`: it was likely to, by what was known of them."""
+        """Note a call of `size` requests that failed; `was_suspected`: what was known about them made that likely."""
         if type(error) is not self._kind:
             if self.is_open:
                 return
@@ -77,7 +77,7 @@ class Breaker:
             self.is_open = True
 
     def retry_after(self, now: float) -> float:
-        """Return the seconds after which to try again: an outage lasts about as long again as it has until now."""
+        """Return the seconds after which to try again: an outage lasts about as long again as it has lasted so far."""
         return min(_LATEST, max(_SOONEST, now - self._since))
 
     def _needed(self) -> int:

@@ -1,12 +1,12 @@
 """A model of how long a batch takes, learned from the batches that were computed.
 
-Seconds = α + β · padded tokens + γ · items: α is what any batch costs, β what a cell of the padded rectangle costs, γ
-what a request costs whatever its length. `fitting.py` says how they are learned.
+Seconds = α + β · padded tokens + γ · items: α is the cost of any batch, β that of a cell of the padded rectangle, and γ
+that of a request of any length. `fitting.py` describes how they are learned.
 
-About every second batch takes longer than expected. Whatever holds a request back until it has just enough time left
+About every second batch takes longer than expected. Code that holds a request back until it has just enough time left
 needs `predict_high`, which few batches exceed: the expected time, times the largest ratio of measured to expected time
 among the last batches (of 200, about their 99.5th percentile), and more than that while few have been measured. For
-more work than was ever measured it assumes that time grows in proportion.
+more work than was ever measured, it assumes that time grows in proportion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from batchwright.fitting import FadedFit
 
 _FITTED_EVERY = 24
-"""Batches after which the fit is made anew, once there are some: as many change little of what it remembers."""
+"""Batches after which the fit is recomputed, once there is one: that many change little of what it remembers."""
 
 
 class LatencyModel:
@@ -30,7 +30,7 @@ class LatencyModel:
         self.coefficients = (0.0, 0.0, 0.0)
         """Seconds for each batch, for each padded token, and for each item."""
         self.batches = 0
-        """Batches observed since the fit last started anew; 0: nothing is known."""
+        """Batches observed since the fit last started over; 0: nothing is known."""
         self.largest_count = 0
         """Items of the largest batch observed."""
         self.largest_cells = 0
@@ -38,11 +38,11 @@ class LatencyModel:
 
     @property
     def rejected(self) -> int:
-        """Outliers left out since the model was made."""
+        """Outliers left out since the model was created."""
         return self._fit.rejected
 
     def observe(self, cells: int, count: int, seconds: float) -> None:
-        """Learn that a batch of `count` items, padded to `cells` tokens in all, took `seconds`."""
+        """Learn that a batch of `count` items, padded to `cells` tokens in total, took `seconds`."""
         is_larger = count > self.largest_count or cells > self.largest_cells
         self.largest_count = max(self.largest_count, count)
         self.largest_cells = max(self.largest_cells, cells)
@@ -57,7 +57,7 @@ class LatencyModel:
         self.batches = self._fit.observations
 
     def predict(self, cells: int | float, count: int | float, batches: int = 1) -> float | None:
-        """Return the seconds for `count` items in `batches` batches, `cells` padded tokens in all; None: unknown."""
+        """Return the seconds for `count` items in `batches` batches, `cells` padded tokens in total; None: unknown."""
         if not self.batches:
             return None
         base, by_cell, by_item = self.coefficients

@@ -1,16 +1,16 @@
-"""Batches of like length under a budget of padded tokens.
+"""Batches of similar length under a budget of padded tokens.
 
-The idea: a batch is padded to its longest request, so unlike lengths in one batch waste the difference. A batch costs α
-+ (β · longest + γ) · items. Sorted by length, the requests of one batch stand side by side in some best division, since
-exchanging two that do not can only shorten what is padded. So the division with the least model time in all is found
-exactly, by dynamic programming over where a batch begins: few large batches where a batch costs much by itself, narrow
-ones where padding does. Where the best batch of the j shortest begins never moves down as j grows (the cost has the
-quadrangle property), so the search goes on from where it last ended; and how dear a request has to become before a
-later beginning is better is known, so mostly there is nothing to search.
+The idea: a batch is padded to its longest request, so different lengths in one batch waste the difference. A batch
+costs α + (β · longest + γ) · items. In some best division, the requests of one batch are adjacent when sorted by
+length, since exchanging two that are not can only shorten the padding. So the division with the least model time in
+total is found exactly, by dynamic programming over where a batch begins: few large batches if the fixed cost of a batch
+dominates, narrow ones if padding does. The beginning of the best last batch of the j shortest never moves down as j
+grows (the cost has the quadrangle property), so the search continues from where it last ended; and it is known how
+expensive a request has to become before a later beginning is better, so mostly there is nothing to search.
 
-`length_aware` divides the waiting requests so whenever the model is free, and dispatches the batch that holds the first
-request in order. So lengths decide what goes along with it, never whether it goes: nothing is stranded because its
-length is rare. A request longer than the whole budget goes alone.
+`length_aware` divides the waiting requests in this way whenever the model is free, and dispatches the batch that holds
+the first request in order. So lengths decide what goes along with it, never whether it goes: no request is stranded
+because its length is rare. A request longer than the whole budget goes alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from batchwright.policies.latency import LatencyModel
 from batchwright.policies.policy import Item, Order, Policy, Shape, Timing
 
 _LOOK_AHEAD = 4
-"""Full batches of waiting requests that `LikeLengths` looks at."""
+"""Number of full batches of waiting requests that `LikeLengths` considers."""
 _A_BIT_LESS = 1.0 - 1e-12
-"""Factor by which a cost is lowered so that rounding does not hide a beginning that is as good."""
+"""Factor by which a cost is lowered so that rounding does not hide an equally good beginning."""
 _UNKNOWN = (1e9, 1.0, 0.0)
 """Coefficients before any are learned: as few batches as possible, then as little padding."""
 
@@ -51,12 +51,12 @@ class PaddedLimits(Shape):
 
 
 class LikeLengths(PaddedLimits):
-    """Shape that takes the first request in order, with others of like length."""
+    """Shape that takes the first request in order, with others of similar length."""
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: _LOOK_AHEAD * self.max_batch_size]
         batches = divide(seen, self.max_batch_size, self.max_batch_tokens, latency)
-        # It stands first in every batch that takes its length, of which there may be several.
+        # It is first in every batch of its length, of which there may be several.
         return max((batch for batch in batches if batch[0][0] is seen[0]), key=lambda batch: len(batch[0]))
 
 
@@ -67,12 +67,12 @@ def length_aware(
     order: Order | None = None,
     timing: Timing | None = None,
 ) -> Policy:
-    """Return a policy that groups like lengths, with at most these many padded tokens and requests in a batch."""
+    """Return a policy that groups similar lengths, with at most this many padded tokens and requests in a batch."""
     return Policy(LikeLengths(max_batch_size, max_batch_tokens), order=order, timing=timing)
 
 
 def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:
-    """Return how many items a batch holds when each is padded to `longest`; at least one."""
+    """Return how many items a batch holds if each is padded to `longest`; at least one."""
     if max_tokens is None or not longest:
         return max_size
     return max(1, min(max_size, max_tokens // longest))
@@ -87,10 +87,10 @@ def leading(items: Sequence[Item], length: int, max_size: int, max_tokens: int |
 def divide(
     items: Sequence[Item], max_size: int, max_tokens: int | None, latency: LatencyModel
 ) -> list[tuple[Sequence[Item], bool]]:
-    """Divide all of `items` into batches of like length, each in the order given and with whether it is full.
+    """Divide all of `items` into batches of similar length, each in the given order and with whether it is full.
 
-    A batch of one length takes the first such requests in `items`, as many as it may. So several such batches may
-    name the same requests: dispatch one, then divide again.
+    A batch of one length takes as many of the first such requests in `items` as it may. So several batches may contain
+    the same requests: dispatch one, then divide again.
     """
     lengths = [item.length for item in items]
     longest = max(lengths)
@@ -142,9 +142,9 @@ def _cuts(
 
 
 def _begin(costs: Sequence[float], each: float, first: int, end: int) -> int:
-    """Return where the last batch of the `end` shortest begins, at `first` or later; of equal places the first."""
+    """Return where the last batch of the `end` shortest begins, at `first` or later; the first of equal places."""
     best = costs[first] + each * (end - first)
-    # Costs only grow: from where they alone are as much, nothing is better.
+    # Costs only grow: once they alone reach the best total, nothing later is better.
     beyond = bisect_left(costs, best, first + 1, end)
     tried = [costs[begin] + each * (end - begin) for begin in range(first + 1, beyond)]
     if tried and (least := min(tried)) < best:

@@ -5,11 +5,11 @@ may have, so it needs
 
     MB = (longest prompt + most max_tokens) · items / tokens_per_mb
 
-and the most requests go together that keep this within the limit. The formula is an estimate, so the limit in use is
-learned: when a batch ran out of memory all the same, it falls to three quarters of the smallest size that failed, and
-grows back by a two-hundredth of the limit that was set with every batch that fitted and used at least half of it. It
-never exceeds what was set. A size that failed while a larger one fitted says something about a request, not about the
-size, and so does a request that failed alone: neither lowers the limit.
+and as many requests go together as keep this within the limit. The formula is an estimate, so the limit in use is
+learned: if a batch runs out of memory all the same, the limit falls to three quarters of the smallest size that failed,
+and grows back by a two-hundredth of the configured limit with every batch that fitted and used at least half of it. It
+never exceeds the configured limit. A size that failed while a larger one fitted says something about a request, not
+about the size, and so does a request that failed alone: neither lowers the limit.
 
 A request that exceeds the limit by itself is refused on arrival. One that exceeds only the limit in use goes alone.
 """
@@ -26,17 +26,17 @@ from batchwright.policies.policy import Item, Order, Policy, Shape, Timing
 
 _FALL = 0.75
 _GROWTH = 0.005
-"""Growth with every batch that fitted, as a share of the limit that was set."""
+"""Growth with every batch that fitted, as a share of the configured limit."""
 _LOOK_AHEAD = 4
-"""How many times as many requests are looked at as the first ones that fit."""
+"""Number of requests that are considered, as a multiple of the first ones that fit."""
 _SEEN_AT_LEAST = 128
 
 
 class Memory:
     """Estimate of the MB that a batch needs, and the limit on them, which is learned.
 
-    `max_memory_mb` is what batches may take, `tokens_per_mb` how many tokens of a padded batch one MB holds. Raises
-    ValueError, naming the setting, for one that is not a finite number above 0.
+    `max_memory_mb` is the memory that batches may take, `tokens_per_mb` the number of tokens of a padded batch that one
+    MB holds. Raises ValueError, naming the setting, for one that is not a finite number above 0.
     """
 
     def __init__(self, max_memory_mb: float = 8000, tokens_per_mb: float = 1000) -> None:
@@ -57,7 +57,7 @@ class Memory:
         return self.megabytes(longest, max((item.max_tokens for item in items), default=0), len(items))
 
     def leading(self, items: Sequence[Item]) -> int:
-        """Return how many of the first of `items` fit together into the limit in use; at least one, if there is any."""
+        """Return how many of the first `items` fit together into the limit in use; at least one, if there are any."""
         longest = generated = 0
         for count, item in enumerate(items, 1):
             longest = max(longest, item.length)
@@ -67,7 +67,7 @@ class Memory:
         return len(items)
 
     def admits(self, item: Item) -> bool:
-        """Return whether `item` fits alone into the limit that was set."""
+        """Return whether `item` alone fits into the configured limit."""
         return self.megabytes(item.length, item.max_tokens, 1) <= self.max_memory_mb
 
     def check(self, item: Item) -> None:
@@ -92,10 +92,10 @@ class Memory:
 
 
 class WithinMemory(Shape):
-    """Shape that takes as many as fit in `memory` of another shape's batch; without another, of all that wait.
+    """Shape that takes as many requests of another shape's batch, or of all that wait, as fit in `memory`.
 
-    The first in order always goes. Where the other shape keeps the order, the first ones that fit go with it; otherwise
-    those that enlarge the batch the least, so like lengths, but less urgent requests only after all others.
+    The first in order always goes. If the other shape keeps the order, the first ones that fit go with it; otherwise
+    those that enlarge the batch least, that is, similar lengths, but less urgent requests only after all others.
     """
 
     memory: Memory
@@ -124,7 +124,7 @@ class WithinMemory(Shape):
         return self._like_the_first(items[: max(_LOOK_AHEAD * leading, _SEEN_AT_LEAST)]), True
 
     def _like_the_first(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return the largest batch with the first of `items`, in order; nearly so where their `max_tokens` differ."""
+        """Return the largest batch with the first of `items`, in order; nearly so if their `max_tokens` differ."""
         first = items[0]
 
         def growth(index: int) -> tuple[bool, int]:
@@ -145,8 +145,8 @@ def within_memory(
     order: Order | None = None,
     timing: Timing | None = None,
 ) -> Policy:
-    """Return a policy of the most requests that fit into `max_memory_mb`, of those that `inner` chose, if given.
+    """Return a policy that takes the most requests that fit into `max_memory_mb`, chosen by `inner` if given.
 
-    The most urgent go first. `tokens_per_mb` is how many tokens of a padded batch one MB holds.
+    The most urgent go first. `tokens_per_mb` is the number of tokens of a padded batch that one MB holds.
     """
     return Policy(WithinMemory(Memory(max_memory_mb, tokens_per_mb), inner), order=order or Urgency(), timing=timing)

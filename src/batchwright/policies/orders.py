@@ -1,4 +1,4 @@
-"""Orders of waiting requests: by priority and deadline, and by fair shares of tenants. Neither lets any starve."""
+"""Orders of waiting requests: by priority and deadline, and by fair shares of tenants. No request starves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CLOCKS_KEPT = 1024
 
 
 class Urgency(Order):
-    """Order by priority and deadline, in which one step of priority is worth `aging` seconds of waiting.
+    """Order by priority and deadline, where one step of priority is worth `aging` seconds of waiting.
 
     The place of a request is fixed when it arrives, at `arrival + aging · priority`; lower is sooner. Among requests of
-    like age the lowest priority goes first, but one that has waited `aging` seconds longer has made up one step. Within
-    one priority requests go in order of arrival.
+    similar age the lowest priority goes first, but one that has waited `aging` seconds longer has made up one step.
+    Within a priority, requests go in order of arrival.
 
-    A deadline nearer than `aging` counts as if the request had come so much earlier: it goes before others of its
-    priority, the nearest deadline first, and never before those of the next priority that came with it.
+    A deadline nearer than `aging` counts as if the request had arrived that much earlier: it goes before others of its
+    priority, the nearest deadline first, but never before those of the next priority that arrived with it.
     """
 
     def __init__(self, aging: float = 10.0) -> None:
@@ -47,22 +47,22 @@ class Urgency(Order):
 def priority(batch_size: int = 16, max_wait: float | Mapping[int, float] = 0.1, aging: float = 10.0) -> Policy:
     """Return a policy of batches of `batch_size`, most urgent first, or smaller once one has waited `max_wait` s.
 
-    `max_wait` may be a mapping from priorities to seconds, as `MaxWait` takes it.
+    `max_wait` may be a mapping from priorities to seconds, as for `MaxWait`.
     """
     return Policy(BySize(batch_size), order=Urgency(aging), timing=MaxWait(max_wait))
 
 
 class FairShare(Order):
-    """Order in which tenants take turns by weight (1 by default), and a tenant's items go in order of arrival.
+    """Order in which tenants take turns by weight (1 by default); a tenant's items go in order of arrival.
 
-    Start-time fair queueing (Goyal et al. 1996): each tenant has a virtual clock that runs on with the tokens it sends,
-    slower for a greater weight, and a request goes at the time of its tenant's clock when it came. A tenant that sends
-    much runs ahead and waits; one that sends little is served at once. A clock that has fallen behind is set to the
-    time of what is being served, so that no tenant saves up a share by sending nothing. While two tenants both wait,
-    what each is given in tokens differs from its share by no more than a request of each.
+    Start-time fair queueing (Goyal et al. 1996): each tenant has a virtual clock that advances with the tokens it
+    sends, more slowly for a greater weight, and a request goes at the time that its tenant's clock showed when it
+    arrived. A tenant that sends much runs ahead and waits; one that sends little is served immediately. A clock that
+    has fallen behind is set to the time of what is being served, so that no tenant saves up a share by sending nothing.
+    While two tenants both wait, the tokens that each is given differ from its share by no more than a request of each.
 
-    `weight_of` multiplies a tenant's weight by one of the item. Raises ValueError, naming the tenant, for a weight
-    that is not a finite number above 0.
+    `weight_of` returns a factor of the item by which its tenant's weight is multiplied. Raises ValueError, naming the
+    tenant, for a weight that is not a finite number above 0.
     """
 
     refuses = True
@@ -84,7 +84,7 @@ class FairShare(Order):
 
     def place(self, items: Sequence[Item]) -> None:
         for item in items:
-            # A request that overtook would take from another tenant's share.
+            # Overtaking would take from another tenant's share.
             item.key = item.level = self._turn(item)
 
     def _turn(self, item: Item) -> float:
@@ -125,10 +125,10 @@ class FairShare(Order):
 
 
 class EvenBatches(NarrowedShape):
-    """Shape that drops from another shape's batch what would make a tenant wait for other tenants' larger parts.
+    """Shape that drops from another shape's batch what would make a tenant wait for larger parts of other tenants.
 
-    Tenants with more tokens in the batch than the one whose turn it is may together at most double its part; or add as
-    many tokens as cost no more than any batch does.
+    Tenants with more tokens in the batch than the one whose turn it is may together at most double its part, or add as
+    many tokens as cost no more than the fixed cost of a batch.
     """
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:

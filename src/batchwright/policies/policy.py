@@ -1,9 +1,9 @@
 """What a policy decides, and a policy made of three parts.
 
-The runtime keeps the requests that wait in a `Backlog`, and asks the policy whenever the model could take a batch: what
-goes now, why, and if nothing, when to ask again. A policy has no clock and does no waiting; time comes in as an
-argument. So it runs the same in a service, in a simulator and in a test. A policy of one's own is a subclass of
-`BatchPolicy` with two methods, `place` and `decide`.
+The runtime keeps waiting requests in a `Backlog`, and asks the policy whenever the model could take a batch: what goes
+now and why or, if nothing does, when to ask again. A policy has no clock and does not wait; time is an argument. So it
+runs the same in a service, in a simulator and in a test. A custom policy is a subclass of `BatchPolicy` with two
+methods, `place` and `decide`.
 
 `Policy` is composed of three answers, each to its own question:
 
@@ -11,13 +11,13 @@ argument. So it runs the same in a service, in a simulator and in a test. A poli
 - **shape**: which of those make a batch? (a fixed number; like lengths under a budget; as many as meet a target)
 - **timing**: when does a batch that is not full go? (at once; after a wait; at the end of a window)
 
-Any order goes with any shape and any timing. Four rules hold whatever the parts:
+Any order goes with any shape and any timing. Four rules hold for all parts:
 
-- A batch that its shape calls full goes at once: there is nothing left to wait for.
+- A batch that its shape calls full goes immediately: there is nothing left to wait for.
 - A request that is held back and has a deadline goes while there is still time to compute it, even in a batch that
   takes longer than usual.
-- Requests that are held back go along with one that has to go, where they fit into its batch.
-- A batcher that is closing dispatches at once.
+- Requests that are held back go along with one that has to go, if they fit into its batch.
+- A batcher that is closing dispatches immediately.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class Item(msgspec.Struct, eq=False):
     """One waiting request. Equal only to itself.
 
-    `arrival` and `due` are seconds on the clock of the runtime, `due` being infinite where there is no deadline.
-    `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
+    `arrival` and `due` are seconds on the runtime's clock; `due` is infinite if there is no deadline. `length` is in
+    tokens, or in whatever unit the runtime measures: only its proportion to others matters.
 
     A subclass adds fields, as to any `msgspec.Struct`; it cannot define `__init__`.
     """
@@ -54,7 +54,7 @@ class Item(msgspec.Struct, eq=False):
     """Priority; lower is sooner."""
     due: float = math.inf
     tenant: Hashable = None
-    """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
+    """Tenant whose share of the model it uses, if a policy divides the model among tenants."""
     max_wait: float | None = None
     """Seconds for which it may be held back; None: as long as the timing says."""
     max_tokens: int = 0
@@ -67,13 +67,13 @@ class Item(msgspec.Struct, eq=False):
     """Time until which it may be held back. Set when the item enters: from its `max_wait`, or by a timing that holds
     requests back."""
     ordinal: int = -1
-    """Serial number in the queue, set by it; -1 when the item is in none."""
+    """Serial number, set by the queue; -1 if the item is in none."""
 
 
 class Items(list[Item]):
-    """Items of which it may be known that they are alike, so that nothing has to look at each of them.
+    """Items that may be known to be alike, so that there is no need to examine each of them.
 
-    Alike are items of one length and one priority that have no deadline and do not say how long they may be held back.
+    Items are alike if they have the same length and priority, no deadline and no `max_wait` of their own.
     """
 
     __slots__ = ("alike",)
@@ -95,7 +95,7 @@ def are_alike(items: Sequence[Item]) -> bool:
 
 
 def sizes(items: Sequence[Item]) -> tuple[int, int]:
-    """Return the sum of the lengths of `items`, and what it is when each is padded to the longest."""
+    """Return the sum of the lengths of `items`, and the sum if each is padded to the longest."""
     if are_alike(items) and items:
         total = items[0].length * len(items)
         return total, total
@@ -104,7 +104,7 @@ def sizes(items: Sequence[Item]) -> tuple[int, int]:
 
 
 def compared(items: Sequence[Item]) -> Items:
-    """Return `items`, at least one, with whether they are alike."""
+    """Return `items`, at least one, marked with whether they are alike."""
     first, never = items[0], math.inf
     length, priority = first.length, first.priority
     for item in items:
@@ -114,7 +114,7 @@ def compared(items: Sequence[Item]) -> Items:
 
 
 class Reason(StrEnum):
-    """Why a batch was dispatched when it was."""
+    """Reason why a batch was dispatched when it was."""
 
     FULL = "full"
     """Nothing more would have fitted."""
@@ -150,13 +150,13 @@ class Wait:
 class BatchPolicy(ABC):
     """Which requests are computed together, and when. No clock, no I/O, no threads.
 
-    `place` and `decide` are what a policy of one's own defines; the rest has defaults that suit most.
+    A custom policy defines `place` and `decide`; the other methods have defaults that suit most policies.
     """
 
     max_batch_tokens: int | None = None
     """Budget of padded tokens of a batch, or None; with one, lengths are counted in tokens."""
     memory: Memory | None = None
-    """Memory that batches have to fit into, or None. The runtime informs it of how batches fared."""
+    """Memory that batches have to fit into, or None. The runtime informs it of the outcome of batches."""
     refuses = False
     """Whether `place` may raise: requests are then placed one by one as they arrive, not many at once."""
     keeps_order = False
@@ -172,7 +172,7 @@ class BatchPolicy(ABC):
     def decide(self, waiting: Backlog, now: float) -> Dispatch | Wait:
         """Return the batch for a model that is free, or when to ask again; called only while requests wait.
 
-        When `waiting.draining` is set, a batch must be dispatched.
+        If `waiting.draining` is set, a batch must be dispatched.
         """
 
     def served(self, batch: Sequence[Item]) -> None:
@@ -244,15 +244,15 @@ class Timing(ABC):
     """Rule for when a batch that is not full goes: as soon as any of its items is released."""
 
     reason: Reason
-    """Why a batch goes in which an item had been held back until its release."""
+    """Reason for a batch in which an item had been held back until its release."""
     holds_back = True
-    """Whether it holds back items that do not themselves say for how long they may be."""
+    """Whether it holds back items that do not state how long they may be held back."""
 
     @abstractmethod
     def release(self, item: Item) -> float:
         """Return the time until which a new item may be held back; -inf: not at all.
 
-        Called once for each, in order of arrival, where the timing holds back.
+        Called once for each item, in order of arrival, if the timing holds items back.
         """
 
 
@@ -267,7 +267,7 @@ class Fifo(Order):
 class AtOnce(Timing):
     """Timing that dispatches as soon as the model is free; requests gather while it is busy.
 
-    An item with a `max_wait` of its own is held back for so long, unless others go with which it fits.
+    An item with its own `max_wait` is held back for that long, unless it fits into a batch of others that goes sooner.
     """
 
     reason = Reason.MAX_WAIT
@@ -325,10 +325,10 @@ class Policy(BatchPolicy):
         return Dispatch(batch, self.timing.reason if release <= now else Reason.DEADLINE)
 
     def _hold_back(self, batch: Sequence[Item], waiting: Backlog, now: float) -> Dispatch | Wait:
-        """Wait until an item has to go or, where one has to go now, dispatch it: in `batch` if it is in there."""
+        """Wait until an item has to go or, if one has to go now, dispatch it: in `batch` if that contains it."""
         items, margin = waiting.items, math.inf
         if min([item.due for item in items]) < math.inf:
-            # Nothing known of the model: every moment of waiting may be one too many.
+            # Nothing is known about the model: every moment of waiting may be one too many.
             margin = waiting.predict_high() or math.inf
         leaves = [item.release if item.due == math.inf else min(item.release, item.due - margin) for item in items]
         if (first := min(leaves)) > now:

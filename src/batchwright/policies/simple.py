@@ -1,15 +1,15 @@
 """Batches of a fixed size, with a longest wait or a time window.
 
-*A longest wait*: collect `batch_size` requests and compute them together. So that the last few are not left lying, a
-batch that is not full goes when its oldest request has waited `max_wait`. Good when arrivals are steady and the size is
-known to suit the model; a free model idles for up to `max_wait`, which the default policy, `auto`, does not. The wait
-may differ by priority: requests that have time are gathered into full batches, go along with those that have none, and
-go on their own when their time is up.
+*A longest wait*: collect `batch_size` requests and compute them together. So that the last few are not stranded, a
+batch that is not full goes when its oldest request has waited `max_wait`. This is good if arrivals are steady and the
+size is known to suit the model; a free model idles for up to `max_wait`, unlike with the default policy, `auto`. The
+wait may differ by priority: requests that have time are gathered into full batches, go along with those that have none,
+and go on their own when their time is up.
 
 *A window*: the first request opens a window of fixed length, and all that arrive in it go together when it ends. A
-window is fixed when it opens: later arrivals neither delay it nor start it anew, and requests that leave do not move
-it. The first request after its end opens the next one, whether or not the model was free to take the last. A batch that
-is full goes before its window ends.
+window is fixed when it opens: later arrivals neither delay nor restart it, and requests that leave do not move it. The
+first request after its end opens the next one, whether or not the model was free to take the last. A batch that is full
+goes before its window ends.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class BySize(Shape):
 
 
 class MaxWait(Timing):
-    """Timing that dispatches when a request has waited for as long as it may.
+    """Timing that dispatches when a request has waited as long as it may.
 
-    That is the request's own `max_wait` or, where it has none, `seconds`. These may depend on the priority: a mapping
-    holds the seconds of some priorities, and those between them wait for as long as the next more urgent one that is
+    That is the request's own `max_wait` or, if it has none, `seconds`. These may depend on the priority: a mapping
+    holds the seconds of some priorities, and those between them wait as long as the next more urgent one that is
     listed; priorities more urgent than all listed ones do not wait.
     """
 

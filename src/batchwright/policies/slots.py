@@ -1,9 +1,9 @@
 """Slots in the steps of a model that computes token by token.
 
 The idea (iteration-level scheduling, Yu et al. 2022): a step has a fixed number of slots. A request keeps its slot from
-its first token to its last, and one that ends leaves its slot to the first of the waiting in the very next step. So no
-slot stays empty while a request waits, and none waits for the longest of a batch. An order decides which request is
-first; a request that has a slot never loses it.
+its first token to its last, and one that ends leaves its slot to the first waiting request in the very next step. So no
+slot stays empty while a request waits, and no request waits for the longest of a batch. An order decides which request
+is first; a request that has a slot never loses it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Slots:
             return ()
         placed = self._queue.items[:free]
         self._queue.take(placed)
-        # Before the order is notified, so that not even a faulty one can lose them.
+        # Before the order is notified, so that not even a faulty order can lose them.
         self._live.update(dict.fromkeys(placed))
         self.order.served(placed)
         return placed
 
     def remove(self, item: Item) -> bool:
-        """Remove a request that has ended or is no longer wanted. False when it is not here."""
+        """Remove a request that has ended or is no longer wanted. False if it is not here."""
         if item in self._live:
             del self._live[item]
             return True

@@ -1,14 +1,14 @@
-"""Which lines are computed together after a process died while computing them. Pure: time comes in as an argument.
+"""Decisions about which lines are computed together after a process died computing them. Pure: time is an argument.
 
-One of them may have ended the process: by the memory that it needs, by a defect in native code. Nothing is left to say
-which. So all of them are suspects, and are tried again in groups that get smaller with each death, the last time
-alone: a line fails only when a process has died `most` times while computing it, the last time with no other line
+One of them may have ended the process, through the memory that it needs or a defect in native code. Nothing is left to
+show which one. So all of them are suspects, and are tried again in groups that get smaller with each death, the last
+time alone: a line fails only when a process has died `most` times while computing it, the last time with no other line
 beside it. A suspect that succeeds is cleared.
 
-With n lines in work at the first death and `most` = 3, a group of the second try has √n lines, and a line of a group
-that died is tried alone. So one line that kills among 256 others costs three deaths, and about 2 × 16 times the time of
-a line during which the process computes few lines at once. A group is of one tenant: beyond the first death, the line
-of a tenant takes down none of another's.
+With n lines in progress at the first death and `most` = 3, a group of the second try has √n lines, and a line of a
+group that died is tried alone. So one fatal line among 256 others costs three deaths, and about 2 × 16 times the time
+of a line, during which the process computes few lines at once. A group belongs to one tenant: after the first death, a
+tenant's line takes down no line of another tenant.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import dataclass
 MAX_CRASHES = 3
 """Default number of deaths after which a line fails."""
 PATIENCE = 10.0
-"""Seconds for which suspects wait for an idle process, such as the one that starts again."""
+"""Seconds for which suspects wait for an idle process, such as the one that is restarted."""
 REST = 30.0
 """Seconds for which a tenant's lines come after those of all others once a process died of its suspects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Waiting lines of one tenant that were in work in a process when it died."""
+    """Waiting lines of one tenant that were in progress in a process when it died."""
 
     key: int
     tenant: str
     since: float
     """When the process died."""
     at_once: int
-    """Most of them in work in one process; 0: they are to fail."""
+    """Most of them that may be in progress in one process; 0: they must fail."""
     taker: str | None
     """Worker that is trying them, if any."""
     rests_until: float = 0.0
@@ -42,10 +42,10 @@ class Suspects:
 
 
 def at_once(crashes: int, lines: int, *, alone: bool, most: int) -> int:
-    """Return how many of `lines` suspects may be in work at once in a process; 0: the line fails.
+    """Return how many of `lines` suspects may be in progress at once in a process; 0: the line fails.
 
-    `crashes` counts the deaths of a process with them in work, the last one included; `alone`: in that one it is
-    certain that no other line was in work. The group shrinks by the same factor with each try that is left.
+    `crashes` counts the deaths of a process while they were in progress, including the last one; `alone`: in that one,
+    it is certain that no other line was in progress. The group shrinks by the same factor with each remaining try.
     """
     if alone and crashes >= most:
         return 0
@@ -55,7 +55,7 @@ def at_once(crashes: int, lines: int, *, alone: bool, most: int) -> int:
 
 
 def first(groups: Iterable[Suspects], now: float, *, resting: bool = False) -> Suspects | None:
-    """Return the suspects for an idle worker to try, which are those that have waited longest.
+    """Return the suspects for an idle worker to try: those that have waited longest.
 
     Suspects of tenants that rest are left out, unless `resting`.
     """
@@ -64,9 +64,9 @@ def first(groups: Iterable[Suspects], now: float, *, resting: bool = False) -> S
 
 
 def worth_draining(groups: Iterable[Suspects], worker: str, now: float) -> Suspects | None:
-    """Return the suspects for which a worker with other lines in work should begin no more of those, if any.
+    """Return the suspects for which a worker with other lines in progress should begin no more of those, if any.
 
-    They have waited for long enough, and no other worker is trying them.
+    They have waited long enough, and no other worker is trying them.
     """
     overdue = (
         group for group in groups if group.taker == worker or (group.taker is None and now >= group.since + PATIENCE)

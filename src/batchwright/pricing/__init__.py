@@ -1,1 +1,1 @@
-"""What requests cost, at most and in fact, and how much of a budget is left: pure decisions, in whole picodollars."""
+"""Greatest and actual costs of requests, and what is left of a budget: pure decisions, in whole picodollars."""

@@ -1,8 +1,8 @@
 """The most that a request may cost, from its body alone.
 
 Every token of a byte-level vocabulary stands for at least one byte of the text, and JSON never shortens a text. So the
-bytes of the body bound the tokens of the prompt, but for those that a chat template adds on its own account. Where no
-such bound holds, as for images, the request is refused by name.
+bytes of the body bound the tokens of the prompt, except for those that a chat template adds by itself. If no such bound
+holds, as for images, the request is refused, naming the field.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from batchwright.wire.classifying import pair_fields
 from batchwright.wire.requests import ENCODER_URLS, PAIR_FIELDS, RERANK_URL, SCORE_URL
 
 NO_ANSWER_BOUND = "max_tokens_missing"
-"""Code of the error of a request that does not say how long its answer may be."""
+"""Error code for a request that does not say how long its answer may be."""
 _TEMPLATE_TOKENS = 256
-"""Tokens that a template adds to a prompt beyond those that the JSON around it makes up for, such as its own system
-message: those of Qwen, Llama and gpt-oss have less than 100."""
+"""Tokens that a template adds to a prompt beyond what the JSON around it makes up for, such as its own system message:
+those of Qwen, Llama and gpt-oss have fewer than 100."""
 _TOOLS_TEMPLATE_TOKENS = 1024
-"""The same where there are tools: Anthropic states up to 530."""
+"""The same if there are tools: Anthropic states up to 530."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _BOUNDED_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _BOUNDED_ITEMS = frozenset({None, "message", "function_call", "function_call_output"})
@@ -65,9 +65,9 @@ def most_cost(
 
 
 def _repeated(endpoint: str, body: Mapping[str, Any]) -> int:
-    """Return the most tokens that stand in the pairs of a body beyond its bytes.
+    """Return the most tokens that the pairs of a body add beyond its bytes.
 
-    The first text of several pairs is read with each of them, in a template of its own where a chat model ranks.
+    The first text of several pairs is repeated in each of them; if a chat model ranks, each pair has its own template.
     """
     if endpoint not in (RERANK_URL, SCORE_URL):
         return 0
@@ -83,7 +83,7 @@ def _bytes_of(value: object) -> int:
 
 
 def most_output(body: Mapping[str, Any]) -> int:
-    """Return the most tokens of all completions of a body. Raises `InvalidRequest` if it has no limit."""
+    """Return the most tokens that all completions of a body may have. Raises `InvalidRequest` if it states no limit."""
     given = [body[name] for name in _LIMITS if body.get(name) is not None]
     if not given:
         raise InvalidRequest(
@@ -147,7 +147,7 @@ def _require_bounded(body: Mapping[str, Any]) -> None:
 
 
 def _unbounded_parts(name: str, messages: object) -> Iterator[tuple[str, object]]:
-    """Yield the place and the type of each message or item, and of each part of one, that is not known to be text."""
+    """Yield the location and type of each message or item, and of each part of one, that is not known to be text."""
     for position, message in enumerate(_items(messages)):
         if not isinstance(message, Mapping):
             continue  # a text to embed, or a token id

@@ -23,11 +23,11 @@ _MOST_PRICE = 10**6
 class PriceBook:
     """The prices of models by name.
 
-    - `given`: prices as a text, as in `given_prices`, for all models; or `PROVIDER/MODEL`, whose published prices are
-      those of all models.
-    - `table`: prices by the names of models, as `price_table` reads them; it goes before published ones.
-    - `address`: the URL of the endpoint, by which the provider is found whose published prices hold.
-    - `at`: the time for which prices are wanted, with its time zone.
+    - `given`: prices for all models, as text in the form of `given_prices`; or `PROVIDER/MODEL`, whose published prices
+      apply to all models.
+    - `table`: prices by model name, as `price_table` reads them; it takes precedence over published ones.
+    - `address`: the URL of the endpoint, from which the provider is found whose published prices apply.
+    - `at`: the time at which the prices apply, with its time zone.
 
     Raises `InputError` for prices that cannot be read.
     """
@@ -55,10 +55,10 @@ class PriceBook:
 
     @cached_property
     def _is_sold(self) -> bool:
-        """Whether the endpoint is that of a provider with published prices."""
+        """Whether the endpoint belongs to a provider with published prices."""
         host = urlsplit(self._address or "").hostname or ""
         if "." not in host or not host.rpartition(".")[2].isalpha():
-            return False  # an IP address or a name of this network; what follows would take a fifth of a second
+            return False  # an IP address or a local name; the import below would take a fifth of a second
         from batchwright.pricing.published import is_provider
 
         return is_provider(self._address or "")
@@ -101,8 +101,8 @@ class PriceBook:
 def given_prices(text: str) -> ModelPrices:
     """Read prices such as `input=2.50,cached=1.25,output=10.00`, in dollars per million tokens.
 
-    `cache_write` and `cache_write_1h` are further kinds of tokens, and `batch` the part of these prices that batches
-    cost, 0.5 by default. Raises `InputError`.
+    `cache_write` and `cache_write_1h` are further kinds of tokens, and `batch` is the share of these prices that
+    batches cost, 0.5 by default. Raises `InputError`.
     """
     values: dict[str, object] = {}
     for part in text.split(","):
@@ -116,7 +116,7 @@ def given_prices(text: str) -> ModelPrices:
 def price_table(content: bytes, name: str) -> dict[str, ModelPrices]:
     """Read a file of prices: for each model a table with the names of `given_prices`, in TOML or JSON.
 
-    `name` is the name of the file: one in `.json` is JSON. Raises `InputError`.
+    `name` is the name of the file: one that ends in `.json` is JSON. Raises `InputError`.
     """
     try:
         text = content.decode()

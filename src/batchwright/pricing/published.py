@@ -1,6 +1,6 @@
-"""Published prices of providers, as they come with the package `genai-prices`.
+"""Published prices of providers, from the package `genai-prices`.
 
-The package is imported when a price is first looked up, since that takes a fifth of a second. It fetches nothing.
+The package is imported when a price is first looked up, since importing takes a fifth of a second. It fetches nothing.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _FIELDS = {
     "cache_write_1h": "cache_write_1h_mtok",
 }
 _BY_OTHER_UNITS = frozenset({"input_mchars", "input_text_messages_kcount"})
-"""Prices that do not follow from the number of tokens."""
+"""Prices that do not depend on the number of tokens."""
 _NEAR = 3
-"""Names that are shown for one that is not known."""
+"""Number of similar names that are shown for an unknown one."""
 _BATCH = {"processing": "batch"}
 _FEW_DISCOUNTS = frozenset({"together"})
-"""Providers with batches that are cheaper only for some models, which are not published with the prices."""
+"""Providers whose batches are cheaper only for some models, which are not listed with the prices."""
 _NO_CACHE_IN_BATCHES = frozenset({"groq"})
-"""Providers whose batches cost the same for prompt tokens that are in the cache."""
+"""Providers whose batches give no discount for cached prompt tokens."""
 
 
 def published_prices(
     model: str, *, at: datetime, address: str | None = None, provider: str | None = None
 ) -> ModelPrices | None:
-    """Return the prices of a model at a provider, which is given by its name or by the address of its endpoint.
+    """Return the prices of a model at a provider, given by its name or by the address of its endpoint.
 
-    Where a price depends on the time of day, it is the higher one. None if the provider, the model or its price is not
+    If a price depends on the time of day, it is the highest one. None if the provider, the model or its price is not
     known, or `genai-prices` is not installed.
     """
     try:
@@ -67,7 +67,7 @@ def published_prices(
 
 
 def near_names(name: str) -> list[str] | None:
-    """Return the `PROVIDER/MODEL` names with published prices that are most like a name.
+    """Return the `PROVIDER/MODEL` names with published prices that are most similar to a name.
 
     None if `genai-prices` is not installed.
     """
@@ -78,7 +78,7 @@ def near_names(name: str) -> list[str] | None:
     asked = name.lower()
     whole = [f"{provider.id}/{model.id}" for provider in get_snapshot().providers for model in provider.models]
     if "/" not in asked:
-        # A model without its provider, whose makers mostly come before those who sell it as well.
+        # A model without its provider: makers of a model mostly come before others that sell it.
         same = [each for each in whole if each.partition("/")[2] == asked]
         if same:
             return same[:_NEAR]
@@ -89,7 +89,7 @@ def near_names(name: str) -> list[str] | None:
 
 
 def is_provider(address: str) -> bool:
-    """Return whether the endpoint at an address is that of a provider with published prices."""
+    """Return whether the endpoint at an address belongs to a provider with published prices."""
     try:
         from genai_prices.data_snapshot import get_snapshot
     except ModuleNotFoundError:
@@ -101,7 +101,7 @@ def is_provider(address: str) -> bool:
 
 
 def _possible(model: ModelInfo, at: datetime) -> list[Mapping[str, Any]]:
-    """Return all prices that may hold on the day of `at`."""
+    """Return all prices that may apply on the day of `at`."""
     from genai_prices.types import ModelPrice, TimeOfDateConstraint
 
     if isinstance(model.prices, ModelPrice):
@@ -125,9 +125,9 @@ def _batch_rates(provider: Provider, model: ModelInfo, live: Rates, at: datetime
 
 
 def _usual_batch_factor(provider: Provider, at: datetime) -> Fraction:
-    """Return the commonest ratio of the published prices of the provider's batches to live ones; half without any.
+    """Return the most common ratio of the provider's published batch prices to its live ones; half if there are none.
 
-    It is 1 where a batch may cost as much as its requests: a budget must hold.
+    It is 1 if a batch may cost as much as its requests: a budget must hold.
     """
     if provider.id in _FEW_DISCOUNTS:
         return Fraction(1)
@@ -141,7 +141,7 @@ def _usual_batch_factor(provider: Provider, at: datetime) -> Fraction:
 
 
 def _rates(possible: list[Mapping[str, Any]]) -> Rates | None:
-    """Return the highest of the prices, None if one of them is not by token."""
+    """Return the highest of the prices; None if one of them is not per token."""
     found: Rates | None = None
     for prices in possible:
         given = {name for name, price in prices.items() if price is not None}

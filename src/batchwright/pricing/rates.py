@@ -11,26 +11,26 @@ from typing import TypeAlias
 from batchwright.errors import InputError, shown
 
 Picodollars: TypeAlias = int
-"""Amount of money: 10⁻¹² dollars, so that every price of a token that is sold is a whole number."""
+"""Amount of money in units of 10⁻¹² dollars, so that every published price of a token is a whole number."""
 
 DOLLAR: Picodollars = 10**12
 _PER_MILLION = 10**6
-"""Picodollars for a token at one dollar per million tokens."""
+"""Picodollars per token at one dollar per million tokens."""
 _MOST_DOLLARS = 10**6
-"""Largest amount that is taken: a journal of amounts is JSON, whose whole numbers have 64 bits."""
+"""Largest amount that is accepted: a journal of amounts is JSON, whose whole numbers have 64 bits."""
 _SMALL = DOLLAR // 10
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Price of one token of a kind, which may depend on the length of the prompt that it belongs to."""
+    """Price of one token of a kind, which may depend on the length of its prompt."""
 
     base: Picodollars
     tiers: tuple[tuple[int, Picodollars], ...] = ()
     """Pairs of a number of prompt tokens and the price of every token in requests with more of them, ascending."""
 
     def at(self, prompt_tokens: int) -> Picodollars:
-        """Return the price in a request with so many prompt tokens."""
+        """Return the price in a request with `prompt_tokens` prompt tokens."""
         price = self.base
         for above, dearer in self.tiers:
             if prompt_tokens > above:
@@ -38,7 +38,7 @@ class Rate:
         return price
 
     def most(self, prompt_tokens: int) -> Picodollars:
-        """Return the highest price in any request with at most so many prompt tokens."""
+        """Return the highest price in any request with at most `prompt_tokens` prompt tokens."""
         return max(self.base, *(price for above, price in self.tiers if above < prompt_tokens), 0)
 
     def times(self, factor: Fraction) -> Rate:
@@ -46,7 +46,7 @@ class Rate:
         return Rate(_up(self.base * factor), tuple((above, _up(price * factor)) for above, price in self.tiers))
 
     def dearer(self, other: Rate) -> Rate:
-        """Return the rate that is at each length the higher of this one and `other`."""
+        """Return the rate that is, at each length, the higher of this one and `other`."""
         starts = sorted({above for above, _ in (*self.tiers, *other.tiers)})
         return Rate(
             max(self.base, other.base),
@@ -65,7 +65,7 @@ class Rates:
     cache_write: Rate | None = None
     """Price of prompt tokens that the provider put into its cache."""
     cache_write_1h: Rate | None = None
-    """The same for an hour."""
+    """Price of prompt tokens that it put there for an hour."""
     request: Picodollars = 0
     """Price of each request besides its tokens."""
 
@@ -85,7 +85,7 @@ class Rates:
         )
 
     def dearer(self, other: Rates) -> Rates:
-        """Return prices none of which is below that of these or of `other`."""
+        """Return prices that are nowhere below these or `other`."""
 
         def higher(own: Rate | None, theirs: Rate | None) -> Rate | None:
             return None if own is theirs is None else (own or self.input).dearer(theirs or other.input)
@@ -100,7 +100,7 @@ class Rates:
         )
 
     def dearest_input(self, prompt_tokens: int) -> Picodollars:
-        """Return the most that a prompt token can cost in a request with at most so many of them."""
+        """Return the most that a prompt token can cost in a request with at most `prompt_tokens` of them."""
         kinds = (self.input, self.cached, self.cache_write, self.cache_write_1h)
         return max(rate.most(prompt_tokens) for rate in kinds if rate is not None)
 
@@ -113,7 +113,7 @@ class ModelPrices:
     batch: Rates
     """Prices in the provider's batches."""
     tiers: Mapping[str, Rates] = field(default_factory=dict)
-    """Prices by the `service_tier` that was asked for and given, where it is not the usual one."""
+    """Prices by the `service_tier` that was requested and granted, if it is not the usual one."""
 
     @classmethod
     def of(cls, live: Rates, batch_factor: Fraction = Fraction(1, 2)) -> ModelPrices:
@@ -122,11 +122,11 @@ class ModelPrices:
 
 
 PRICE_NAMES = tuple(each.name for each in fields(Rates) if each.name != "request")
-"""Names under which a user gives prices."""
+"""Names that a user gives prices by."""
 
 
 def per_million(dollars: Decimal) -> Picodollars:
-    """Return the price of a token at so many dollars per million tokens, rounded up."""
+    """Return the price of a token at `dollars` per million tokens, rounded up."""
     return int((dollars * _PER_MILLION).to_integral_value(ROUND_CEILING))
 
 
@@ -144,12 +144,12 @@ def picodollars(name: str, dollars: object) -> Picodollars:
 
 
 def in_dollars(amount: Picodollars) -> float:
-    """Return an amount as a number of dollars, to the microdollar's thousandth part."""
+    """Return an amount as a number of dollars, to a thousandth of a microdollar."""
     return round(amount / DOLLAR, 9)
 
 
 def shown_dollars(amount: Picodollars) -> str:
-    """Return an amount as it is shown: in cents, and below ten cents with two digits that count."""
+    """Return an amount as it is shown: to the cent or, below ten cents, with two significant digits."""
     if amount == 0 or abs(amount) >= _SMALL:
         return f"${amount / DOLLAR:,.2f}"
     digits = f"{amount / DOLLAR:.1e}"

@@ -12,13 +12,13 @@ Verdict: TypeAlias = Literal["fits", "wait", "never"]
 
 @dataclass(slots=True)
 class SpendingLimit:
-    """A budget, in picodollars. Whoever reserves calls one of `settle`, `release` and `keep` for each reservation.
+    """A budget, in picodollars. For each reservation, call exactly one of `settle`, `release` and `keep`.
 
     While no answer costs more than was reserved for it, `committed` never exceeds `limit`.
     """
 
     limit: Picodollars | None = None
-    """Most that may be spent; None: any amount, what is spent is only counted."""
+    """Most that may be spent; None: no limit, spending is only counted."""
     spent: Picodollars = 0
     """What answers cost."""
     kept: Picodollars = 0
@@ -26,11 +26,11 @@ class SpendingLimit:
     reserved: Picodollars = 0
     """Reservations of requests under way."""
     inherited: Picodollars = 0
-    """Reservations of an earlier run that nobody has taken up yet, and perhaps nobody will."""
+    """Reservations of an earlier run that have not been taken over yet, and perhaps never will be."""
 
     @property
     def committed(self) -> Picodollars:
-        """All that may have to be paid."""
+        """Total that may have to be paid."""
         return self.spent + self.kept + self.inherited + self.reserved
 
     @property
@@ -39,7 +39,7 @@ class SpendingLimit:
         return None if self.limit is None else max(0, self.limit - self.committed)
 
     def judge(self, amount: Picodollars) -> Verdict:
-        """Return whether `amount` fits: now; perhaps when requests under way are answered; or never."""
+        """Return whether `amount` fits now, perhaps once requests under way are answered, or never."""
         if self.limit is None or self.committed + amount <= self.limit:
             return "fits"
         return "wait" if self.committed - self.reserved + amount <= self.limit else "never"
@@ -50,7 +50,7 @@ class SpendingLimit:
         self.reserved += amount
 
     def take_up(self, amount: Picodollars) -> None:
-        """Make an inherited reservation one of a request under way."""
+        """Turn an inherited reservation into that of a request under way."""
         assert amount <= self.inherited
         self.inherited -= amount
         self.reserved += amount
@@ -61,7 +61,7 @@ class SpendingLimit:
         self.spent += cost
 
     def release(self, amount: Picodollars) -> None:
-        """Give a reservation back."""
+        """Return a reservation."""
         self._return(amount)
 
     def keep(self, amount: Picodollars) -> None:

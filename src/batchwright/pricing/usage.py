@@ -1,4 +1,4 @@
-"""What an answer cost, by its `usage`."""
+"""Cost of an answer, according to its `usage`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TokensUsed:
     """Tokens that an answer is charged for."""
 
     prompt: int
-    """All tokens of the prompt, those in the cache included."""
+    """All tokens of the prompt, including those in the cache."""
     output: int
     cached: int = 0
     """Prompt tokens that were read from the provider's cache."""
@@ -42,14 +42,14 @@ class TokensUsed:
         )
 
     def saved_by_cache(self, rates: Rates) -> Picodollars:
-        """Return how much more they would have cost without the cache; below 0 if what was put into it cost more."""
+        """Return how much more they would have cost without the cache; below 0 if writing to it cost more."""
         return TokensUsed(self.prompt, self.output).cost(rates) - self.cost(rates)
 
 
 def read_usage(answer: Mapping[str, Any]) -> TokensUsed | None:
-    """Read the `usage` of an answer, in the forms of chats, completions, embeddings, ranks, responses and messages.
+    """Read the `usage` of an answer: of chats, completions, embeddings, ranks, responses or messages.
 
-    None if the answer has none, or one that contradicts itself.
+    None if the answer has none, or an inconsistent one.
     """
     usage = answer.get("usage")
     if not isinstance(usage, Mapping):
@@ -57,7 +57,7 @@ def read_usage(answer: Mapping[str, Any]) -> TokensUsed | None:
     if "prompt_tokens" in usage:
         return _openai(usage, "prompt_tokens", "completion_tokens", "prompt_tokens_details")
     if "total_tokens" in usage and "input_tokens" not in usage and "output_tokens" not in usage:
-        # All that some state of what they rank or classify, where nothing is generated.
+        # The only figure that some state for ranking or classifying, where nothing is generated.
         return _openai(usage, "total_tokens", "completion_tokens", "prompt_tokens_details")
     if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
         return _messages(usage)
@@ -84,19 +84,19 @@ def _openai(usage: Mapping[str, Any], prompt_name: str, output_name: str, detail
     prompt, output = _count(usage, prompt_name, None), _count(usage, output_name, 0)
     details = usage.get(details_name)
     details = details if isinstance(details, Mapping) else {}
-    # DeepSeek's name, beside the usual ones.
+    # DeepSeek's name, in addition to the usual ones.
     cached = _count(details, "cached_tokens", _count(usage, "prompt_cache_hit_tokens", 0))
     written = _count(details, "cache_write_tokens", 0)
     written_1h = min(_written_1h(usage), written or 0)
     if prompt is None or output is None or cached is None or written is None or cached + written > prompt:
         return None
     if _audio(details) or _audio(usage.get(output_name.replace("tokens", "tokens_details"))):
-        return None  # it has prices of its own
+        return None  # audio has its own prices
     return TokensUsed(prompt, output, cached, written - written_1h, written_1h)
 
 
 def _messages(usage: Mapping[str, Any]) -> TokensUsed | None:
-    """Read the usage of Anthropic's messages, whose `input_tokens` are those outside of the cache."""
+    """Read the usage of Anthropic's messages, whose `input_tokens` exclude cached ones."""
     plain, output = _count(usage, "input_tokens", None), _count(usage, "output_tokens", 0)
     cached, written = _count(usage, "cache_read_input_tokens", 0), _count(usage, "cache_creation_input_tokens", 0)
     if plain is None or output is None or cached is None or written is None:
@@ -115,7 +115,7 @@ def _audio(details: object) -> bool:
 
 
 def _count(values: Mapping[str, Any], name: str, default: int | None) -> int | None:
-    """Return a number of tokens, `default` if there is none, None for a value that is no number of tokens."""
+    """Return a number of tokens, `default` if there is none, and None for a value that is not a number of tokens."""
     count = values.get(name)
     if count is None:
         return default

@@ -1,1 +1,1 @@
-"""Decisions which of several replicas of a model computes a request. Pure: time comes in as an argument."""
+"""Decisions about which replica of a model computes a request. Pure: time is an argument."""

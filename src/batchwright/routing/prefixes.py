@@ -1,8 +1,8 @@
-"""Which prefixes of prompts the KV cache of each replica is expected to hold.
+"""The prefixes of prompts that the KV cache of each replica is expected to hold.
 
-A prompt is known by a chain of keys, each a hash of all of its text up to a multiple of 256 bytes, about 64 tokens.
-What a replica was given stays in its cache until so many other tokens were computed there as the cache holds, least
-recently used first. Its engine does the same, so nobody needs to ask about its blocks.
+A prompt is identified by a chain of keys, each a hash of all of its text up to a multiple of 256 bytes, about 64
+tokens. What a replica was given stays in its cache until as many other tokens have been computed there as the cache
+holds; the least recently used is dropped first. Its engine does the same, so there is no need to ask about its blocks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hashlib import blake2b
 
 KEY_BYTES = 256
 KEY_TOKENS = 64
-"""Tokens of `KEY_BYTES`, as many as English text has."""
+"""Tokens in `KEY_BYTES` of English text."""
 _DIGEST = 8
 MOST_KEYS = 1024
-"""Keys of a prompt: what is behind counts as its own."""
+"""Most keys of a prompt: text beyond them counts as not shared."""
 
 
 def prefix_keys(scope: bytes, prompt: bytes) -> tuple[int, ...]:
@@ -36,15 +36,15 @@ class CachedPrefixes:
         self._holders: dict[int, int] = {}
         """Replicas that hold each key, as a set of bits."""
         self._held: dict[int, OrderedDict[int, int]] = {}
-        """Tokens of each key of each replica, the one used last at the end. Keys below 0 are answers, never found."""
+        """Tokens of each key of each replica, the most recently used last. Keys below 0 are answers, never found."""
         self._promised: dict[int, dict[int, int]] = {}
-        """Numbers of prompts that wait for each replica, by the keys in them."""
+        """Numbers of prompts that wait for each replica, by the keys that they contain."""
         self._capacity: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._answers = 0
 
     def __len__(self) -> int:
-        """Number of keys of all replicas."""
+        """Return the number of keys of all replicas."""
         return sum(map(len, self._held.values()))
 
     def join(self, replica: int, tokens: int) -> None:
@@ -59,7 +59,7 @@ class CachedPrefixes:
         del self._capacity[replica], self._used[replica]
 
     def known(self, keys: Sequence[int]) -> dict[int, int]:
-        """Return how many of `keys`, from the first on, each replica holds or will; those with none are left out."""
+        """Return how many of `keys`, from the first on, each replica holds or will hold, without those with none."""
         found: dict[int, int] = {}
         holding, length = -1, 0
         for key in keys:
@@ -74,7 +74,7 @@ class CachedPrefixes:
         return found
 
     def known_to(self, replica: int, keys: Sequence[int]) -> int:
-        """Return how many of `keys`, from the first on, `replica` holds or will."""
+        """Return how many of `keys`, from the first on, `replica` holds or will hold."""
         held, promised = self._held[replica], self._promised[replica]
         return next((i for i, key in enumerate(keys) if key not in held and key not in promised), len(keys))
 
@@ -86,7 +86,7 @@ class CachedPrefixes:
             self._holders[key] = self._holders.get(key, 0) | 1 << replica
 
     def withdraw(self, replica: int, keys: Sequence[int]) -> None:
-        """Note that a prompt that was promised waits no more."""
+        """Note that a promised prompt no longer waits."""
         promised = self._promised[replica]
         for key in keys:
             promised[key] -= 1
@@ -98,7 +98,7 @@ class CachedPrefixes:
     def note(self, replica: int, keys: Sequence[int]) -> None:
         """Note that `replica` computes a prompt with these keys."""
         held = self._held[replica]
-        # The end of a prompt is dropped before its prefix, which others share.
+        # The end of a prompt is dropped before its prefix, which other prompts share.
         for key in reversed(keys):
             if key in held:
                 held.move_to_end(key)
@@ -109,7 +109,7 @@ class CachedPrefixes:
         self._evict(replica)
 
     def note_answer(self, replica: int, tokens: int) -> None:
-        """Note that `replica` computed so many tokens that no prompt is expected to begin with."""
+        """Note that `replica` computed `tokens` tokens that no prompt is expected to begin with."""
         if tokens > 0:
             self._answers += 1
             self._held[replica][-self._answers] = tokens

@@ -1,17 +1,17 @@
-"""`Router`: which replica computes which request, and when.
+"""`Router`: decides which replica computes which request, and when.
 
-- A request goes to the replica that would have done it first: the one with the least work, counting what the cached
-  prefix of its prompt saves. So requests with a common prefix stay together until that replica is busier than the
-  prefix is worth (lines of batches, for which nobody waits, for several times longer); then another computes it once
-  more, and has it too.
+- A request goes to the replica that would finish it first: the one with the least work, counting what the cached prefix
+  of its prompt saves. So requests with a common prefix stay together until that replica is busier than the prefix is
+  worth (for lines of batches, which no one waits for, several times longer); then another replica computes the prefix
+  once more, and has it too.
 - Lines of batches wait here for a place, in the queue of their replica. Online requests are sent at once: an engine
-  gives them places of batch lines.
-- A replica with a free place and nothing in its queue takes from the longest queue what costs most, if it would be done
-  there sooner; one that has nothing at all always takes something.
-- When a replica dies, what waited for it goes to others. Of what it was computing, online requests too; a batch line
-  may be what killed it, so it is tried again beside few others, or alone, by a replica that holds nothing else
-  (`policies/suspects.py`). What was being computed in `most_deaths` deaths fails, a batch line only if it was alone in
-  the last.
+  gives them the places of batch lines.
+- A replica with a free place and nothing in its queue takes the most expensive request from the longest queue, if it
+  would finish it sooner; one that has nothing at all always takes something.
+- When a replica dies, what waited for it goes to others, and so do the online requests that it was computing. A batch
+  line may be what killed it, so it is tried again beside few others, or alone, by a replica that holds nothing else
+  (`policies/suspects.py`). A request that was being computed in `most_deaths` deaths fails, a batch line only if it was
+  alone in the last one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from batchwright.routing.work import ExpectedAnswers, TokenCosts, Work
 _Key = TypeVar("_Key", bound=Hashable)
 
 _STICKY = 16
-"""How many times over the tokens of a prefix count that another replica has, for lines of batches. A wait that is
-longer than its worth costs nothing as long as there is other work: in simulations, 1 lost 13% of what could be reused.
+"""Factor by which a prefix's tokens on another replica count for lines of batches. A wait that is longer than the
+prefix is worth costs nothing as long as there is other work: in simulations, a factor of 1 lost 13% of what could be
+reused.
 """
 _LEAD = 16
-"""One line for so many places is sent ahead, for the first place that gets free."""
+"""Places per line that is sent ahead, for the first place that becomes free."""
 _PATIENCE = 60.0
-"""Seconds for which suspects wait for a replica that holds nothing, before one is emptied for them."""
+"""Seconds for which suspects wait for an empty replica before one is emptied for them."""
 _SPEEDS = (0.25, 4.0)
 """Bounds of a replica's speed, as a multiple of the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one replica holds at once."""
+    """What one replica can hold at once."""
 
     places: int
     """Sequences."""
@@ -51,7 +52,7 @@ class Capacity:
 
     @property
     def most_sent(self) -> int:
-        """Number of sequences of batch lines that it is sent at once."""
+        """Most sequences of batch lines that it is sent at once."""
         return self.places + max(1, self.places // _LEAD)
 
 
@@ -61,16 +62,16 @@ class _Item(Generic[_Key]):
     work: Work
     order: int
     replica: int | None = None
-    """Replica that computes it or in whose queue it is; None: no replica, it waits for one."""
+    """Replica that computes it or whose queue it is in; None: it waits for a replica."""
     is_sent: bool = False
     cost: float = 0.0
-    """What it adds to the work of its replica."""
+    """Cost that it adds to the work of its replica."""
     tokens: float = 0.0
-    """What it was expected to take of the KV cache when it was sent."""
+    """Expected tokens in the KV cache when it was sent."""
     deaths: int = 0
-    """Number of replicas that died while they computed it."""
+    """Number of replicas that died while computing it."""
     at_once: int | None = None
-    """For a suspect: with how many others it may be computed, itself counted."""
+    """For a suspect: number of lines, including itself, that may be computed together."""
     since: float = 0.0
     """When it became a suspect."""
 
@@ -80,21 +81,21 @@ class _Replica(Generic[_Key]):
     capacity: Capacity
     queued: dict[_Item[_Key], None] = field(default_factory=dict)
     heap: list[tuple[bool, int, int, int, _Item[_Key]]] = field(default_factory=list)
-    """Those in `queued`, the next first, and some that were taken out of it."""
+    """Items in `queued`, the next first, and some that were removed from it."""
     sent: dict[_Item[_Key], None] = field(default_factory=dict)
     suspects: int = 0
-    """How many of those it computes are suspects, with which it computes no other batch lines."""
+    """Number of suspects that it computes; it computes no other batch lines beside them."""
     sequences: int = 0
     tokens: float = 0.0
-    """What is sent is expected to take of the KV cache."""
+    """Expected tokens in the KV cache of what was sent."""
     waiting_cost: float = 0.0
-    """Of what is in the queue."""
+    """Cost of what is in the queue."""
     sent_cost: float = 0.0
     online_cost: float = 0.0
-    """Of what is sent or waits of online requests."""
+    """Cost of online requests that were sent or wait."""
     speed: float = 1.0
     drains: bool = False
-    """Whether it begins no batch lines until it holds nothing, to try suspects then."""
+    """Whether it begins no batch lines until it is empty, to try suspects then."""
 
     @property
     def busy(self) -> float:
@@ -102,12 +103,12 @@ class _Replica(Generic[_Key]):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it is for suspects now."""
+        """Whether it is now reserved for suspects."""
         return self.drains or self.suspects > 0
 
 
 class Router(Generic[_Key]):
-    """Assigns requests, each with a key of its own, to replicas, which are numbered from 0."""
+    """Assigns requests, each with its own key, to replicas, which are numbered from 0."""
 
     def __init__(self, *, most_deaths: int = MAX_CRASHES) -> None:
         """Raises ValueError for `most_deaths` below 2: the last try of a line is made alone."""
@@ -117,7 +118,7 @@ class Router(Generic[_Key]):
         self._items: dict[_Key, _Item[_Key]] = {}
         self._replicas: dict[int, _Replica[_Key]] = {}
         self._unplaced: dict[_Item[_Key], None] = {}
-        """Requests that came while no replica was there."""
+        """Requests that arrived while there was no replica."""
         self._suspects: dict[_Item[_Key], None] = {}
         """Suspects that wait, the oldest first."""
         self._prefixes = CachedPrefixes()
@@ -129,7 +130,7 @@ class Router(Generic[_Key]):
         """Requests in queues of replicas."""
 
     def __len__(self) -> int:
-        """Number of requests that were submitted and have not ended."""
+        """Return the number of requests that were submitted and have not ended."""
         return len(self._items)
 
     @property
@@ -143,7 +144,7 @@ class Router(Generic[_Key]):
         return ((item.key, item.work) for item in self._items.values() if not item.is_sent)
 
     def join(self, replica: int, capacity: Capacity) -> None:
-        """Add a replica, which holds nothing yet. Raises ValueError if it is there, or takes nothing."""
+        """Add a replica, which holds nothing yet. Raises ValueError if it exists already or has no capacity."""
         if replica in self._replicas or min(capacity.places, capacity.kv_tokens) < 1:
             raise ValueError(f"join({replica}, {capacity}): must be a new replica that takes at least one sequence")
         self._replicas[replica] = _Replica(capacity)
@@ -185,14 +186,14 @@ class Router(Generic[_Key]):
         return failed
 
     def learn(self, replica: int, prefill_seconds: float, decode_seconds: float) -> None:
-        """Learn how many seconds of `replica` a token of a prompt took, and one of an answer; both above 0."""
+        """Learn the seconds that `replica` took per prompt token and per answer token; both above 0."""
         self._measured[replica] = prefill_seconds, decode_seconds
         ratios = [decode / prefill for prefill, decode in self._measured.values()]
         self._costs = TokenCosts(sum(ratios) / len(ratios))
         self._set_speeds()
 
     def submit(self, key: _Key, work: Work) -> None:
-        """Add a request. Raises ValueError for a key that is there."""
+        """Add a request. Raises ValueError for a key that exists already."""
         if key in self._items:
             raise ValueError(f"submit({key!r}): a request with this key has not ended")
         item = _Item(key, work, next(self._order))
@@ -200,7 +201,7 @@ class Router(Generic[_Key]):
         self._place(item)
 
     def finish(self, key: _Key, tokens: int | None = None) -> None:
-        """Remove a request that a replica ended; `tokens`: those of all its answers, if it succeeded."""
+        """Remove a request that a replica finished; `tokens`: those of all its answers, if it succeeded."""
         item = self._items.pop(key)
         if item.replica is None or not item.is_sent:
             raise ValueError(f"finish({key!r}): no replica was computing it")
@@ -210,7 +211,7 @@ class Router(Generic[_Key]):
             self._prefixes.note_answer(item.replica, tokens)
 
     def recall(self, key: _Key) -> None:
-        """Have a request that was assigned wait again: its replica never got it."""
+        """Make an assigned request wait again: its replica never received it."""
         item = self._items[key]
         self._unsend(item)
         item.is_sent = False
@@ -234,7 +235,7 @@ class Router(Generic[_Key]):
             self._suspects.pop(item, None)
 
     def assign(self, now: float) -> list[tuple[_Key, int]]:
-        """Return the requests to be sent now, each with its replica, which computes it from then on."""
+        """Return the requests to send now, each with its replica, which counts as computing it from now on."""
         self._drain_for_suspects(now)
         assigned = []
         for number, replica in self._replicas.items():
@@ -249,7 +250,7 @@ class Router(Generic[_Key]):
         return assigned
 
     def _place(self, item: _Item[_Key]) -> None:
-        """Put `item` into the queue of the replica that would have done it first."""
+        """Put `item` into the queue of the replica that would finish it first."""
         if not self._replicas:
             item.replica = None
             self._unplaced[item] = None
@@ -290,7 +291,7 @@ class Router(Generic[_Key]):
         self._prefixes.withdraw(item.replica, item.work.prefixes)
 
     def _next_of(self, number: int, replica: _Replica[_Key]) -> _Item[_Key] | None:
-        """Return what `replica` is sent next of what is its own, and of suspects; None: nothing."""
+        """Return what `replica` is sent next from its own queue or from suspects; None: nothing."""
         first = self._first_queued(replica)
         if first is not None and first.work.traffic == "online":
             return first
@@ -326,7 +327,7 @@ class Router(Generic[_Key]):
         return sequences <= replica.capacity.most_sent and tokens <= replica.capacity.kv_tokens
 
     def _stolen_by(self, number: int, replica: _Replica[_Key]) -> _Item[_Key] | None:
-        """Return what `replica` takes from the queue of another; None: nothing would be done sooner."""
+        """Return what `replica` takes from another's queue; None: nothing would finish sooner."""
         if replica.is_reserved or self._first_queued(replica) is not None:
             return None
         victim = max(
@@ -338,7 +339,7 @@ class Router(Generic[_Key]):
             return None
         item, cost = max(
             ((item, self._cost_at(number, item)) for item in victim.queued),
-            # The longest, unless it has a prefix that would have to be computed again.
+            # The most expensive, unless its prefix would have to be computed again.
             key=lambda pair: (2 * pair[0].cost - pair[1], -pair[0].order),
         )
         is_sooner = (replica.waiting_cost + replica.sent_cost + cost) / replica.speed < victim.busy
@@ -382,14 +383,14 @@ class Router(Generic[_Key]):
         del replica.sent[item]
         replica.sequences -= item.work.sequences
         replica.suspects -= item.at_once is not None
-        # Sums of floats drift, unless they begin anew.
+        # Sums of floats drift unless they are reset.
         replica.tokens = replica.tokens - item.tokens if replica.sent else 0.0
         replica.sent_cost = replica.sent_cost - item.cost if replica.sent else 0.0
         if item.work.traffic == "online":
             replica.online_cost = max(0.0, replica.online_cost - item.cost)
 
     def _drain_for_suspects(self, now: float) -> None:
-        """Have a replica emptied for suspects that waited for long, unless one is trying some."""
+        """Empty a replica for suspects that have waited long, unless one is trying some."""
         if not self._suspects:
             for replica in self._replicas.values():
                 replica.drains = False

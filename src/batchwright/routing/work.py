@@ -1,4 +1,4 @@
-"""What is known of a request before it is computed, and what it may cost a replica."""
+"""What is known about a request before it is computed, and what it may cost a replica."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchwright.routing.prefixes import KEY_TOKENS
 _MEMORY = 256
 """Answers over which a mean length is taken."""
 _UNKNOWN = 256
-"""Tokens of an answer, unless its limit is lower, as long as none with such a limit ended."""
+"""Tokens assumed for an answer, unless its limit is lower, until one with a similar limit has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,20 @@ class Work:
     limit: int = 0
     """Most tokens of each answer; 0 for embeddings."""
     sequences: int = 1
-    """Answers that it asks for, all of which take a place at once."""
+    """Answers that it asks for, each of which takes a place at the same time."""
     prefixes: tuple[int, ...] = ()
     """Keys of the prefixes of its prompt, the shortest first, as `prefix_keys` makes them."""
     traffic: Traffic = "batch"
     priority: int = 5
-    """Lower is sooner, among lines of batches."""
+    """Priority among lines of batches; lower is sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """What a token costs, in tokens of prompts."""
+    """Costs of tokens, in units of a prompt token."""
 
     decode: float = 1.0
-    """A token of an answer, in a full batch."""
+    """Cost of an answer token in a full batch."""
 
     def of(self, work: Work, answer: float, known: int) -> float:
         """Return the cost of `work` with answers of `answer` tokens, where `known` of its prefixes are cached."""

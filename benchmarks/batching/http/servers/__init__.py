@@ -1,8 +1,8 @@
 """One minimal server for each library, all in front of the same model, one request at a time over HTTP.
 
 A server is started as `python -m benchmarks.batching.http.servers.NAME`, in the environment that has its library, and
-given everything by `VARIABLE` of its environment variables, which its child processes see too. A module imports its
-library when it is itself imported, and here nothing but the standard library is needed.
+given everything in the environment variable `VARIABLE`, which its child processes see too. A module imports its library
+when it is itself imported; this one needs only the standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Spec:
     """The model sleeps `alpha + beta * requests * longest` seconds for a batch."""
     max_batch_size: int
     settings: dict[str, Any]
-    """Of the library, by its own names."""
+    """Settings of the library, by its own names."""
 
     @classmethod
     def read(cls) -> Self:
@@ -37,12 +37,12 @@ class Spec:
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self) -> dict[str, str]:
-        """What the process of the server must have in its environment."""
+        """Return what the server's process must have in its environment."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 class PoisonError(Exception):
-    """What the model raises for a batch with a poisoned request in."""
+    """Error that the model raises for a batch with a poisoned request."""
 
 
 class Model:
@@ -53,7 +53,7 @@ class Model:
         self._turn = threading.Lock()
 
     def compute(self, items: Sequence[dict[str, Any]]) -> list[int]:
-        """The `id` of each. Raises `PoisonError` when one is poisoned, ValueError for too many."""
+        """Return the `id` of each. Raises `PoisonError` if one is poisoned, ValueError if there are too many."""
         if len(items) > self.spec.max_batch_size:
             raise ValueError(f"a batch of {len(items)}: the model holds {self.spec.max_batch_size}")
         longest = max(item["length"] for item in items)

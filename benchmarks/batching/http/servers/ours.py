@@ -15,7 +15,7 @@ _uvicorn: Any = importlib.import_module("uvicorn")
 
 
 def make_app(spec: Spec) -> Any:
-    """`deadline`: whether the batcher is given within what time each answer is wanted."""
+    """Return the app. `deadline`: whether the batcher is given the time within which each answer is wanted."""
     batcher = Batcher(Model(spec).compute, auto(spec.max_batch_size), length=lambda request: request["length"])
     app = _fastapi.FastAPI()
 
