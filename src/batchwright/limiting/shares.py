@@ -48,7 +48,7 @@ def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
     while heap and len(order) < lines:
         place, held, tenant, step = heap[0]
         order.append(tenant)
-        # What is in flight decides between tenants at the same place; it grows with each line by as much as it should.
+        # What is in flight decides between tenants at the same place.
         heapq.heapreplace(heap, (place + step, held + 1.0, tenant, step))
     return order
 

@@ -14,7 +14,7 @@ model's latency (`latency.py`):
    ratio next), so they do not starve, nor do long ones starve behind short ones.
 
 The order takes precedence over this: the batches compared are those with requests of the level that comes first, which
-is a priority, including aging (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for
+is a priority, including aging, or a tenant's turn (`orders.py`), and requests of later levels count for
 nothing in them. Until the model's latency is known, requests go in order.
 
 If urgent requests arrive too, batches of other requests are kept short. A request that arrives while a batch is
