@@ -1,5 +1,6 @@
 """Compiles the Triton kernels for a GPU that need not be here: `python -m tests.engine.gpu_compilation 90`.
 
+With `ends` as a second argument, streamed products are compiled for the fewest rows and the most, not for all between.
 Prints each kernel with the bytes of shared memory that it takes. Triton must not be told to interpret.
 """
 
@@ -52,6 +53,7 @@ class Absent:
 
 def main() -> None:
     capability = int(sys.argv[1])
+    cuts = (BLOCKS[0], BLOCKS[-1]) if sys.argv[2:] == ["ends"] else BLOCKS
     triton.runtime.driver.set_active(Absent(capability))
     for module in (tiled, triton_ops):
         vars(module)["launches_early"] = lambda device: capability >= EARLY
@@ -73,10 +75,10 @@ def main() -> None:
     cache = ReferenceAttention().allocate(KVShape(blocks, 16, heads.kv_heads, heads.head_dim, torch.bfloat16, CPU))
     TritonAttention().attend(query[: decodes.num_tokens], cache, AttentionShape(heads.heads, 0.1), decodes)
     everything(FusedOps(), heads, 512, torch.bfloat16, CPU)
-    for cut in BLOCKS:
+    for cut in cuts:
         stream(cut, capability)
     if capability >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
-        for cut in BLOCKS:
+        for cut in cuts:
             stream(cut, capability, torch.float8_e4m3fn)
         round_rows(torch.empty(2, 14336, dtype=torch.bfloat16))
     row_maxima(torch.empty(2, 9000, dtype=torch.bfloat16))

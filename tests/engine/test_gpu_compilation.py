@@ -15,11 +15,12 @@ _MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes that a program can have, by compute capability."""
 
 
+@pytest.mark.parametrize("cuts", ["ends", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("capability", [80, 90])
-def test_all_kernels_compile(capability: int) -> None:
+def test_all_kernels_compile(capability: int, cuts: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.engine.gpu_compilation", str(capability)],
+        [sys.executable, "-W", "ignore", "-m", "tests.engine.gpu_compilation", str(capability), cuts],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
