@@ -72,6 +72,7 @@ class ScriptedServer:
         """Most requests at once."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._used: set[asyncio.StreamWriter] = set()
+        self._has_hung_up = False
         self.gone = asyncio.Event()
         """Set when a client has left before its answer was complete."""
 
@@ -84,12 +85,14 @@ class ScriptedServer:
 
     async def listen(self, port: int) -> None:
         """Take connections, at any port for 0."""
+        self._has_hung_up = False
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._tls)
 
     def hang_up(self) -> int:
         """Take no more connections, and end those that there are. Gives the port."""
         port: int = self._server.sockets[0].getsockname()[1]
         self._server.close()
+        self._has_hung_up = True
         for writer in [*self._writers]:
             writer.close()
         return port
@@ -102,7 +105,8 @@ class ScriptedServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await self._answer(reader, writer):
+            # A connection that was taken just before, and was not among the writers yet, ends here.
+            while not self._has_hung_up and await self._answer(reader, writer):
                 pass
         self._writers.discard(writer)
         self._used.discard(writer)
