@@ -182,6 +182,8 @@ def test_answers_of_which_none_has_ended_are_longer_than_they_are() -> None:
 def test_all_lines_of_a_job_that_repeats_its_answers_leave_no_error() -> None:
     told = likely(answers([5, 10, 20, 40] * 8), {500: 32}, repeats=True)
     assert told.errors == (0.0, 0.0)
+    empty = likely(answers([0] * 32), {500: 32}, repeats=True)
+    assert empty.errors == (0.0, 0.0), "answers without a token count as one, as in the job's time"
     assert told.lengths.mean == pytest.approx(18.75)
 
 

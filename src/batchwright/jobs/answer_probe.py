@@ -125,8 +125,6 @@ class _Group:
     lengths: AnswerLengths
     limits: Mapping[int, int]
     """Numbers of lines of the job by their limits."""
-    ended: int
-    """Answers to such lines that have ended, by which their lengths are known; at least 1."""
     own: Sequence[ProbedAnswer]
     """Answers to such lines."""
     known: Sequence[ProbedAnswer]
@@ -136,16 +134,20 @@ class _Group:
     def of(cls, answers: Sequence[ProbedAnswer], limits: Mapping[int, int]) -> _Group:
         """The group of lines with `limits`, by the answers to such lines, or by all if too few of these ended."""
         alike = [each for each in answers if each.line.limit in limits]
-        known = sum(each.has_ended for each in alike)
+        known = alike if sum(each.has_ended for each in alike) >= _LEAST_ENDED else answers
         ended, cut, running = Counter[int](), Counter[int](), []
-        used = alike if known >= _LEAST_ENDED else answers
-        for each in used:
+        for each in known:
             if not each.has_ended:
                 running.append((each.tokens, each.line.limit))
             else:
                 (cut if each.tokens >= each.line.limit else ended)[each.tokens] += 1
         lengths = AnswerLengths(_counts(ended), _counts(cut), running, limits, prior=0.0)
-        return cls(lengths, limits, max(1, known), alike, used)
+        return cls(lengths, limits, alike, known)
+
+    @property
+    def ended(self) -> int:
+        """Number of answers to such lines that have ended; at least 1."""
+        return max(1, sum(each.has_ended for each in self.own))
 
     @property
     def lines(self) -> int:
@@ -190,12 +192,12 @@ class _Group:
         return total
 
     def _whole(self, answer: ProbedAnswer, random: np.random.Generator) -> NDArray[np.float64]:
-        """Tokens of an answer in `_DRAWS` cases; one that was cut off goes on as others have."""
+        """Tokens of an answer, at least 1, in `_DRAWS` cases; one that was cut off goes on as others have."""
         if answer.has_ended and answer.tokens < answer.line.limit:
-            return np.full(_DRAWS, float(answer.tokens))
+            return np.full(_DRAWS, float(max(1, answer.tokens)))
         limit = answer.line.limit if answer in self.own else max(self.limits)
         goes_on: NDArray[np.float64] = self.lengths.drawn_each(random.random(_DRAWS), answer.tokens).astype(float)
-        return np.minimum(goes_on, limit)
+        return np.clip(goes_on, 1.0, limit)
 
 
 def chosen_lines(lines: Sequence[SampledLine]) -> list[SampledLine]:
