@@ -67,6 +67,32 @@ async def test_who_is_cancelled_at_the_gate_leaves_no_trace(clock: ManualClock) 
 
 
 @in_virtual_time
+async def test_a_call_is_under_way_once_it_goes_on(clock: ManualClock) -> None:
+    gate = gate_of(1, most=1)
+    counted: list[tuple[int, int]] = []
+
+    def count() -> None:
+        figures = gate.figures(clock.now())
+        counted.append((figures.sent, figures.under_way))
+
+    async def enter() -> None:
+        async with gate.enter(USE, "batch"):
+            count()
+
+    async with gate.enter(USE, "batch"):
+        following, cancelled = (asyncio.ensure_future(enter()) for _ in range(2))
+        await asyncio.sleep(0)
+    count()
+    await following
+    # The last one is let in as `following` leaves, and never goes on.
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    count()
+    assert counted == [(1, 0), (2, 1), (2, 0)]
+    assert (gate.inside, gate.pacer.under_way) == (0, 0)
+
+
+@in_virtual_time
 async def test_places_follow_priorities_and_weights(clock: ManualClock) -> None:
     gate = gate_of(1)
     entered: list[str] = []

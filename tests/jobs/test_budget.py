@@ -202,14 +202,14 @@ def test_answers_that_are_asked_for_again_count(tmp_path: Path) -> None:
 def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     shown: list[RunProgress] = []
-    # A request may cost $0.13, so that three of them are under way at most, and one waits for the others; all lines
-    # cost more than there is.
+    # A request may cost $0.13, so that three of them are under way at most, and the others wait; all lines cost more
+    # than there is.
     with serving(PaidEndpoint(delay=0.01)) as endpoint, pytest.raises(BudgetExhausted):
         run(
             source, output, backend=endpoint.url, model="paid", price=PRICE, budget=0.50, backend_concurrency=16,
             progress=shown.append,
         )  # fmt: skip
-    assert max(figures.under_way for each in shown for figures in each.pacing.values()) <= 3 + 1
+    assert max(figures.under_way for each in shown for figures in each.pacing.values()) <= 3
     assert endpoint.most_under_way <= 3
     waiting = [each.waiting for each in shown if each.waiting]
     assert waiting

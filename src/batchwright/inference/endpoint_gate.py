@@ -184,6 +184,8 @@ class Gate:
         self.inside = 0
         self.waiting_online = 0
         """Number of online calls that are waiting."""
+        self._arriving = 0
+        """Number of calls that were let in, but whose tasks have not gone on yet."""
         self._pause = Pause()
         self._came = 0
         self._owners: dict[tuple[Traffic, Hashable], _Owner] = {}
@@ -219,6 +221,7 @@ class Gate:
         use = None if turns is None else turns.first().waiting[0][3]
         found = self.pacer.figures_with(self.waiting, use, now)
         figures = EndpointFigures(*(getattr(found, each.name) for each in fields(PacerFigures)))
+        unsent += self._arriving
         figures = replace(figures, sent=max(0, found.sent - unsent), under_way=max(0, found.under_way - unsent))
         left = self._pause.until - now
         if found.blocked_seconds <= 0.0 or left <= 0.0:
@@ -256,7 +259,7 @@ class Gate:
         self.waiting_online += traffic == "online"
         self.look()
         try:
-            return await place
+            turn = await place
         except asyncio.CancelledError:
             if place.cancelled() or not place.done():
                 self.waiting_online -= traffic == "online"
@@ -264,9 +267,12 @@ class Gate:
                 self.look()  # the next one may need less
             elif place.exception() is None:
                 # It was admitted at the moment when it was cancelled.
+                self._arriving -= 1
                 place.result().withdraw()
                 self._leave(traffic, owner)
             raise
+        self._arriving -= 1
+        return turn
 
     def _leave(self, traffic: Traffic, owner: _Owner) -> None:
         self.inside -= 1
@@ -306,6 +312,7 @@ class Gate:
                     self._places.take()
                     self.inside += 1
                     owner.inside += 1
+                    self._arriving += 1
                     place.set_result(Turn(self.pacer, self.pacer.begin(use, now), self._pause))
                 heapq.heappop(owner.waiting)
                 self._settle(traffic, owner)
