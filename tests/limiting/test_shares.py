@@ -155,6 +155,23 @@ def test_each_turn_goes_to_who_has_got_least(tenants: list[tuple[float, float, f
         claimants[tenant] = replace(chosen, in_flight=chosen.in_flight + 1)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 8.0]), st.integers(0, 4)), max_size=4),
+    st.integers(0, 40),
+)
+def test_turns_in_one_call_are_those_of_a_call_for_each(tenants: list[tuple[float, float, int]], lines: int) -> None:
+    claimants = {
+        str(number): Claimant(str(number), weight, served, 16.0, in_flight)
+        for number, (weight, served, in_flight) in enumerate(tenants)
+    }
+    together, each = turns([*claimants.values()], lines), []
+    for _ in together:
+        [tenant] = turns([*claimants.values()], 1)
+        each.append(tenant)
+        claimants[tenant] = replace(claimants[tenant], in_flight=claimants[tenant].in_flight + 1)
+    assert together == each
+
+
 def test_lines_of_a_tenant_that_is_not_known_yet_count_like_those_of_the_others() -> None:
     known = Claimant("known", line_tokens=100.0, in_flight=10)
     new = Claimant("new", served=place(known))

@@ -39,17 +39,18 @@ def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
     """Return the tenants that the next `lines` lines go to, in turn, as if each had any number of lines."""
     known = [each.line_tokens for each in claimants if each.line_tokens > 0.0]
     usual = sum(known) / len(known) if known else 1.0
-    heap: list[tuple[float, float, str, float]] = []
+    heap: list[tuple[float, float, str, float, float]] = []
     for each in claimants:
-        step = (each.line_tokens or usual) / each.weight
-        heap.append((each.served + step * each.in_flight, each.in_flight / each.weight, each.tenant, step))
+        share = 1.0 / each.weight
+        step = (each.line_tokens or usual) * share
+        # What is in flight decides between tenants at the same place.
+        heap.append((each.served + step * each.in_flight, each.in_flight * share, each.tenant, step, share))
     heapq.heapify(heap)
     order: list[str] = []
     while heap and len(order) < lines:
-        place, held, tenant, step = heap[0]
+        place, held, tenant, step, share = heap[0]
         order.append(tenant)
-        # What is in flight decides between tenants at the same place.
-        heapq.heapreplace(heap, (place + step, held + 1.0, tenant, step))
+        heapq.heapreplace(heap, (place + step, held + share, tenant, step, share))
     return order
 
 
