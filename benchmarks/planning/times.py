@@ -1,6 +1,6 @@
 """The time that a plan predicts before a job against the time that it takes: unseen random jobs on the real engine.
 
-The machine is as new: an empty folder for what runs keep, so that the first law of steps is that of a probe. Some jobs
+The machine is as new: an empty folder for what runs keep, so that the first cost model is that of a probe. Some jobs
 of other seeds come first, as they would where people work. Half of the jobs have answers of given lengths
 (`ignore_eos`); the answers of the others end when they end, and the plan answers some of their lines for five seconds.
 """

@@ -1,8 +1,8 @@
 """The digital twin against the engine: online traces beside a job, served for real and simulated.
 
 The engine writes to all of its KV cache once, is probed as `batchwright simulate` would, and warmed up for some
-seconds. Before each trace the law of steps is fitted to what is kept of those so far, as after each run. Then it is
-served in real time, some times, through `AsyncEngine`, and simulated with that law.
+seconds. Before each trace the cost model is fitted to what is kept of the steps so far, as after each run. Then it is
+served in real time, some times, through `AsyncEngine`, and simulated with that cost model.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
     so_far = StepRecord()
     rows, errors, errors_after = [], list[float](), list[float]()
     async with AsyncEngine(engine) as asynchronous:
-        law = fitted(record.measurements)
-        online, job = _planned(_chats(), law, sizes, _WARM_UP)
+        costs = fitted(record.measurements)
+        online, job = _planned(_chats(), costs, sizes, _WARM_UP)
         await _serve(asynchronous, online, job, vocab)
         for name, requests in _traces():
             so_far.include(record)
             record.clear()
-            law = fitted(so_far.measurements)
-            online, job = _planned(requests, law, sizes, seconds)
+            costs = fitted(so_far.measurements)
+            online, job = _planned(requests, costs, sizes, seconds)
             served = [(await _serve(asynchronous, online, job, vocab)).figures for _ in range(rounds)]
             predicted, predicted_after = (
-                _predicted(each, sizes, online, job) for each in (law, fitted(record.measurements))
+                _predicted(each, sizes, online, job) for each in (costs, fitted(record.measurements))
             )
             cells = []
             for place, real in enumerate(zip(*served, strict=True)):
@@ -114,13 +114,14 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
             f" cell: the engine ({served_as}), the simulation (the mean of {_SEEDS}), the"
-            " error, and the error with the law of the steps of the trace itself, which no forecast can know: what is"
-            " left does not come of the machine's changes. The law is fitted anew before each trace, to what is kept"
-            f" of the steps so far, at last {law.steps}: 90% of these within {law.within(0.9):.1%}."
+            " error, and the error with a cost model fitted to the steps of the trace itself, which no forecast can"
+            " know: the errors that remain do not come from changes of the machine. The cost model is fitted anew"
+            f" before each trace, to what is kept of the steps so far, at last {costs.steps}: 90% of them are within"
+            f" {costs.within(0.9):.1%} of it."
             f" {host['date']}; {host['processor']}, Python {host['python']}.",
             table(["trace", "requests + lines", "TTFT p99, ms", "TPOT p99, ms", "job, s"], rows),
             _verdict("Each within {bar:.0%}, the median within {median:.0%}", errors),
-            _verdict("With the law of the steps of the trace itself", errors_after),
+            _verdict("With a cost model fitted to the steps of the trace itself", errors_after),
         ]
     )
 
@@ -140,10 +141,10 @@ def _write_cache(engine: Engine) -> None:
 
 
 def _predicted(
-    law: StepCosts, sizes: EngineSizes, online: Sequence[SimulatedRequest], job: Sequence[SimulatedRequest]
+    costs: StepCosts, sizes: EngineSizes, online: Sequence[SimulatedRequest], job: Sequence[SimulatedRequest]
 ) -> list[float]:
     """Return the mean figures of some simulations."""
-    simulated = [_simulated(law, sizes, online, job, seed).figures for seed in range(_SEEDS)]
+    simulated = [_simulated(costs, sizes, online, job, seed).figures for seed in range(_SEEDS)]
     return [statistics.mean(each) for each in zip(*simulated, strict=True)]
 
 
@@ -186,31 +187,31 @@ def _chats() -> list[SimulatedRequest]:
 
 
 def _planned(
-    requests: Sequence[SimulatedRequest], law: StepCosts, sizes: EngineSizes, seconds: float
+    requests: Sequence[SimulatedRequest], costs: StepCosts, sizes: EngineSizes, seconds: float
 ) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
     """Return online requests of so many seconds and a job that take their shares of the engine's time."""
     lines = drawn_lengths(400, 100.0, 60.0, 9)
-    rate = _ONLINE / _seconds_each(requests[:400], law, sizes)
+    rate = _ONLINE / _seconds_each(requests[:400], costs, sizes)
     online = [each for each in with_rate(requests, rate) if each.arrived_at < seconds]
     job = lines * 100
     # The first of them comes when the job has begun, which takes a moment.
     online = [replace(each, arrived_at=each.arrived_at + 1.0) for each in shifted(online)]
-    return online, job[: max(1, int(_JOB * seconds / _seconds_each(lines, law, sizes)))]
+    return online, job[: max(1, int(_JOB * seconds / _seconds_each(lines, costs, sizes)))]
 
 
-def _seconds_each(requests: Sequence[SimulatedRequest], law: StepCosts, sizes: EngineSizes) -> float:
-    fleet = Fleet(1, sizes, EngineConfig(), law, seed=None)
+def _seconds_each(requests: Sequence[SimulatedRequest], costs: StepCosts, sizes: EngineSizes) -> float:
+    fleet = Fleet(1, sizes, EngineConfig(), costs, seed=None)
     return simulate(fleet, [], requests).seconds / len(requests)
 
 
 def _simulated(
-    law: StepCosts,
+    costs: StepCosts,
     sizes: EngineSizes,
     online: Sequence[SimulatedRequest],
     job: Sequence[SimulatedRequest],
     seed: int,
 ) -> Served:
-    fleet = Fleet(1, sizes, _CONFIG, law, seed=seed)
+    fleet = Fleet(1, sizes, _CONFIG, costs, seed=seed)
     outcome = outcome_of(fleet, simulate(fleet, online, job))
     if outcome.ttft_ms is None or outcome.tpot_ms is None or outcome.job_seconds is None:
         raise RuntimeError("the trace is too short: give more seconds")
