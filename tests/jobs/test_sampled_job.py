@@ -1,4 +1,4 @@
-"""The time of a sampled job, told by a law of steps and lengths that are given."""
+"""The time of a sampled job, by a cost model and lengths that are given."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from batchwright.scheduling.slo import StepShape
 
 TTFT, TPOT = 1.0, 0.08
 _RAMP, _SECONDS = 15.0, 60.0
-_LAW = (10e-3, 0.31e-3, 0.0, 0.40e-3, 0.9e-6)
+_STEP_COSTS = (10e-3, 0.31e-3, 0.0, 0.40e-3, 0.9e-6)
 """Seconds for a step, a prefill token, a prefill pair, a decode row, a key: SmolLM2-135M, fitted."""
 _MEAN_OUTPUT = 96
 
@@ -56,7 +56,7 @@ class Run:
     def _step(self, began: float, first: dict[int, float]) -> float:
         plan = self.scheduler.schedule(began)
         shape = StepShape.of(plan.chunks)
-        seconds = sum(cost * feature for cost, feature in zip(_LAW, shape.features, strict=True))
+        seconds = sum(cost * feature for cost, feature in zip(_STEP_COSTS, shape.features, strict=True))
         seconds *= self._draw.lognormvariate(0.0, 0.05)
         if self._draw.random() < 0.01:
             seconds *= self._draw.uniform(1.0, 2.0)

@@ -14,7 +14,7 @@ from batchwright.request import Flow
 from batchwright.scheduling import Scheduler, Sequence
 from batchwright.scheduling.slo import StepShape
 
-_LAWS = {
+_STEP_COSTS = {
     "compiled": (10e-3, 0.31e-3, 0.1e-6, 0.40e-3, 0.9e-6),
     "plain": (40e-3, 0.60e-3, 0.25e-6, 0.75e-3, 2.0e-6),
 }
@@ -46,9 +46,9 @@ _CROWDS = {
 
 @dataclass
 class _Beside:
-    """A quiet client's closed loop beside a crowd, or alone, on a device that takes as long as `law` says."""
+    """A quiet client's closed loop beside a crowd, or alone, on a device that takes as long as `costs` give."""
 
-    law: tuple[float, ...]
+    costs: tuple[float, ...]
     crowd: _Crowd | None
     waits: list[float] = field(default_factory=list)
     """Seconds until the first token of each of its requests."""
@@ -84,7 +84,7 @@ class _Beside:
     def _step(self, now: float) -> float:
         plan = self._scheduler.schedule(now)
         shape = StepShape.of(plan.chunks)
-        seconds = sum(cost * feature for cost, feature in zip(self.law, shape.features, strict=True))
+        seconds = sum(cost * feature for cost, feature in zip(self.costs, shape.features, strict=True))
         seconds *= self._draw.lognormvariate(0.0, 0.03)
         self._scheduler.commit(plan)
         self._scheduler.measured(plan, seconds)
@@ -127,9 +127,9 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
-@pytest.mark.parametrize("law", _LAWS.values(), ids=_LAWS)
+@pytest.mark.parametrize("costs", _STEP_COSTS.values(), ids=_STEP_COSTS)
 @pytest.mark.parametrize("crowd", _CROWDS.values(), ids=_CROWDS)
-def test_a_quiet_client_waits_for_one_step_and_twice_as_long_as_alone(crowd: _Crowd, law: tuple[float, ...]) -> None:
-    alone, beside = _Beside(law, None).play(), _Beside(law, crowd).play()
+def test_a_quiet_client_waits_for_one_step_and_twice_as_long_as_alone(crowd: _Crowd, costs: tuple[float, ...]) -> None:
+    alone, beside = _Beside(costs, None).play(), _Beside(costs, crowd).play()
     rest = [wait - step for wait, step in zip(beside.waits, beside.met, strict=True)]
     assert _p99(rest) <= 2 * _p99(alone.waits)

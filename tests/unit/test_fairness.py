@@ -320,7 +320,7 @@ def test_long_contexts_lengthen_the_step_of_a_newcomer_by_no_more_than_half() ->
     for number in range(90):
         quiet = bench.add([0, 1] * (2 + number % 11), 1, flow=Flow("b", f"quiet-{number}"))
         plan = bench.step()
-        if all(each.num_generated for each in crowd):  # before, the law of the steps is being learned
+        if all(each.num_generated for each in crowd):  # before, the cost model is being fitted
             alone = bench.seconds(StepPlan([chunk for chunk in plan.chunks if chunk.sequence is quiet]))
             assert alone < bench.seconds(plan) <= 1.5 * alone
             tried += 1

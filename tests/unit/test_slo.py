@@ -21,7 +21,7 @@ _QUICK = settings(max_examples=examples(15, long=40))
 _COSTS = st.tuples(
     st.just(0.01), st.floats(0.0, 1e-3), st.floats(0.0, 1e-5), st.floats(1e-5, 1e-3), st.floats(0.0, 1e-5)
 )
-_LAW = (0.01, 3e-4, 2e-7, 4e-4, 9e-7)
+_USUAL_COSTS = (0.01, 3e-4, 2e-7, 4e-4, 9e-7)
 
 
 def _shape(rng: random.Random) -> StepShape:
@@ -29,8 +29,8 @@ def _shape(rng: random.Random) -> StepShape:
     return StepShape(prompt, prompt * prompt // 2, rows, rows * rng.randint(10, 400))
 
 
-def _seconds(shape: StepShape, law: tuple[float, ...] = _LAW) -> float:
-    return sum(cost * feature for cost, feature in zip(law, shape.features, strict=True))
+def _seconds(shape: StepShape, costs: tuple[float, ...] = _USUAL_COSTS) -> float:
+    return sum(cost * feature for cost, feature in zip(costs, shape.features, strict=True))
 
 
 def _chunk(start: int, count: int) -> Chunk:
@@ -204,27 +204,27 @@ class _Watched(SloController):
 
 
 class _Timed(Bench):
-    """Steps take the time that a law says, and the clock goes on by it."""
+    """Steps take the time that `costs` give, and the clock advances by it."""
 
-    def __init__(self, law: tuple[float, ...], slo: SloController) -> None:
+    def __init__(self, costs: tuple[float, ...], slo: SloController) -> None:
         super().__init__(num_blocks=400, max_batch_tokens=128, max_num_seqs=24, slo=slo)
-        self.law = law
+        self.costs = costs
 
     def seconds(self, plan: StepPlan) -> float:
-        return _seconds(StepShape.of(plan.chunks), self.law)
+        return _seconds(StepShape.of(plan.chunks), self.costs)
 
 
 @_QUICK
 @given(
-    law=_COSTS,
+    costs=_COSTS,
     tpot=st.floats(0.012, 0.1),
     arrivals=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(2, 20)), max_size=12),
 )
 def test_no_planned_step_is_longer_than_its_limit_by_the_model(
-    law: tuple[float, ...], tpot: float, arrivals: list[tuple[int, int, int]]
+    costs: tuple[float, ...], tpot: float, arrivals: list[tuple[int, int, int]]
 ) -> None:
     slo = _Watched(ttft=tpot * 10, tpot=tpot)
-    bench = _Timed(law, slo)
+    bench = _Timed(costs, slo)
     for number in range(40):
         while bench.scheduler.waiting_of("batch") < 3:
             bench.add([number % 2] * (1 + 7 * number % 40), 1 + 5 * number % 12, traffic="batch")
