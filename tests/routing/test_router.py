@@ -154,6 +154,66 @@ def test_suspects_get_an_emptied_replica_if_none_is_idle() -> None:
     assert {key for key, _ in router.assign(70.0)} < suspects
 
 
+def _beside_online_requests(deadly: str | None) -> tuple[list[str], list[str], int]:
+    """Answer 12 lines on the only replica, on which always two online requests are being computed, and which died once.
+
+    It dies 1 s after it was sent the line `deadly`. Returns the lines and requests that were answered, those that
+    failed, and the number of deaths.
+    """
+    router, now, deaths = joined(0), 0.0, 0
+    answered, failed, computing = list[str](), list[str](), dict[str, float]()
+    for number in range(12):
+        router.submit(f"line {number}", line())
+    asked = 0
+    while now < 4000.0 and len({key for key in [*answered, *failed] if key.startswith("line")}) < 12:
+        while asked - sum(key.startswith("online") for key in [*answered, *failed]) < 2:
+            router.submit(f"online {asked}", replace(line(), traffic="online"))
+            asked += 1
+        for key, _ in router.assign(now):
+            # The two online requests end at different times, so that the replica is never empty.
+            computing[key] = now + (7.0 + asked % 2 if key.startswith("online") else 3.0)
+        now += 1.0
+        if (deaths == 0 and now > 2.0) or deadly in computing:
+            deaths += 1
+            failed += router.leave(0, now)
+            computing.clear()
+            router.join(0, SMALL)
+            continue
+        for key in [key for key, ends in computing.items() if ends <= now]:
+            router.finish(key, 8)
+            del computing[key]
+            answered.append(key)
+    return answered, failed, deaths
+
+
+def test_suspects_are_tried_beside_online_requests_that_do_not_end() -> None:
+    answered, failed, deaths = _beside_online_requests(None)
+    assert {key for key in answered if key.startswith("line")} == {f"line {number}" for number in range(12)}
+    assert (failed, deaths) == ([], 1)
+
+
+def test_a_fatal_line_is_found_beside_online_requests_that_do_not_end() -> None:
+    answered, failed, deaths = _beside_online_requests("line 5")
+    assert {key for key in answered if key.startswith("line")} == {f"line {each}" for each in range(12) if each != 5}
+    assert failed == ["line 5"]
+    assert deaths <= MOST_DEATHS + 1
+
+
+def test_a_fatal_online_request_fails_and_not_the_line_beside_it() -> None:
+    router = joined(0)
+    router.submit("online", replace(line(), traffic="online"))
+    router.submit("line", line())
+    for death in range(MOST_DEATHS):
+        now = 1000.0 * death
+        sent = [*router.assign(now), *router.assign(now + 400.0)]
+        assert {key for key, _ in sent} == {"online", "line"}
+        failed = router.leave(0, now + 401.0)
+        router.join(0, SMALL)
+    assert failed == ["online"]
+    assert [key for key, _ in router.assign(9000.0)] == ["line"]
+    router.finish("line", 8)
+
+
 def test_what_is_no_use_is_refused() -> None:
     router = joined(0)
     router.submit("a", line())
@@ -251,6 +311,7 @@ class Histories(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         replica = data.draw(st.sampled_from(sorted(self.up)))
         lost = [key for key, where in self.computing.items() if where == replica]
+        traffics = {key: self.works[key].traffic for key in lost}
         failed = self.router.leave(replica, self.now)
         self.up.discard(replica)
         for key in lost:
@@ -259,7 +320,9 @@ class Histories(RuleBasedStateMachine):
         for key in failed:
             assert key in lost
             assert self.deaths[key] >= MOST_DEATHS
-            assert self.works[key].traffic == "online" or len(lost) == 1
+            if self.works[key].traffic == "batch":
+                beside = [each for each in lost if each != key]
+                assert all(traffics[each] == "online" and self.deaths[each] < self.deaths[key] for each in beside)
             del self.works[key]
 
     @precondition(lambda self: len(self.up) < 4)

@@ -10,8 +10,9 @@
   would finish it sooner; one that has nothing at all always takes something.
 - When a replica dies, what waited for it goes to others, and so do the online requests that it was computing. A batch
   line may be what killed it, so it is tried again beside few others, or alone, by a replica that holds nothing else
-  (`policies/suspects.py`). A request that was being computed in `most_deaths` deaths fails, a batch line only if it was
-  alone in the last one.
+  (`policies/suspects.py`), or only online requests if these do not end for long. A request that was being computed in
+  `most_deaths` deaths fails, a batch line only if no other request can be to blame for the last one: no other line was
+  beside it, and no online request that was beside it in as many deaths.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ reused.
 _LEAD = 16
 """Places per line that is sent ahead, for the first place that becomes free."""
 _PATIENCE = 60.0
-"""Seconds for which suspects wait for an empty replica before one is emptied for them."""
+"""Seconds for which suspects wait for an empty replica before one is emptied for them, and for which they wait then
+before they are tried beside online requests, which may follow one another without end.
+"""
 _SPEEDS = (0.25, 4.0)
 """Bounds of a replica's speed, as a multiple of the mean."""
 
@@ -83,6 +86,8 @@ class _Replica(Generic[_Key]):
     heap: list[tuple[bool, int, int, int, _Item[_Key]]] = field(default_factory=list)
     """Items in `queued`, the next first, and some that were removed from it."""
     sent: dict[_Item[_Key], None] = field(default_factory=dict)
+    lines: int = 0
+    """Number of batch lines that it computes."""
     suspects: int = 0
     """Number of suspects that it computes; it computes no other batch lines beside them."""
     sequences: int = 0
@@ -120,7 +125,7 @@ class Router(Generic[_Key]):
         self._unplaced: dict[_Item[_Key], None] = {}
         """Requests that arrived while there was no replica."""
         self._suspects: dict[_Item[_Key], None] = {}
-        """Suspects that wait, the oldest first."""
+        """Suspects that wait, in the order in which they came to wait."""
         self._prefixes = CachedPrefixes()
         self._answers = ExpectedAnswers()
         self._costs = TokenCosts()
@@ -161,13 +166,14 @@ class Router(Generic[_Key]):
         self._prefixes.leave(replica)
         self._measured.pop(replica, None)
         self._set_speeds()
-        lines = sum(item.work.traffic == "batch" for item in gone.sent)
+        beside = max((item.deaths for item in gone.sent if item.work.traffic == "online"), default=-1)
         failed = []
         for item in sorted([*gone.sent, *gone.queued], key=lambda item: item.order):
             if not item.is_sent:
                 self._place(item)
                 continue
             item.is_sent, item.replica = False, None
+            is_to_blame = gone.lines == 1 and item.deaths > beside
             item.deaths += 1
             if item.work.traffic == "online":
                 if item.deaths >= self._most_deaths:
@@ -176,7 +182,7 @@ class Router(Generic[_Key]):
                 else:
                     self._place(item)
                 continue
-            item.at_once = at_once(item.deaths, lines, alone=len(gone.sent) == 1, most=self._most_deaths)
+            item.at_once = at_once(item.deaths, gone.lines, alone=is_to_blame, most=self._most_deaths)
             if item.at_once:
                 item.since = now
                 self._suspects[item] = None
@@ -202,9 +208,10 @@ class Router(Generic[_Key]):
 
     def finish(self, key: _Key, tokens: int | None = None) -> None:
         """Remove a request that a replica finished; `tokens`: those of all its answers, if it succeeded."""
-        item = self._items.pop(key)
+        item = self._items[key]
         if item.replica is None or not item.is_sent:
             raise ValueError(f"finish({key!r}): no replica was computing it")
+        del self._items[key]
         self._unsend(item)
         if tokens is not None and item.work.limit:
             self._answers.observe(item.work.limit, tokens / item.work.sequences)
@@ -239,7 +246,7 @@ class Router(Generic[_Key]):
         self._drain_for_suspects(now)
         assigned = []
         for number, replica in self._replicas.items():
-            while (item := self._next_of(number, replica)) is not None:
+            while (item := self._next_of(replica, now)) is not None:
                 self._send(item, number, replica)
                 assigned.append((item.key, number))
         # Only now is it certain that what is still in a queue would have to wait.
@@ -290,12 +297,12 @@ class Router(Generic[_Key]):
             replica.online_cost = max(0.0, replica.online_cost - item.cost)
         self._prefixes.withdraw(item.replica, item.work.prefixes)
 
-    def _next_of(self, number: int, replica: _Replica[_Key]) -> _Item[_Key] | None:
+    def _next_of(self, replica: _Replica[_Key], now: float) -> _Item[_Key] | None:
         """Return what `replica` is sent next from its own queue or from suspects; None: nothing."""
         first = self._first_queued(replica)
         if first is not None and first.work.traffic == "online":
             return first
-        if (suspect := self._next_suspect(replica)) is not None or replica.is_reserved:
+        if (suspect := self._next_suspect(replica, now)) is not None or replica.is_reserved:
             return suspect
         return first if first is not None and self._has_room(replica, first) else None
 
@@ -307,16 +314,22 @@ class Router(Generic[_Key]):
             heapq.heappop(replica.heap)
         return None
 
-    def _next_suspect(self, replica: _Replica[_Key]) -> _Item[_Key] | None:
-        """Return a suspect that `replica` may try now: beside nothing, or beside few enough other suspects."""
-        if not self._suspects or len(replica.sent) > replica.suspects:
+    def _next_suspect(self, replica: _Replica[_Key], now: float) -> _Item[_Key] | None:
+        """Return a suspect that `replica` may try now: beside nothing, or beside few enough other suspects.
+
+        Once it was emptied of lines in vain, since online requests followed one another, also beside those.
+        """
+        if not self._suspects or replica.lines > replica.suspects:
             return None
+        is_empty_of_online = len(replica.sent) == replica.lines
         most = min((item.at_once for item in replica.sent if item.at_once), default=None)
         for suspect in self._suspects:
+            if not is_empty_of_online and not (replica.is_reserved and now - suspect.since >= 2 * _PATIENCE):
+                return None
             allowed = min(each for each in (most, suspect.at_once) if each is not None)
-            if len(replica.sent) < allowed and self._has_room(replica, suspect):
+            if replica.suspects < allowed and self._has_room(replica, suspect):
                 return suspect
-            if most is None or len(replica.sent) >= most:
+            if most is None or replica.suspects >= most:
                 return None
         return None
 
@@ -369,7 +382,8 @@ class Router(Generic[_Key]):
             del self._suspects[item]
             item.replica, item.cost = number, self._cost_at(number, item)
             replica.suspects += 1
-        replica.drains = replica.drains and bool(replica.sent)
+            replica.drains = False
+        replica.lines += item.work.traffic == "batch"
         item.is_sent, item.tokens = True, self._tokens_of(item.work)
         replica.sent[item] = None
         replica.sequences += item.work.sequences
@@ -382,6 +396,7 @@ class Router(Generic[_Key]):
         replica = self._replicas[item.replica]
         del replica.sent[item]
         replica.sequences -= item.work.sequences
+        replica.lines -= item.work.traffic == "batch"
         replica.suspects -= item.at_once is not None
         # Sums of floats drift unless they are reset.
         replica.tokens = replica.tokens - item.tokens if replica.sent else 0.0
