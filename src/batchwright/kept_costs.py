@@ -1,8 +1,8 @@
 """Step costs kept in the cache folder: how long the steps of a model took on this machine, in a file for each.
 
 Every run rewrites `costs/KEY.json` below `cache_dir()`. It holds the latest measurements of each kind of step, and the
-facts about the engine that depend on the model alone, so that times can be predicted without loading it. The key is
-made of the model's files, the options that choose how it is computed, the machine, and the version of the kernels. A
+facts about the engine that are known only once it is loaded, so that times can be predicted without loading it. The key
+is made of the model's files, the options that choose how it is computed, the machine, and the version of the kernels. A
 file that is broken, or of another form, is ignored.
 """
 
@@ -52,7 +52,7 @@ _KERNELS = Path(__file__).parent / "engine" / "native"
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """Facts about an engine that depend only on its model and the machine."""
+    """Facts about an engine that depend on its model, the options in the key, and the machine."""
 
     device: str
     """Kind of device, such as cpu."""
@@ -127,7 +127,10 @@ def read_costs(path: Path) -> KeptCosts:
     ):
         raise ValueError(f"{path} holds no step costs: {len(kept.measurements)} measurements, or one that is none")
     if kept.weights and (len(kept.weights) != len(kept.measurements) or not 0.0 < min(kept.weights) < float("inf")):
-        raise ValueError(f"{path} holds {len(kept.measurements)} measurements and {len(kept.weights)} weights above 0")
+        raise ValueError(
+            f"{path} holds {len(kept.measurements)} measurements and {len(kept.weights)} weights: there must be as"
+            " many, each above 0"
+        )
     facts = kept.facts
     for name, value, least in (
         ("steps", kept.steps, 1),
@@ -149,7 +152,9 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
     try:
         kept = read_costs(path)
         if (error := kept.costs.within(0.9)) > _MOST_ERROR:
-            raise ValueError(f"{path} holds steps of a busy machine, which no cost model predicts within {error:.0%}")
+            raise ValueError(
+                f"{path} holds steps of a busy machine: the cost model is off by up to {error:.0%} for nine in ten"
+            )
         return kept
     except FileNotFoundError:
         return None

@@ -28,7 +28,8 @@ class LevelFigures:
     failed: int = 0
     """Requests answered with an error, except late ones."""
     refused: int = 0
-    """Requests not taken because too many waited, or they were certain to be late or too large."""
+    """Requests not taken: too many waited, the service was stopping, or a batcher knew that they would be late or were
+    too large."""
     in_time: int = 0
     """Requests with a deadline that were answered by then."""
     late: int = 0

@@ -123,6 +123,18 @@ def test_urgent_lines_go_first_and_late_ones_last() -> None:
     assert [order.take(more=False) for _ in range(6)] == ["sooner", "now", "a", "b", "late", None]
 
 
+def test_urgent_lines_wait_for_others_only_at_the_beginning() -> None:
+    order, asked = JobOrder[int](4), 0
+    taken: list[int] = []
+    while len(taken) < 4:
+        order.add(asked, asked, size=1, shape=shape([]), priority=0)
+        asked += 1
+        if (line := order.take(more=True)) is not None:
+            taken.append(line)
+    assert taken == [0, 1, 2, 3]
+    assert asked == 16 + 4, "four for each place, then each of the others at once"
+
+
 def test_what_is_expected_of_a_line_is_that_of_its_cluster() -> None:
     order = JobOrder[int](2)
     for number in range(40):

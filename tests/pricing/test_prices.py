@@ -179,6 +179,16 @@ def test_a_dearer_rate_is_nowhere_below_either(one: Rate, other: Rate, tokens: i
     assert both.at(tokens) == max(one.at(tokens), other.at(tokens))
 
 
+prices = st.builds(Rates, rates, rates, st.none() | rates, st.none() | rates, st.none() | rates)
+
+
+@given(prices, prices, st.lists(st.integers(0, 10**5), min_size=5, max_size=5))
+def test_no_use_is_cheaper_at_the_dearer_prices(one: Rates, other: Rates, tokens: list[int]) -> None:
+    plain, output, *kinds = tokens
+    used = TokensUsed(plain + sum(kinds), output, *kinds)
+    assert used.cost(one.dearer(other)) >= max(used.cost(one), used.cost(other))
+
+
 @given(rates, st.integers(0, 2 * 10**6), st.data())
 def test_no_shorter_prompt_has_a_higher_price(rate: Rate, most: int, data: st.DataObject) -> None:
     assert rate.at(data.draw(st.integers(0, most))) <= rate.most(most)

@@ -259,6 +259,8 @@ class EngineCore:
                 seconds = expired.owner.request.deadline
                 error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
                 events.append(self._delivery.fail(expired.owner, error))
+        # Before the step ends sequences, whose blocks are free then.
+        self.stats.kv_blocks_peak = max(self.stats.kv_blocks_peak, self.scheduler.blocks.num_used)
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self.stats.traffic[sequence.traffic].preemptions += 1

@@ -44,7 +44,7 @@ class Cluster(NamedTuple):
     template: Template | None
     """What their prompts begin with; None if nothing is known to be shared."""
     size: int
-    """Prompt tokens, to within 5%."""
+    """Logarithm of the number of prompt tokens to the base 1.05, rounded."""
     broader: Template | None = None
     """Another prefix of theirs, with which more requests begin."""
 

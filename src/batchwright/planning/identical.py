@@ -25,7 +25,7 @@ class RepeatFinder:
     def add(self, number: int, identity: bytes) -> None:
         """Note a line, by rising number, with the 16 bytes that are equal for identical requests.
 
-        Among a million lines, two different requests are taken for one with a probability of 10⁻²⁶ if these are a hash.
+        Among a million lines, two different requests are taken for one with a probability of 10⁻²⁷ if these are a hash.
         """
         self._numbers.append(number)
         self._high.append(int.from_bytes(identity[:8], "little"))
@@ -129,7 +129,7 @@ class Sharing(Generic[_Line]):
         return Place(self._offsets[group], self._sizes[group])
 
     def asked_like(self, number: int) -> _Line | None:
-        """A line with the same request as line `number` that is still being asked; None if there is none."""
+        """The first line taken up with the same request as line `number`, while one of them is asked; else None."""
         group = self.repeats.group_of(number)
         asked = None if group is None else self._asked.get(group)
         return None if asked is None else asked.first

@@ -15,8 +15,8 @@ _Item = TypeVar("_Item")
 MOST_LINES, MOST_BYTES = 16_384, 2**26
 """Most lines, and most bytes of lines, that are held by default."""
 _FIRST_LINES = 4
-"""Lines for each place that are known before the first is computed, unless reading them takes longer than reading as
-many lines that are none to compute."""
+"""Times for each place that a line is asked for in vain before the first is given, unless the order is full: whoever
+asks adds more lines each time."""
 _FIRST_LOOK = 64
 """Answers after which the order is decided anew by their lengths; then after twice as many each time."""
 
@@ -73,6 +73,8 @@ class JobOrder(Generic[_Item]):
         self._under_way: dict[int, Cluster] = {}
         """Clusters of the lines that were taken and have not ended, by number."""
         self._look_at = _FIRST_LOOK
+        self._has_begun = False
+        """Whether a line was taken."""
         self._waited = 0
         """Times in a row that no line was given while others could still be added."""
 
@@ -103,7 +105,8 @@ class JobOrder(Generic[_Item]):
 
         `more`: whether lines can still be added, now or once others were taken.
         """
-        if more and not self.full and not self._first and self._waited < _FIRST_LINES * self._places:
+        has_next = bool(self._first or (self._urgent and self._has_begun))
+        if more and not self.full and not has_next and self._waited < _FIRST_LINES * self._places:
             self._waited += 1
             return None
         self._waited = 0
@@ -153,6 +156,7 @@ class JobOrder(Generic[_Item]):
 
     def _taken(self, entry: _Entry[_Item]) -> _Item:
         self._bytes -= entry.size
+        self._has_begun = True
         if len(entry.shape.blocks):
             self._cached = entry.shape
         self._under_way[entry.number] = entry.cluster or ExpectedLengths.cluster(entry.shape.prompt_tokens)

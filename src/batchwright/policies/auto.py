@@ -44,7 +44,7 @@ _WASTE = 0.1
 _BACKLOG_SHARE = 0.1
 """Time that a batch may last in any case, as a share of the time that its oldest request has waited."""
 _REMEMBERED = 64
-"""Batches without urgent requests after which none are expected."""
+"""Choices without urgent requests after which none are expected."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Goodput(PaddedLimits):
 
 
 def _in_time(batch: Sequence[Item], full: bool, now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
-    """Return the most of `batch` that can go together and all be on time, and whether that is a full batch."""
+    """Return as many of `batch` as would all be on time if padded to its longest, and whether that is a full batch."""
     dues = sorted([item.due for item in batch])
     if dues[0] == math.inf:
         return batch, full
@@ -138,10 +138,11 @@ class LatencyCappedBatches(NarrowedShape):
 
     def __init__(self, inner: Shape) -> None:
         super().__init__(inner)
+        self.keeps_order = False  # less urgent requests may be overtaken
         self._urgent: float = math.inf
         """Most urgent priority seen recently."""
         self._without = 0
-        """Batches since it was last seen."""
+        """Choices since it was last seen."""
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)
@@ -161,15 +162,15 @@ class LatencyCappedBatches(NarrowedShape):
         base, by_token, by_item = latency.coefficients
         waited = now - min(item.arrival for item in batch)
         allowed = max(base / _WASTE, _BACKLOG_SHARE * waited)
-        kept: list[Item] = []
+        kept: list[int] = []
         longest = 0
-        for item in sorted(batch, key=lambda item: item.priority):
+        for place, item in sorted(enumerate(batch), key=lambda pair: pair[1].priority):
             grown = max(longest, item.length)
             seconds = base + (by_token * grown + by_item) * (len(kept) + 1)
             if not kept or item.priority <= self._urgent or seconds <= allowed:
-                kept.append(item)
+                kept.append(place)
                 longest = grown
-        return kept
+        return [batch[place] for place in sorted(kept)]
 
 
 def auto(

@@ -1,12 +1,12 @@
 """Decision whether the requests of failed batches are to blame, or the model, which then fails whatever it is given.
 
 Finding the request that makes a batch fail takes further calls (`search.py`). If the model is down, they are all in
-vain, and twice as many as the requests. Three calls in a row that fail in the same way, without a success between them,
-raise doubt. Halves of a batch that has failed do not count, nor do the last few requests of one, since they were likely
-to fail. While there is doubt, nothing is searched, and a single request of each batch is tried, one at a time: few
-requests are to blame by themselves. The first success ends the doubt, and the rest is computed. But if one after
-another fails, the breaker opens: the requests of those batches fail, and from then on the rest of a batch fails with
-the one that was tried, until one succeeds.
+vain, and twice as many as the requests. Three calls of several requests in a row that fail in the same way, without a
+success between them, raise doubt. Halves of a batch that has failed do not count, nor do the last few requests of one,
+since they were likely to fail. While there is doubt, nothing is searched, and a single request of each batch is tried,
+one at a time: few requests are to blame by themselves. The first success ends the doubt, and the rest is computed. But
+if one after another fails, the breaker opens: the requests of those batches fail, and from then on the rest of a batch
+fails with the one that was tried, until one succeeds.
 
 At least eight single requests are tried before it opens, and more if more were to blame so far: enough that the chance
 that all of them are to blame is less than one in a million.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 _DOUBTFUL = 3
-"""Calls in a row that fail before single requests are tried."""
+"""Calls of several requests in a row that fail before single requests are tried."""
 _FEWEST = 8
 """Single requests that fail in a row before the breaker opens."""
 _CHANCE = 1e-6

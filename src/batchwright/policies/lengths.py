@@ -87,10 +87,10 @@ def leading(items: Sequence[Item], length: int, max_size: int, max_tokens: int |
 def divide(
     items: Sequence[Item], max_size: int, max_tokens: int | None, latency: LatencyModel
 ) -> list[tuple[Sequence[Item], bool]]:
-    """Divide all of `items` into batches of similar length, each in the given order and with whether it is full.
+    """Divide `items` into batches of similar length, each in the given order and with whether it is full.
 
-    A batch of one length takes as many of the first such requests in `items` as it may. So several batches may contain
-    the same requests: dispatch one, then divide again.
+    A batch of one length takes as many of the first such requests in `items` as it may; further ones are in no batch.
+    Several batches may contain the same requests: dispatch one, then divide again.
     """
     lengths = [item.length for item in items]
     longest = max(lengths)

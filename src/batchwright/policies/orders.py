@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from batchwright.policies.checks import check_time
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, are_alike
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape, are_alike
 from batchwright.policies.simple import BySize, MaxWait
 
 _CLOCKS_KEPT = 1024
@@ -92,9 +92,9 @@ class FairShare(Order):
             clock = self._clocks.get(item.tenant, 0.0)
         except TypeError as error:
             raise TypeError(f"tenant={item.tenant!r}: must be hashable, such as a text or a number") from error
-        self._waiting += 1
         start = max(self._now, clock)
         self._clocks[item.tenant] = start + self._cost(item)
+        self._waiting += 1
         return start
 
     def served(self, batch: Sequence[Item]) -> None:
@@ -128,8 +128,12 @@ class EvenBatches(NarrowedShape):
     """Shape that drops from another shape's batch what would make a tenant wait for larger parts of other tenants.
 
     Tenants with more tokens in the batch than the one whose turn it is may together at most double its part, or add as
-    many tokens as cost no more than the fixed cost of a batch.
+    many tokens as cost no more than the fixed cost of a batch. Nothing is dropped while no latency is known.
     """
+
+    def __init__(self, inner: Shape) -> None:
+        super().__init__(inner)
+        self.keeps_order = False  # what is dropped may be overtaken
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)

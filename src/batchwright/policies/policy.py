@@ -2,8 +2,8 @@
 
 The runtime keeps waiting requests in a `Backlog`, and asks the policy whenever the model could take a batch: what goes
 now and why or, if nothing does, when to ask again. A policy has no clock and does not wait; time is an argument. So it
-runs the same in a service, in a simulator and in a test. A custom policy is a subclass of `BatchPolicy` with two
-methods, `place` and `decide`.
+runs the same in a service, in a simulator and in a test. A custom policy is a subclass of `BatchPolicy` that defines
+`decide`, and `place` for an order of its own.
 
 `Policy` is composed of three answers, each to its own question:
 
@@ -16,7 +16,7 @@ Any order goes with any shape and any timing. Four rules hold for all parts:
 - A batch that its shape calls full goes immediately: there is nothing left to wait for.
 - A request that is held back and has a deadline goes while there is still time to compute it, even in a batch that
   takes longer than usual.
-- Requests that are held back go along with one that has to go, if they fit into its batch.
+- Requests that are held back go along with one that has to go, if that is in the batch that would go next.
 - A batcher that is closing dispatches immediately.
 """
 
@@ -121,9 +121,9 @@ class Reason(StrEnum):
     IDLE = "idle"
     """The model was free, and the policy holds nothing back from a free model."""
     MAX_WAIT = "max_wait"
-    """Its oldest request had waited as long as it may."""
+    """One of its requests had waited as long as it may."""
     WINDOW = "window"
-    """Its window had ended."""
+    """Its window, or a shorter wait of one of its requests, had ended."""
     DEADLINE = "deadline"
     """Waiting longer would have missed a deadline."""
     DRAIN = "drain"
@@ -150,7 +150,7 @@ class Wait:
 class BatchPolicy(ABC):
     """Which requests are computed together, and when. No clock, no I/O, no threads.
 
-    A custom policy defines `place` and `decide`; the other methods have defaults that suit most policies.
+    A custom policy defines `decide`; the other methods have defaults that suit most policies.
     """
 
     max_batch_tokens: int | None = None

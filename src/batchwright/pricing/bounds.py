@@ -94,7 +94,7 @@ def most_output(body: Mapping[str, Any]) -> int:
         )
     for limit in given:
         if type(limit) is not int or limit < 0:
-            raise InvalidRequest(f"max_tokens={shown(limit)}: must be a whole number", param="max_tokens")
+            raise InvalidRequest(f"max_tokens={shown(limit)}: must be a whole number, at least 0", param="max_tokens")
     longest: int = max(given)
     return longest * _completions(body)
 

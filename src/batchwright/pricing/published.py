@@ -41,7 +41,7 @@ def published_prices(
 ) -> ModelPrices | None:
     """Return the prices of a model at a provider, given by its name or by the address of its endpoint.
 
-    If a price depends on the time of day, it is the highest one. None if the provider, the model or its price is not
+    A live price that depends on the time of day is the highest one. None if the provider, the model or its price is not
     known, or `genai-prices` is not installed.
     """
     try:

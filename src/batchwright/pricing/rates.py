@@ -56,7 +56,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Prices of the kinds of tokens of a model. A kind without a price of its own costs what `input` does."""
+    """Prices of the kinds of tokens of a model.
+
+    A kind without a price of its own costs what `input` does; `cache_write_1h` costs what `cache_write` does.
+    """
 
     input: Rate
     output: Rate
@@ -87,15 +90,17 @@ class Rates:
     def dearer(self, other: Rates) -> Rates:
         """Return prices that are nowhere below these or `other`."""
 
-        def higher(own: Rate | None, theirs: Rate | None) -> Rate | None:
-            return None if own is theirs is None else (own or self.input).dearer(theirs or other.input)
+        def higher(own: Rate | None, theirs: Rate | None, own_else: Rate, theirs_else: Rate) -> Rate | None:
+            return None if own is theirs is None else (own or own_else).dearer(theirs or theirs_else)
+
+        one, two = self.input, other.input
 
         return Rates(
-            self.input.dearer(other.input),
+            one.dearer(two),
             self.output.dearer(other.output),
-            higher(self.cached, other.cached),
-            higher(self.cache_write, other.cache_write),
-            higher(self.cache_write_1h, other.cache_write_1h),
+            higher(self.cached, other.cached, one, two),
+            higher(self.cache_write, other.cache_write, one, two),
+            higher(self.cache_write_1h, other.cache_write_1h, self.cache_write or one, other.cache_write or two),
             max(self.request, other.request),
         )
 

@@ -39,7 +39,10 @@ class SpendingLimit:
         return None if self.limit is None else max(0, self.limit - self.committed)
 
     def judge(self, amount: Picodollars) -> Verdict:
-        """Return whether `amount` fits now, perhaps once requests under way are answered, or never."""
+        """Return whether `amount` fits now, perhaps once requests under way are answered, or in neither case.
+
+        "never" may change only if reservations that an earlier run left are taken up and cost less.
+        """
         if self.limit is None or self.committed + amount <= self.limit:
             return "fits"
         return "wait" if self.committed - self.reserved + amount <= self.limit else "never"

@@ -30,7 +30,10 @@ def prefix_keys(scope: bytes, prompt: bytes) -> tuple[int, ...]:
 
 
 class CachedPrefixes:
-    """The prefixes that replicas, numbered from 0, are expected to hold. Memory is bounded by the replicas' caches."""
+    """The prefixes that replicas, numbered from 0, are expected to hold.
+
+    Memory is bounded by the replicas' caches and the prompts that wait for them.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}

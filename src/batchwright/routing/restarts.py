@@ -8,7 +8,7 @@ _BACKOFF = Backoff(0.5, 60.0, jitter=(0.75, 1.0))
 
 
 class Restarts:
-    """Pauses of one replica before it is restarted, each longer than the previous one until it answers."""
+    """Pauses of one replica before it is restarted, which grow up to a minute until it answers."""
 
     def __init__(self, backoff: Backoff = _BACKOFF) -> None:
         self._backoff = backoff

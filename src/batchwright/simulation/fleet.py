@@ -66,7 +66,7 @@ class SimulationResult:
     """What happened to every request, and what every engine did."""
 
     served: list[Served] = field(default_factory=list)
-    """Requests in the order of their end; those that were refused first."""
+    """Requests in the order of their end or refusal."""
     replicas: list[ReplicaFigures] = field(default_factory=list)
     seconds: float = 0.0
     """Seconds until the last request had ended."""

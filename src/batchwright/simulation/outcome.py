@@ -60,11 +60,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Times | None
     tpot_ms: Times | None
     job_lines: int
-    """Answers of the job, refused ones included."""
+    """Requests of batches, refused ones included: those of the job, and of a trace that has some."""
     job_left_out: tuple[LeftOut, ...] = ()
     """Lines of its file that are not simulated, by reason."""
     job_seconds: float | None
-    """Seconds until the last line of the job had ended; None if all were refused."""
+    """Seconds until the last of `job_lines` had ended; None if there were none, or all were refused."""
     seconds: float
     """Seconds until all requests had ended."""
     prompt_tokens: int

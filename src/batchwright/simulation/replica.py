@@ -131,6 +131,7 @@ class SimulatedReplica:
         assert self._step is not None
         (plan, seconds), self._step = self._step, None
         self.scheduler.commit(plan)
+        self._count(plan, seconds)
         ended: list[Served] = []
         for chunk in plan.chunks:
             if chunk.samples:
@@ -146,7 +147,6 @@ class SimulatedReplica:
             self._finish(served, now)
         if self._learns:
             self.scheduler.measured(plan, seconds)
-        self._count(plan, seconds)
         return ended
 
     def _finish(self, served: Served, now: float) -> None:

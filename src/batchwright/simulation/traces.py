@@ -1,6 +1,6 @@
 """Traces: requests with times and lengths, in the forms in which services publish them, or drawn at random.
 
-Three forms are distinguished by their first line:
+The first line tells CSV from JSON Lines, and in these `input_length` tells one form from the other:
 
 - CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`: Azure's traces of LLM inference.
 - JSON Lines with `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of
