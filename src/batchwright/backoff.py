@@ -11,7 +11,7 @@ _MOST_DOUBLINGS = 64
 class Backoff:
     """Exponential pauses in seconds: `first`, then `factor` times the one before, up to `longest`.
 
-    `jitter` bounds what a pause is multiplied with, so that what failed together does not come back together.
+    `jitter` bounds what a pause is then multiplied with, so that what failed together does not come back together.
     """
 
     first: float

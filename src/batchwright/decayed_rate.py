@@ -8,7 +8,9 @@ import math
 class DecayedRate:
     """A rate averaged over about the last `memory` seconds, with weights that decay exponentially.
 
-    Only time passed to `elapse` counts. Events and seconds decay alike, so the first seconds give a rate too.
+    Only time passed to `elapse` counts. Events and seconds decay alike, so the first seconds give a rate too. A single
+    step of time counts in full, however long it is, since the events of all of it may be added after it: pass no more
+    than `memory` if these are added one by one.
     """
 
     def __init__(self, memory: float) -> None:
@@ -16,7 +18,7 @@ class DecayedRate:
         self.events = 0.0
         """Events seen, older ones counting less."""
         self.seconds = 0.0
-        """Seconds watched, older ones counting less; at most about `memory`."""
+        """Seconds watched, older ones counting less: about `memory`, unless a single step was longer."""
 
     def add(self, events: float = 1.0) -> None:
         """Count events that happened now."""

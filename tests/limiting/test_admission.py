@@ -86,6 +86,39 @@ def test_an_owner_with_a_large_request_inside_still_gets_small_ones_in() -> None
         admission.admit(flow, Size(1, 1), 0.0)
 
 
+def _refused(admission: AdmissionController, flow: Flow, size: Size, now: float) -> float:
+    with pytest.raises(Overloaded) as raised:
+        admission.admit(flow, size, now)
+    assert raised.value.retry_after is not None
+    return raised.value.retry_after
+
+
+def test_an_idle_hour_says_little_about_how_long_a_burst_takes() -> None:
+    admission = AdmissionController(Size(256, 10**9))
+    flow = Flow("a", "")
+    admission.admit(flow, Size(1, 1), 0.0)
+    admission.release(flow, Size(1, 1), 1.0)
+    for _ in range(127):
+        admission.admit(flow, Size(1, 1), 3600.0)
+    for number in range(100):
+        admission.release(flow, Size(1, 1), 3600.0 + 0.01 * number)
+        admission.admit(flow, Size(1, 1), 3600.0 + 0.01 * number)
+    assert _refused(admission, flow, Size(2, 1), 3601.0) < 5.0
+
+
+def test_a_request_that_waits_for_tokens_waits_for_as_many_sequences_as_have_them() -> None:
+    admission = AdmissionController(Size(1000, 1000))
+    flow = Flow("a", "")
+    for _ in range(40):
+        admission.admit(flow, Size(1, 10), 0.0)
+    for second in range(1, 11):
+        admission.release(flow, Size(1, 10), float(second))
+        admission.admit(flow, Size(1, 10), float(second))
+    small, large = (_refused(admission, flow, Size(1, tokens), 10.0) for tokens in (300, 480))
+    assert small == pytest.approx(30.0, rel=0.3)
+    assert large == pytest.approx(48.0, rel=0.3)
+
+
 def test_requests_of_their_own_owners_fill_the_capacity_and_never_all_of_it() -> None:
     """As where no keys are used: one large request leaves half to the others, and each of these leaves something."""
     admission = AdmissionController(Size(4096, 10**9))

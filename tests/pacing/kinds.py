@@ -42,19 +42,19 @@ class Kind:
     is_settled: bool = False
     """Whether requests are charged with what they took, at their end."""
 
-    def measure(self, says: Says, told: tuple[ConfiguredLimit, ...] = ()) -> tuple[float, Measured]:
+    def measure(self, says: Says, told: tuple[ConfiguredLimit, ...] = (), *, seed: int = 1) -> tuple[float, Measured]:
         """Return what the pacer gets, also as a share of what a client gets that knows everything."""
-        work = works(1)
+        work = works(seed)
         measured = simulate(self.limits(), work, seconds=self.seconds, says=says, told=told)
         if self.is_settled:
             bounds = [each.most(self.seconds) for each in self.limits().limits if each.quantity is self.quantity]
             return measured.used(self.quantity) / min(bounds), measured
-        return measured.charged(self.quantity) / _allowed(self), measured
+        return measured.charged(self.quantity) / _allowed(self, seed), measured
 
 
 @cache
-def _allowed(kind: Kind) -> float:
-    return allowed(kind.limits(), works(1), kind.quantity, seconds=kind.seconds, requests=kind.requests)
+def _allowed(kind: Kind, seed: int) -> float:
+    return allowed(kind.limits(), works(seed), kind.quantity, seconds=kind.seconds, requests=kind.requests)
 
 
 def _bucket(limit: float | Schedule, burst: float = 60.0, *, count_refused: bool = False) -> Callable[[], Limits]:

@@ -65,7 +65,7 @@ def test_any_history_leaves_sound_numbers(
                 under_way.append(pacer.begin(use, now))
                 sent += 1
         elif event == "guide":
-            pacer.guide(first, second)
+            pacer.guide(first, second, now)
         elif under_way:
             attempt = under_way.pop(first % len(under_way))
             match event:
@@ -134,7 +134,7 @@ def test_what_is_expected_is_within_what_was_seen(answers: list[tuple[float, int
     expected = ExpectedUse()
     for estimate, first, second in answers:
         use = expected.of(estimate, None)
-        expected.learn(use.input_tokens, first, second)
+        expected.learn(use, first, second)
         assert math.isfinite(use.input_tokens)
         assert use.input_tokens >= 0.0
     outputs = [second for _, _, second in answers]
@@ -146,10 +146,46 @@ def test_what_is_expected_is_within_what_was_seen(answers: list[tuple[float, int
 def test_expected_use_converges() -> None:
     expected = ExpectedUse()
     for _ in range(300):
-        expected.learn(expected.of(100.0, None).input_tokens, 130, 40)
+        expected.learn(expected.of(100.0, None), 130, 40)
     use = expected.of(200.0, 1000)
     assert use.input_tokens == pytest.approx(260.0, rel=0.01)
     assert use.output_tokens == pytest.approx(40.0)
+
+
+def test_answers_to_requests_of_one_time_teach_the_same_ratio() -> None:
+    """What the others have taught meanwhile does not change what an answer says."""
+    expected = ExpectedUse()
+    together = [expected.of(100.0, None) for _ in range(100)]
+    for use in together:
+        expected.learn(use, 200, 40)
+    assert expected.of(100.0, None).input_tokens == pytest.approx(200.0)
+
+
+def test_the_delivered_rate_decides_once_the_engine_has_stopped_reporting_its_queue() -> None:
+    pacer, now = Pacer(64, first=16), 0.0
+    pacer.guide(8.0, 40.0, now)
+    low = pacer.concurrency
+    for _ in range(400):
+        attempts = list[Attempt]()
+        while len(attempts) < pacer.concurrency:
+            attempts.append(pacer.begin(Use(10.0, 100.0), now))
+        now += 1.0
+        for attempt in attempts:
+            pacer.succeeded(attempt, now, input_tokens=10, output_tokens=100)
+    assert low == 1 < 4 < pacer.concurrency
+
+
+def test_a_limit_stated_without_what_remains_leaves_the_configured_one_in_force() -> None:
+    pacer, use = Pacer(1000, [ConfiguredLimit("tokens", 6000.0)], first=1000), Use(100.0, 0.0)
+    sent = 0
+    for tick in range(600):
+        now = tick * 0.1
+        while pacer.wait(use, now, is_urgent=True) <= 0.0:
+            attempt = pacer.begin(use, now)
+            sent += 100
+            stated = [StatedLimit("tokens", 6000, None, None, 60.0)]
+            pacer.succeeded(attempt, now, input_tokens=100, output_tokens=0, stated=stated)
+    assert sent <= 6000
 
 
 @given(st.lists(st.booleans(), max_size=600))

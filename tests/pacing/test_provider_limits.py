@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from tests.long_form import examples
@@ -47,6 +48,8 @@ WITH_NOTHING: Mapping[str, Bar] = dict.fromkeys(KINDS, NO_HEADERS) | {
     "slope": (0.45, 40.0),
 }
 """Where neither headers nor refusals say anything."""
+JOBS = {"Anthropic's three": 5, "100 in each 10 s": 5}
+"""Jobs of which the median counts, for limits that are found sooner or later as chance has it."""
 
 
 LARGE = {"bucket 6000", "tokens 3M"}
@@ -68,9 +71,9 @@ def test_with_headers(kind: str) -> None:
 )
 def test_without_headers(kind: str) -> None:
     share, refused = WITH_NOTHING[kind]
-    got, measured = KINDS[kind].measure(Says())
-    assert got >= share
-    assert measured.refused_per_thousand <= refused
+    jobs = [KINDS[kind].measure(Says(), seed=1 + seed) for seed in range(JOBS.get(kind, 1))]
+    assert median(got for got, _ in jobs) >= share
+    assert median(measured.refused_per_thousand for _, measured in jobs) <= refused
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.told])

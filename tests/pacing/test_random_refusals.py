@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from statistics import median
 
 import pytest
 from benchmarks.provider.amounts import Quantity
@@ -21,8 +22,8 @@ RETRY_AFTER = Says(retry_after=True)
 
 
 @cache
-def unhindered(says: Says) -> int:
-    return len(simulate(Limits(AtRandom(0.0)), works(0), seconds=600.0, says=says, most=60).admitted)
+def unhindered(says: Says, seed: int) -> int:
+    return len(simulate(Limits(AtRandom(0.0)), works(seed), seconds=600.0, says=says, most=60).admitted)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,9 @@ def unhindered(says: Says) -> int:
     ],
 )
 def test_they_do_not_slow_a_job_down(share: float, says: Says) -> None:
-    refused = simulate(Limits(AtRandom(share)), works(0), seconds=600.0, says=says, most=60)
-    assert len(refused.admitted) >= 0.75 * unhindered(says)
+    """In the median of three jobs, since a few refusals at the beginning may be taken for a limit."""
+    jobs = (simulate(Limits(AtRandom(share)), works(seed), seconds=600.0, says=says, most=60) for seed in range(3))
+    assert median(len(job.admitted) / unhindered(says, seed) for seed, job in enumerate(jobs)) >= 0.75
 
 
 HEADERS = Says(headers="openai", retry_after=True)

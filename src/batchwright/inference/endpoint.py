@@ -395,7 +395,7 @@ class EndpointInference(Route):
     def _learn_queue(self, queue: Queue) -> None:
         if len(busy := [gate for gate in self._gates.values() if gate.pacer.under_way]) == 1:
             # With several models the figures are a sum whose parts are unknown.
-            busy[0].pacer.guide(queue.running, queue.waiting)
+            busy[0].pacer.guide(queue.running, queue.waiting, asyncio.get_running_loop().time())
             busy[0].look()
 
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:

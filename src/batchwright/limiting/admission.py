@@ -1,14 +1,14 @@
 """Admission of requests when capacity is short.
 
 The rule is that of dynamic thresholds (Choudhury and Hahne 1998): an owner may hold as much as is left free, times its
-weight. A single owner gets half of the capacity, and two get a third each; whatever others hold, something is always
-left for an owner that holds nothing. A similar rule applies within an owner: a further request may take half of what
-the owner may still have, so that its large requests leave room for its small ones.
+weight. A single owner gets half of the capacity, and two get a third each; others never take all of it, and a request
+of an owner that holds nothing may take half of what is left. A similar rule applies within an owner: a further request
+must leave room for another as large, so that its large requests leave room for its small ones.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -49,9 +49,9 @@ class AdmissionController:
     def __init__(self, capacity: Size) -> None:
         self.capacity = capacity
         self.held = _NOTHING
-        self._held_by: defaultdict[Hashable, Size] = defaultdict(lambda: _NOTHING)
+        self._held_by: dict[Hashable, Size] = {}
         self._left = DecayedRate(_RATE_SECONDS)
-        """Sequences that left, and the seconds that they took; older ones fade out over `_RATE_SECONDS`."""
+        """Sequences that left, and the seconds for which that was watched."""
         self._last: float | None = None
 
     def held_by(self, owner: Hashable) -> Size:
@@ -74,8 +74,8 @@ class AdmissionController:
             raise Overloaded(
                 f"{self.held.sequences:,} completions and embeddings are waiting or being computed, "
                 f"{self.held_by(flow.owner).sequences:,} of them for you: there is no room for {size.sequences:,} more "
-                "of yours; try again later",
-                retry_after=self._seconds_for(max(1, size.sequences), now),
+                f"of yours, with some {size.tokens:,} prompt tokens; try again later",
+                retry_after=self._seconds_for(size, now),
             )
         self.held += size
         self._held_by[flow.owner] = mine
@@ -104,11 +104,13 @@ class AdmissionController:
                 f"counted n times; the most is {most.tokens:,}: send several requests"
             )
 
-    def _seconds_for(self, sequences: int, now: float) -> float | None:
-        """Return how long it recently took for this many to leave; None while nothing is known."""
+    def _seconds_for(self, size: Size, now: float) -> float | None:
+        """Return how long it recently took for this much to leave; None while nothing is known."""
         self._elapse(now)
+        sequences = max(1, size.sequences, math.ceil(size.tokens * self.held.sequences / max(1, self.held.tokens)))
         return sequences * self._left.seconds / self._left.events if self._left.events >= 1.0 else None
 
     def _elapse(self, now: float) -> None:
-        self._left.elapse(0.0 if self._last is None else max(0.0, now - self._last))
+        elapsed = 0.0 if self._last is None else max(0.0, now - self._last)
+        self._left.elapse(min(elapsed, _RATE_SECONDS))
         self._last = now

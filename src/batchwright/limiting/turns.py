@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T", bound=Hashable)
 
 ENDED_KEPT = 64
-"""Stale entries that a heap may hold in addition to twice the valid ones."""
+"""Entries that a heap may hold in addition to two for each valid one."""
 
 
 class Turns(Generic[_T]):

@@ -61,16 +61,17 @@ class ConcurrencySearch:
         self._tokens = self._latency = self._busy = 0.0
         self._measured = 0
         self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES)
-        self._is_guided = False
-        """Whether the endpoint reports its queue, which says more than the delivered rate."""
 
     @property
     def value(self) -> int:
         """Number of requests that may be under way."""
         return max(1, int(self.level))
 
-    def succeeded(self, epoch: int, under_way: int, tokens: float, latency: float) -> None:
-        """Learn from an answer with `tokens` after `latency` seconds, sent as one of `under_way` requests under way."""
+    def succeeded(self, epoch: int, under_way: int, tokens: float, latency: float, *, is_guided: bool = False) -> None:
+        """Learn from an answer with `tokens` after `latency` seconds, sent as one of `under_way` requests under way.
+
+        `is_guided`: whether the endpoint reports its queue, which says more than the delivered rate.
+        """
         self._outcomes.append(False)
         if epoch != self.epoch:
             return
@@ -79,7 +80,7 @@ class ConcurrencySearch:
         self._busy += under_way
         self._measured += 1
         if self._measured >= max(_LEAST_MEASURED, self.level / 2.0):
-            self._decide()
+            self._decide(is_guided=is_guided)
 
     def overloaded(self, epoch: int) -> bool:
         """Learn that the endpoint was too busy for a request, or took too long; return whether the level shrank."""
@@ -98,7 +99,6 @@ class ConcurrencySearch:
 
         A few waiting requests keep its batches full; while none wait, it may take more.
         """
-        self._is_guided = True
         enough = _LEAST_QUEUE + _QUEUE * running
         if waiting < enough / 2.0 and under_way >= _BUSY * self.level:
             self.raise_to(self.level * _GUIDED_STEP + 1.0)
@@ -128,11 +128,11 @@ class ConcurrencySearch:
         self._tokens = self._latency = self._busy = 0.0
         self._measured = 0
 
-    def _decide(self) -> None:
+    def _decide(self, *, is_guided: bool) -> None:
         used = self._busy / self._measured
         delivered = min(used, self.level) * self._tokens / self._latency
         self._start_measuring()
-        if used < _BUSY * self.level - 1.0 or self._is_guided:
+        if used < _BUSY * self.level - 1.0 or is_guided:
             return  # this level did not bound them, or the engine's own figures decide
         if self._holding:
             self._hold(delivered)
@@ -220,7 +220,7 @@ class ConcurrencyCap:
         self._go_to(max(1, value - 1 if not self.strikes else int(value * _FEWER)))
 
     def take_over(self, value: int, epoch: int) -> None:
-        """Take over what another process has learned, if it is newer than what is known here."""
+        """Take over what another process has learned, if it is newer than what is known here, or higher and as new."""
         if (epoch, value) <= (self.epoch, self.value):
             return
         if value < self.value:

@@ -1,4 +1,4 @@
-"""`ExpectedUse`: how many tokens a request will use, estimated from the requests of this job so far."""
+"""`ExpectedUse`: how many tokens a request will use, estimated from the requests to this model so far."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ExpectedUse:
         """Return the expected use of a request with `estimate` prompt tokens, whose answer may have `limit` tokens."""
         mean = self._output / self._answers if self._answers else _FIRST_GUESS
         ratio = self._counted / self._estimated if self._estimated else 1.0
-        return Use(estimate * ratio, mean if limit is None else min(mean, float(limit)), limit)
+        return Use(estimate * ratio, mean if limit is None else min(mean, float(limit)), limit, estimate)
 
-    def learn(self, expected_input: float, input_tokens: int | None, output_tokens: int | None) -> None:
-        """Learn what a request used that was expected to have `expected_input` prompt tokens; None: not known."""
+    def learn(self, expected: Use, input_tokens: int | None, output_tokens: int | None) -> None:
+        """Learn what a request used of which `expected` was expected; None: not known."""
         if output_tokens is not None:
             self._output = self._output * _KEEP + output_tokens
             self._answers = self._answers * _KEEP + 1.0
-        if input_tokens and expected_input > 0.0:  # no prompt has 0 tokens: an endpoint that says so does not count
-            ratio = self._counted / self._estimated if self._estimated else 1.0
+        estimate = expected.input_tokens if expected.input_estimate is None else expected.input_estimate
+        if input_tokens and estimate > 0.0:  # no prompt has 0 tokens: an endpoint that says so does not count
             self._counted = self._counted * _KEEP + input_tokens
-            self._estimated = self._estimated * _KEEP + expected_input / ratio
+            self._estimated = self._estimated * _KEEP + estimate

@@ -152,7 +152,7 @@ class FoundRate:
         self._stock = _SURE * self._accepted
 
     def withdrawn(self, amount: float) -> None:
-        """Note that a counted request was refused together with another one."""
+        """Note that a counted request was refused, or was not sent after all."""
         self._accepted = max(0.0, self._accepted - amount)
         self._quiet = max(0.0, self._quiet - amount * self.weight)
 

@@ -18,6 +18,8 @@ class Use:
     output_tokens: float
     most_output: float | None = None
     """Most tokens that its answer may have, as the request says; None: it does not say."""
+    input_estimate: float | None = None
+    """Estimate from which `input_tokens` was derived; None: `input_tokens` itself."""
 
     def of(self, kind: RateKind) -> float:
         """Return the amount that counts against a limit of this kind."""

@@ -15,7 +15,7 @@ _WINDOWS = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "day"}
 
 
 class LongWaits:
-    """Reports once, for each endpoint and model, how long requests have to wait, if that is long."""
+    """Reports at most once an hour, for each endpoint and model, how long requests have to wait, if that is long."""
 
     def __init__(self) -> None:
         self._quiet_until: dict[str, float] = {}

@@ -45,6 +45,8 @@ _DIFFERS = 1.5
 """Multiple of a request's expected amount that the endpoint may count for it."""
 _SAME = 1.001
 _MEMORY = 0.98
+_GUIDED = 10.0
+"""Seconds after an engine last reported its queue for which that counts for more than the delivered rate."""
 
 
 class Pacer:
@@ -72,6 +74,8 @@ class Pacer:
         self._stated: dict[StatedKey, StatedBudget] = {}
         self._unstated = UnstatedLimits(self.sharing, self.search)
         self._rise = RiseLimit()
+        self._guided_at = float("-inf")
+        """When the engine last reported its queue."""
         self._refused_at = float("-inf")
         """When the last refusal that taught something was known."""
         self._explained = 0
@@ -167,14 +171,15 @@ class Pacer:
             attempt.use.input_tokens if input_tokens is None else input_tokens,
             attempt.use.output_tokens if output_tokens is None else output_tokens,
         )
-        self.expected.learn(attempt.use.input_tokens, input_tokens, output_tokens)
+        self.expected.learn(attempt.use, input_tokens, output_tokens)
         for window, entry in attempt.configured:
             window.settle(entry, used.of(window.configured.kind), now)
         if attempt.at > self._refused_at:
             self._explained = 0
             self._rise.accepted()
         tokens = used.output_tokens or used.input_tokens
-        self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at)
+        is_guided = now - self._guided_at < _GUIDED
+        self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at, is_guided=is_guided)
         self._unstated.accepted(attempt)
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, used.of(key[0]))
@@ -190,7 +195,7 @@ class Pacer:
         cause: RefusalCause | None = None,
         named: Sequence[StatedLimit] = (),
     ) -> bool:
-        """Learn that a request was refused because of a limit (status 429); return whether others have to wait.
+        """Learn that a request was refused because of a limit; return whether others have to wait.
 
         `cause`: what the refusal blames, if it says; `named`: limits in its text, used only as a hint, since it does
         not say how they are counted, nor always their window.
@@ -224,7 +229,7 @@ class Pacer:
         return True
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
-        """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
+        """Learn that the endpoint was too busy for a request (408, 503, 529), or did not answer it in time."""
         self._end(attempt)
         self._forgive(attempt, now)
         self._unstated.withdrawn(attempt)
@@ -246,6 +251,8 @@ class Pacer:
         """Note the refusal of a request that will never be accepted, such as one larger than a limit."""
         self._end(attempt)
         self._forgive(attempt, now)
+        self._unstated.withdrawn(attempt)
+        self._rise.withdrawn(attempt.at)
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
         """Return what to publish to other processes while `waiting` requests wait; empty if there is nothing."""
@@ -268,8 +275,9 @@ class Pacer:
             window.share(self.sharing)
         self._unstated.share(now, was_refused=was_refused)
 
-    def guide(self, running: float, waiting: float) -> None:
+    def guide(self, running: float, waiting: float, now: float) -> None:
         """Learn from the engine's own figures how many requests it computes and how many wait."""
+        self._guided_at = now
         self.search.guide(running, waiting, self.under_way)
 
     def blocked(self, now: float) -> float:
@@ -281,6 +289,7 @@ class Pacer:
         self._end(attempt)
         self.sent -= 1
         self._unstated.withdrawn(attempt)
+        self._rise.withdrawn(attempt.at)
         for window, entry in attempt.configured:
             window.settle(entry, 0.0, now)
         for key, sent in attempt.stated.items():
@@ -327,8 +336,9 @@ class Pacer:
         )
 
     def _is_stated(self, configured: ConfiguredLimit) -> bool:
-        """Return whether the endpoint itself states a limit as low as this one: its own count is more accurate."""
-        rates = (each.limit / each.window for each in self._stated.values() if each.kind == configured.kind)
+        """Return whether the endpoint states what remains of a limit as low as this one: that is more accurate."""
+        counted = (each for each in self._stated.values() if each.kind == configured.kind and each.is_counted)
+        rates = (each.limit / each.window for each in counted)
         return any(0.0 < rate <= configured.limit / configured.window * _SAME for rate in rates)
 
     def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
@@ -347,7 +357,7 @@ class Pacer:
             if limit.remaining is not None and limit.remaining < max(
                 1.0, _DIFFERS * attempt.use.at_most(limit.kind) * budget.ratio
             ):
-                longest = min(_LONGEST_PAUSE, budget.window / 2.0)
+                longest = max(longest or 0.0, min(_LONGEST_PAUSE, budget.window / 2.0))
         return longest
 
     def _forgive(self, attempt: Attempt, now: float) -> None:

@@ -1,25 +1,26 @@
-"""`RetryBudget`: how many tries a job may spend on calls that failed."""
+"""`RetryBudget`: how many tries the calls to an endpoint may spend on those that failed."""
 
 from __future__ import annotations
 
+_BY_SUCCESS = 2.0
+"""Retries that each answer allows."""
+_MOST = 200.0
+"""Most retries that are allowed at any time, and at the beginning."""
 _WEIGHT = 0.05
 """Weight of the latest call in the share of calls that were answered."""
 
 
 class RetryBudget:
-    """Lets a call be tried again as long as tries of the whole job mostly lead somewhere.
+    """Lets a call be tried again as long as tries of all calls mostly lead somewhere.
 
-    Each answer allows `by_success` more retries, up to `most`, which a job also begins with. So an endpoint that fails
-    one call in three gets all its retries, and one that fails nearly everything does not get many times the intended
-    calls. Refusals for a rate limit are not counted: they are paced.
+    An endpoint that fails one call in three gets all its retries, and one that fails nearly everything does not get
+    many times the intended calls. Refusals for a rate limit are not counted: they are paced.
     """
 
-    def __init__(self, by_success: float = 2.0, most: float = 200.0) -> None:
-        self._by_success = by_success
-        self._most = most
-        self._left = most
+    def __init__(self) -> None:
+        self._left = _MOST
         self._answered = 0.0
-        """Share of recent calls that were answered; 0 at first."""
+        """Share of recent calls that were answered, of those that were or could be tried again; 0 at first."""
 
     @property
     def failing(self) -> float:
@@ -28,7 +29,7 @@ class RetryBudget:
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
-        self._left = min(self._most, self._left + self._by_success)
+        self._left = min(_MOST, self._left + _BY_SUCCESS)
         self._answered += _WEIGHT * (1.0 - self._answered)
 
     def spend(self) -> bool:

@@ -2,7 +2,7 @@
 
 Providers describe such a limit as a share by which usage may rise in a time (half in a few minutes, say), and state
 neither. So from the first such refusal on, requests are paced at a rate that rises exponentially from what was recently
-accepted; the exponent is reduced after each further refusal, and slowly recovers.
+accepted; the exponent is reduced at each further refusal after an answer, and slowly recovers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOOKED_BACK = 5.0
 _DOUBLES = 8.5
 """Seconds in which the pace doubles at first: it rises by half in 5 s."""
 _SLOWER, _FASTER = 0.85, 0.005
-"""Factor of the exponent at each refusal, and share by which it recovers per second without any."""
+"""Factor of the exponent at each such refusal, and share by which it recovers per second without any."""
 _STEEPEST = 2.0
 """Greatest exponent, as a multiple of the first."""
 _AHEAD = 1.25

@@ -84,6 +84,7 @@ class ShortWindow:
     def _next(self, limit: int, now: float) -> tuple[float, int, int]:
         """Return the window and the place of the next request, and the number of places."""
         self._advance(now)
+        self._taken = max(0, min(self._taken, limit - 1))
         places = max(1, limit - self._taken)
         phase = (now - self._start) / self.length - self._window
         # Each place is the middle of its part of the window.

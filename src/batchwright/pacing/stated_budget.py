@@ -27,7 +27,7 @@ from batchwright.pacing.window_end import WindowEnd
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _HORIZON = 10.0
-"""Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
+"""Most seconds in which what a bucket holds beside its reserve is spent."""
 _STEADY_SURGE, _SOON = 3.0, 4.0
 """Multiple of the even rate at which a bucket's stock is also spent, until it would last for this many seconds."""
 _RESERVE = 0.01
@@ -161,6 +161,8 @@ class StatedBudget:
         self._doubted_at = math.inf
         self._refused_at = -math.inf
         self._total = 0.0
+        self.is_counted = False
+        """Whether the endpoint has stated what remains of it."""
         self._last: tuple[float, float, float] | None = None
         """When the request of the latest statement was sent, `Sent.total` then, and what was left."""
         self._counted = self._expected = 0.0
@@ -232,11 +234,13 @@ class StatedBudget:
     def observe(self, sent: Sent, stated: StatedLimit, now: float, *, refused: bool = False) -> None:
         """Learn what the answer to the request `sent` states about the time when the request arrived."""
         if stated.remaining is None:
-            if not self.limit:
+            if not self.is_counted and stated.limit != self.limit:
+                left = self.left(now) if self.limit else math.inf
                 self.limit, self.window = float(stated.limit), stated.window or self.window
                 self._capacity = self.limit
-                self._left, self._at = 0.0 if refused else self.limit, now
+                self._left, self._at = 0.0 if refused else min(left, self.limit), now
             return
+        self.is_counted = True
         self._take_care(sent, now, refused=refused)
         is_older = self._last is not None and sent.at < self._last[0]
         if is_older and stated.limit != self.limit:

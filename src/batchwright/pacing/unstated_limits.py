@@ -1,8 +1,9 @@
 """`UnstatedLimits`: limits that an endpoint does not state, learned from what it refuses and accepts.
 
 A refusal that blames a rate is believed. The first of the others is attributed to too many concurrent requests
-(`ConcurrencyCap`); if another comes with fewer under way than were accepted before, it was a rate (`FoundRate`), unless
-windows explain it (`FoundWindow`, `FoundSlidingWindow`) or it came at random (`RandomRefusals`).
+(`ConcurrencyCap`); if others come with clearly different numbers under way, or several in a row with hardly any answers
+between them, it was a rate (`FoundRate`), unless windows explain it (`FoundWindow`, `FoundSlidingWindow`) or it came at
+random (`RandomRefusals`).
 
 Pure: times are arguments, in seconds of any clock that only goes forward.
 """
@@ -48,7 +49,7 @@ class UnstatedLimits:
     def __init__(self, sharing: Sharing, search: ConcurrencySearch) -> None:
         self.cap: ConcurrencyCap | None = None
         self.blocked_until = float("-inf")
-        """End of the pause after a refusal for a reason other than a rate."""
+        """End of the pause after a refusal, unless `_rate` keeps it."""
         self._sharing = sharing
         self._search = search
         self._rate = FoundRate()
@@ -56,7 +57,7 @@ class UnstatedLimits:
         self._windows = (FoundWindow(), FoundSlidingWindow())
         self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
         self._accepted_under_way = 0
-        """Most requests under way when one was accepted since the last refusal."""
+        """Most requests under way when one was accepted since the first refusal of the present series."""
         self._suspicions = 0
         """Refusals in a row for which concurrency may be to blame rather than a rate."""
         self._verdict = 0
@@ -172,7 +173,7 @@ class UnstatedLimits:
             return True
         is_first = self._rate.rate is None
         self._learn(attempt, now, retry_after, cause, named)
-        # The first guess comes from what was accepted; a later one, from how far the pace had risen, says nothing.
+        # The first guess comes from what was sent; a later one, from how far the pace had risen, says nothing.
         rate = self._rate.rate if is_first or self._rate.is_measured else None
         self._random.found(rate or 0.0, 0 if self.cap is None else self.cap.value, now)
         return True
@@ -246,7 +247,7 @@ class UnstatedLimits:
         self._suspicions = 0
 
     def _is_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
-        """Return whether a window that was known, or now is, explains a refusal."""
+        """Learn about windows from a refusal, and return whether one is known now."""
         rates = [(each.rate, each.limit) for each in self._windows if each.rate]
         known = self._known_window
         for window in self._windows:
@@ -317,7 +318,7 @@ class UnstatedLimits:
         self._suspicions = 0
 
     def _find_rate(self, attempt: Attempt, now: float, retry_after: float | None, named: Sequence[float]) -> None:
-        # Begin at the rate in the text of the refusal, unless far more was recently accepted.
+        # Begin at the rate in the text of the refusal, unless far more was recently sent.
         guess = max(min(named, default=0.0), self._recent_rate(now) / (_FAR_MORE if named else 2.0))
         self._rate.refused(attempt.amount, attempt.at, now, guess, retry_after)
         self._sharing.measured_rate()

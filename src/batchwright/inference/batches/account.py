@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from batchwright.pacing.long_waits import span
+
 
 @dataclass(slots=True)
 class BatchAccount:
@@ -70,13 +72,9 @@ def standing_text(
     if live:
         parts.append(f"{_counted(live, 'line', 'lines')} taken up as live requests")
     if parts and silence:
-        parts.append(f"the provider has not answered for {_span(silence)}, and is asked again")
+        parts.append(f"the provider has not answered for {span(silence)}, and is asked again")
     return ", ".join(parts) or None
 
 
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
