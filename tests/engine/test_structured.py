@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema_rs
 import numpy as np
@@ -143,7 +143,7 @@ def test_a_greedy_answer_is_the_likeliest_text_of_its_form(real: Engine) -> None
 def test_each_form(real: Engine) -> None:
     @dataclass
     class Person:
-        name: str
+        relation: Literal["friend", "stranger"]  # a text could be as long as the limit
         is_alive: bool
 
     asked = SamplingParams(max_tokens=60, temperature=1.0, seed=3)

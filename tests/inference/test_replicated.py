@@ -51,6 +51,7 @@ class FakeReplica(Replica):
         self.refuses: Exception | None = None
         self.starts_in = 3.0
         self.closed = False
+        self.dies_when_closed = False
         self._dead: asyncio.Future[ReplicaDied] | None = None
         self._stats = EngineStats()
 
@@ -114,6 +115,8 @@ class FakeReplica(Replica):
 
     async def close(self) -> None:
         self.closed = True
+        if self.dies_when_closed:
+            self.die()
 
 
 def a_call(prompt: str, traffic: Traffic = "batch", **body: Any) -> Call:
@@ -248,10 +251,11 @@ def test_errors_cancelling_and_deadlines() -> None:
     play(main)
 
 
-def test_a_replica_that_cannot_be_started_is_tried_again_and_the_first_time_that_is_an_error() -> None:
+@pytest.mark.parametrize("error", [ModelNotFound("gone"), RuntimeError("gone")])
+def test_a_replica_that_cannot_be_started_is_tried_again_and_the_first_time_that_is_an_error(error: Exception) -> None:
     async def main(clock: ManualClock) -> None:
         inference, replicas = await opened(clock, 1)
-        replicas[0].refuses = ModelNotFound("gone")
+        replicas[0].refuses = error
         replicas[0].die()
         waiting = asyncio.create_task(inference.answer(a_call("a")))
         await asyncio.sleep(100.0)
@@ -260,8 +264,8 @@ def test_a_replica_that_cannot_be_started_is_tried_again_and_the_first_time_that
         assert (await waiting)["choices"][0]["text"] == "A"
         await inference.close()
         broken = [FakeReplica(), FakeReplica()]
-        broken[1].refuses = ModelNotFound("gone")
-        with pytest.raises(ModelNotFound):
+        broken[1].refuses = error
+        with pytest.raises(type(error), match="gone"):
             await ReplicatedInference.opened(broken, clock=clock)
         assert all(each.closed for each in broken)
 
@@ -428,6 +432,23 @@ def test_closing_answers_what_waits() -> None:
         assert all(isinstance(each, (dict, EngineClosed)) for each in results)
 
     play(main)
+
+
+def test_a_call_whose_replica_ends_with_the_others_ends_too() -> None:
+    async def main(clock: ManualClock) -> None:
+        inference, replicas = await opened(clock, 1)
+        answers = [asyncio.create_task(inference.answer(a_call("a"))), asyncio.create_task(_all_of(inference, "b c d"))]
+        await asyncio.sleep(0.5)
+        replicas[0].dies_when_closed = True
+        await inference.close()
+        results = await asyncio.gather(*answers, return_exceptions=True)
+        assert [type(each) for each in results] == [EngineClosed, EngineClosed]
+
+    play(main)
+
+
+async def _all_of(inference: ReplicatedInference, prompt: str) -> list[dict[str, Any]]:
+    return [body async for body in inference.stream(a_call(prompt))]
 
 
 def test_calls_and_errors_are_the_same_on_the_other_side() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import InputError, InvalidRequest
+from batchwright.jobs.input_names import expanded
 from batchwright.jobs.sources import InputFormat, Record, format_of
 from batchwright.jobs.table_sources import open_source
 
@@ -145,3 +146,35 @@ def test_bad_parquet_values_fail_alone(tmp_path: Path) -> None:
     assert records(path, "parquet") == [(1, {"a": "one", "b": 1}), (2, "invalid_encoding"), (3, {"a": "three", "b": 3})]
     pq.write_table(pa.table({"a": ["x", "y", "z"], "day": days}), path)
     assert [number for number, content in records(path, "parquet") if content == "invalid_request"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"prompt": "a"}] [{"prompt": "b"}]', "goes on after its JSON array"),
+        ('[{"prompt": "a"}],', "goes on after its JSON array"),
+        ('[{"prompt": "a"}, oops' + " " * 2**22 + "]", "is not valid JSON"),
+        ('[{"prompt": "a', "is not valid JSON"),
+    ],
+)
+def test_a_damaged_array_is_no_shorter_one(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "in.json"
+    path.write_text(text)
+    source = open_source([path], "json", max_line_bytes=2**20)
+    with pytest.raises(InputError, match=message):
+        list(source.records())
+    path.write_text('\ufeff[{"prompt": "a"}, -Infinity, "b" \n]' + " \n" * 2**21)
+    assert [record.number for record in source.records()] == [1, 2, 3]
+
+
+def test_what_a_run_writes_is_none_of_its_inputs(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "out.jsonl", "out.jsonl.results.jsonl", "output.jsonl"):
+        (tmp_path / name).write_text("")
+    output = str(tmp_path / "out.jsonl")
+    inputs = tuple(str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "output.jsonl"))
+    assert expanded([f"{tmp_path}/*.jsonl"], output) == inputs
+    assert expanded([str(tmp_path)], output) == inputs
+    assert expanded([output], output) == (output,), "named, so that it is refused"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "out.jsonl").write_text("")
+    assert expanded([f"{tmp_path}/*/*.jsonl"], output) == (str(tmp_path / "sub" / "out.jsonl"),)

@@ -109,6 +109,23 @@ def test_types_of_parquet_are_kept(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv"])
+def test_nanoseconds_that_only_pandas_knows_are_written_and_read(tmp_path: Path, output: str) -> None:
+    moments = pa.array([1_600_000_000_000_000_001, None], pa.timestamp("ns"))
+    lists = pa.array([[1_600_000_000_000_000_001], None], pa.list_(pa.timestamp("ns")))
+    pq.write_table(pa.table({"prompt": ["a", "b"], "at": moments, "each": lists}), tmp_path / "in.parquet")
+    report = run(tmp_path / "in.parquet", tmp_path / output, model=fake(), prompt_template="{prompt} {each}")
+    assert report.succeeded == 2
+    assert "2020-09-13T12:26:40.000000001" in str(rows_in(tmp_path / output)[0]["each"])
+    assert "2020-09-13" in rows_in(tmp_path / output)[0]["at"]
+
+
+def test_rows_need_not_have_the_same_columns(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b", "note": "x"}]
+    run(rows, tmp_path / "out.jsonl", model=fake(), prompt_template="{prompt}")
+    assert [row["note"] for row in rows_in(tmp_path / "out.jsonl")] == [None, "x"]
+
+
 def test_types_of_json_become_those_of_parquet(tmp_path: Path) -> None:
     lines = [
         {"prompt": "a", "n": 1, "x": 1, "yes": True, "tags": ["t"], "mixed": 1, "big": 2**63},
@@ -282,6 +299,9 @@ def test_limit_and_sample(tmp_path: Path) -> None:
     assert drawn == sorted(drawn) != [*range(10)]
     run(source, tmp_path / "same.csv", model=fake(), sample=10, sample_seed=3)
     assert (tmp_path / "same.csv").read_bytes() == (tmp_path / "some.csv").read_bytes()
+    run(source, tmp_path / "few.csv", model=fake(), sample=10, limit=20)
+    with pytest.raises(ResumeRefused, match=r"limit \(then 20, now null\)"):
+        run(source, tmp_path / "few.csv", model=fake(), sample=10)
 
 
 def test_chats_of_templates(tmp_path: Path) -> None:

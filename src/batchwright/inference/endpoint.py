@@ -33,6 +33,7 @@ from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
 from batchwright.inference.metering import CountingMeter, Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
+from batchwright.models import served_name
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import ConfiguredLimit, Use
 from batchwright.pacing.pacer import Pacer
@@ -378,7 +379,7 @@ class EndpointInference(Route):
         asked = read_model(call.body)
         if asked is None:
             return next(iter(self._theirs.values()), "")
-        return self._theirs.get(asked, asked)
+        return self._theirs.get(asked) or self._theirs.get(served_name(asked), asked)
 
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -180,13 +181,16 @@ class EngineInference(Route):
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """Create the requests, with unique ids: a line may be retried before its first try has left the engine."""
-        left = time_left(call, body.deadline)
+        now, left = asyncio.get_running_loop().time, time_left(call, body.deadline)
+        began = now()
         # One prompt at a time, so that prompts of other requests get their turn on the thread in between.
         encoded = [
             await self._threads.run(call.traffic, self._encoded, prompt) if self._threads else self._encoded(prompt)
             for prompt in body.prompts
         ]
         body.require_few_prompt_logprobs(sum(map(len, encoded)))
+        if left is not None:
+            left = time_left(replace(call, timeout=left - (now() - began)), None)
         return [self._request(call, body, ids, left) for ids in encoded]
 
     def _request(self, call: Call, body: GenerationBody, ids: list[int], left: float | None) -> InferenceRequest:

@@ -21,12 +21,13 @@ from batchwright.jobs.resume import ResultsByNumber
 from batchwright.jobs.schema_columns import PropertyColumn, TooLargeForColumn, values_of
 from batchwright.jobs.sources import ChainedSource, Source
 from batchwright.jobs.table_sources import JsonRowSource
+from batchwright.jobs.templates import json_value
 
 FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error", "prompt_tokens", "completion_tokens"
 COST = "cost"
 _ROWS_IN_A_GROUP = 8192
 """Rows of a table that are in memory at a time, which is one row group of Parquet."""
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=json_value).encode
 _T = TypeVar("_T")
 _Found: TypeAlias = tuple[AnswerKind | None, Answer]
 

@@ -36,9 +36,15 @@ def _save(data: Any, path: Path) -> None:
     import pyarrow.parquet as pq
 
     try:
-        table = pa.Table.from_pylist(data) if isinstance(data, list) else pa.table(data)
+        table = pa.table(_columns_of(data) if isinstance(data, list) else data)
         pq.write_table(table, path)
     except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"input of type {type(data).__name__}: give a path, several, a data frame or a list of rows ({error})"
         ) from error
+
+
+def _columns_of(rows: list[Any]) -> dict[str, list[Any]]:
+    """The columns of `rows`, which may lack some of them."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

@@ -18,36 +18,48 @@ from batchwright.jobs.sources import InputFormat, format_of_suffix
 STREAM = "-"
 
 
-def expanded(inputs: Sequence[str]) -> tuple[str, ...]:
+def expanded(inputs: Sequence[str], output: str | None = None) -> tuple[str, ...]:
     """The files that `inputs` name, in order: those that match a pattern such as `data/*.csv`, those in a folder.
 
-    Raises `InputError` for a pattern without a match, and for a folder that contains no data.
+    What a run with `output` writes is left out of patterns and folders, where it appears while the job runs. Raises
+    `InputError` for a pattern without a match, and for a folder that contains no data.
     """
     found: list[str] = []
     for name in inputs:
         if name == STREAM:
             found.append(name)
         elif scheme_of(name) is not None:
-            found += _remote(RemotePath(name))
+            found += _remote(RemotePath(name), output)
         else:
-            found += _local(local_name(name))
+            found += _local(local_name(name), None if output is None else Path(local_name(output)))
     return tuple(dict.fromkeys(found))
 
 
-def _local(name: str) -> list[str]:
+def _local(name: str, output: Path | None) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        names = [each.name for each in path.iterdir() if each.is_file()]
+        names = [each.name for each in path.iterdir() if each.is_file() and not _is_of(output, each)]
         return [str(path / each) for each in files_of_folder(str(path), names, partial(_read_local, path))]
     if path.exists() or not glob.has_magic(name):
         return [name]
-    matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of any folder
+    matches = sorted(
+        match
+        for match in glob.glob(name, recursive=True)  # noqa: PTH207 - of any folder
+        if not _is_of(output, Path(match))
+    )
     if not matches:
         raise InputError(f"input {name}: no file matches it")
     return matches
 
 
-def _remote(path: RemotePath) -> list[str]:
+def _is_of(output: Path | None, file: Path) -> bool:
+    """Return whether `file` is the output of a run, or one of the files beside it."""
+    if output is None or not (file.name == output.name or file.name.startswith(output.name + ".")):
+        return False
+    return file.parent.resolve() == output.parent.resolve()
+
+
+def _remote(path: RemotePath, output: str | None) -> list[str]:
     if is_pattern(path.address):
         path.filesystem.invalidate_cache()
         try:
@@ -56,7 +68,11 @@ def _remote(path: RemotePath) -> list[str]:
             raise InputError(f"input {path} cannot be listed: {explained(path.address, error)}") from error
         if not matches:
             raise InputError(f"input {path}: no file matches it")
-        return [path.filesystem.unstrip_protocol(each) for each in sorted(matches)]
+        addresses = [path.filesystem.unstrip_protocol(each) for each in sorted(matches)]
+        own = None if output is None else output.rstrip("/")
+        return [
+            each for each in addresses if own is None or not (each == own or each.startswith((own + ".", own + "/")))
+        ]
     if scheme_of(path.address) in ("http", "https"):
         return [path.address]
     info = path.info()

@@ -101,15 +101,19 @@ class InvalidAnswers:
 
     def _larger(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the body for another try; None if its answer could only be the same."""
+
+        def given(name: str, usual: Any = None) -> Any:
+            return usual if body.get(name) is None else body[name]
+
         changed: dict[str, Any] = {}
         name = _limit_name(endpoint, body)
         usual = COMPLETION_LIMIT if endpoint == COMPLETION_URL else None
-        limit = body.get(name, self._defaults.get("max_tokens", usual))
+        limit = given(name, self._defaults.get("max_tokens", usual))
         if type(limit) is int and limit < MAX_TOKENS:
             changed[name] = min(2 * limit, MAX_TOKENS)
-        elif body.get("temperature", self._defaults.get("temperature")) == 0:
+        elif given("temperature", self._defaults.get("temperature")) == 0:
             return None
-        seed = body.get("seed", self._defaults.get("seed"))
+        seed = given("seed", self._defaults.get("seed"))
         if type(seed) is int:
             changed["seed"] = seed + 1 if seed < RANGES["seed"][1] else 0
         return {**body, **changed}

@@ -169,6 +169,7 @@ class JobRun:
         self._inference: Inference | None = None
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
+        self._copies: IdenticalLines[Any] | None = None
         self._meter: JobMeter | None = None
         self._bound: RunBound | None = None
         self._no_bound = ""
@@ -318,6 +319,7 @@ class JobRun:
         self._recorder.begin()
         try:
             with sink, self._identical(job, sink) as identical:
+                self._copies = identical
                 self._loop = JobLoop(
                     job,
                     inference,
@@ -333,7 +335,9 @@ class JobRun:
                     invalid=InvalidAnswers(self.spec.retry_invalid, self.spec.defaults)
                     if self.spec.retry_invalid
                     else None,
-                    common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
+                    common=CommonFailure(self.spec.defaults)
+                    if self.choice.is_live_elsewhere and not job.finished.succeeded
+                    else None,
                     expected_tokens=self._forecast.expected_tokens,
                     records=self._records,
                     retries=None if self.choice.via == "live" else _IN_BATCHES,
@@ -393,7 +397,7 @@ class JobRun:
         Raises `InputError`, and `ResumeRefused` if earlier runs have left lines in batches.
         """
         if self.choice.via == "live":
-            if not self.spec.to_stream and may_be_paid(job.batches):
+            if not self.spec.to_stream and not self.spec.overwrite and may_be_paid(job.batches):
                 raise ResumeRefused(
                     f"lines of this job are in batches of the provider, by {job.batches}, and requests would pay for "
                     "them again: go on with --via batch, or with --via auto --deadline 1s, which cancels the batches, "
@@ -407,7 +411,8 @@ class JobRun:
             folder=job.batches,
             is_finished=lambda call_id: not call_id.startswith(prefix) or int(call_id[len(prefix) :]) in job.finished,
             forgets_failures=self.spec.retry_failed is not None,
-            lines_left=lambda: job.total - len(job.finished) - self._tally.lines_read,
+            # Copies that wait for the answer to another line are not asked.
+            lines_left=lambda: job.total - len(job.finished) - self._tally.lines_read - len(self._copies or ()),
             account=self._batches,
         )
 

@@ -33,7 +33,7 @@ _MAX_LINE_BYTES = 2**30
 _NULLS = frozenset({"NAType", "NaTType"})
 """Names of the types of pandas' placeholders for missing values."""
 _SET_HERE = frozenset(
-    {"input_format", "keep", "output_column", "prompt_template", "system_template", "dry_run", "limit"}
+    {"input_format", "keep", "output_column", "prompt_template", "system_template", "dry_run", "limit", "sample"}
 )
 
 

@@ -65,8 +65,10 @@ class JobIdentity:
         if [file.sha256 for file in self.files] != [file.sha256 for file in saved.files] and not grown:
             then, now = (", ".join(file.name for file in each.files) for each in (saved, self))
             found.append(f"the content of the input (then {then}, now {now})")
-        if self.limit is not None and (saved.limit is None or saved.limit > self.limit):
-            found.append(f"limit (then {json.dumps(saved.limit)}, now {self.limit})")
+        is_less = self.limit is not None and (saved.limit is None or saved.limit > self.limit)
+        # A sample is drawn from all lines up to the limit.
+        if is_less or (self.limit != saved.limit and self.parameters.get("sample") is not None):
+            found.append(f"limit (then {json.dumps(saved.limit)}, now {json.dumps(self.limit)})")
         for name in sorted({*self.parameters, *saved.parameters}):
             now_set, then_set = self.parameters.get(name), saved.parameters.get(name)
             if now_set != then_set or (name in _IN_THEIR_ORDER and _order_of(now_set) != _order_of(then_set)):

@@ -241,7 +241,7 @@ def run(
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
     with as_files(input) as names:
         spec = JobSpec(
-            inputs=expanded(names),
+            inputs=expanded(names, None if output is None else os.fspath(output)),
             output=STREAM if output is None else os.fspath(output),
             model=name,
             embedding_model=choice.embedding_model,

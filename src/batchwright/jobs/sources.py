@@ -38,6 +38,8 @@ _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 2**20
 _SPACE = " \t\r\n"
+_LONGEST_NAME = 16
+"""Characters from the end of a text within which an error may be due to that end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ class JsonArraySource(Source):
                     text.skip(1)
                     continue
                 yield text.take(decode)
+            text.skip(1)
+            text.require_end()
 
 
 class _TextWindow:
@@ -179,6 +183,19 @@ class _TextWindow:
             if not self._read_on():
                 raise InputError(f"{self._path} is damaged: its JSON array has no end")
 
+    def require_end(self) -> None:
+        """Raise `InputError` if anything but space follows."""
+        while True:
+            rest = self._text[self._at :].lstrip(_SPACE)
+            if rest:
+                raise InputError(
+                    f"{self._path} goes on after its JSON array, with {rest[:20]!r}: put all into one array, or "
+                    "write one on each line and name the file .jsonl"
+                )
+            self._at = len(self._text)
+            if not self._read_on():
+                return
+
     def skip(self, count: int) -> None:
         """Skip characters that were read."""
         self._at += count
@@ -196,8 +213,15 @@ class _TextWindow:
                     self._at = end
                     return cast("object", value)
                 continue
-            if not self._read_on():
+            if self._is_certain(reason) or not self._read_on():
                 raise InputError(f"{self._path} is not valid JSON: {reason}") from reason
+
+    def _is_certain(self, error: Exception) -> bool:
+        """Return whether what follows cannot mend an error of decoding."""
+        if not isinstance(error, json.JSONDecodeError):
+            return True
+        # Of a text that was cut anywhere else, the end looks wrong: at most a name such as -Infinity.
+        return not error.msg.startswith("Unterminated") and error.pos < len(self._text) - _LONGEST_NAME
 
     def _read_on(self) -> bool:
         """Append what comes next in the file. Returns False at its end."""

@@ -74,7 +74,7 @@ class TableRequests:
             source_format,
             templates,
             chat=options.endpoint == CHAT_URL,
-            system=options.system_template if templates is None else None,
+            system=self._common_system(templates),
             max_line_bytes=options.max_line_bytes,
         )
         source: Source = open_source(
@@ -124,6 +124,11 @@ class TableRequests:
                 return None  # prompts as they are, all behind the same system message
             prompt = "{prompt}"
         return Templates.of(prompt, system, options.messages_template)
+
+    def _common_system(self, templates: Templates | None) -> str | None:
+        """The system message of all prompts, if no template makes one for each."""
+        system = self.options.system_template
+        return None if templates is not None or system is None else PromptTemplate.parse(system).render({})
 
     def _format(self) -> InputFormat:
         path = Path(self.options.name)

@@ -176,8 +176,13 @@ def _text(column: str, value: object) -> str:
                 f"column {column!r} holds bytes that are not UTF-8", param=column, code="invalid_encoding"
             ) from error
     if isinstance(value, (dict, list)):
-        return msgspec.json.encode(value).decode()
+        return msgspec.json.encode(value, enc_hook=json_value).decode()
     return str(value)
+
+
+def json_value(value: Any) -> str:
+    """Return the text by which JSON states a value of a type that it does not know, such as a time of pandas."""
+    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
 
 
 def _empty_for_none(value: object) -> object:

@@ -151,6 +151,8 @@ class FireworksBatches(HttpBatches):
             found = await self._client.get(account, "datasets", f"{dataset}:getDownloadEndpoint")
             named = part(found if isinstance(found, dict) else {}, "filenameToSignedUrls")
             urls += [url for _, url in sorted(named.items()) if isinstance(url, str)]
+        if batch.files and not urls:
+            raise EndpointError("the provider does not say yet where the results are")
         await self._client.download(urls, target)
 
     def result(self, line: bytes) -> LineResult | None:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import BatchwrightError, Crashed, DeadlineExceeded, EngineClosed, InvalidRequest
+from batchwright.errors import Crashed, DeadlineExceeded, EngineClosed, InvalidRequest
 from batchwright.inference.calls import InFlight, closing, time_left
 from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.inference.replicas.messages import merged_work
@@ -220,6 +220,7 @@ class ReplicatedInference(Route):
                     body = await member.replica.answer(self._with_time_left(entry))
                 except ReplicaDied as error:
                     self._lose(member, error)
+                    self._require_open()
                     continue
                 self._finish(key, member, body.get("usage"))
                 return body
@@ -241,6 +242,7 @@ class ReplicatedInference(Route):
                             yield body
                 except ReplicaDied as error:
                     self._lose(member, error)
+                    self._require_open()
                     if entry.has_begun:
                         raise EngineClosed(
                             "the replica that computed this request died after a part of the answer was sent: ask again"
@@ -326,10 +328,17 @@ class ReplicatedInference(Route):
             return entry.call
         return replace(entry.call, timeout=entry.until - asyncio.get_running_loop().time())
 
+    def _require_open(self) -> None:
+        """Raise `EngineClosed` once these are closed: a call whose replica has ended finds no other one."""
+        if self._is_closed:
+            raise EngineClosed("the replicas were closed before the request was finished")
+
     def _finish(self, key: int, member: _Member, usage: Any) -> None:
         member.restarts.answered()
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        self._router.finish(key, tokens if isinstance(tokens, int) else None)
+        # Its replica may have died after it had sent all of the answer.
+        with suppress(KeyError, ValueError):
+            self._router.finish(key, tokens if isinstance(tokens, int) else None)
 
     def _leave(self, key: int) -> None:
         entry = self._entries.pop(key)
@@ -390,7 +399,7 @@ class ReplicatedInference(Route):
                 await self._pause(member)
             try:
                 facts = await member.replica.start(partial(self._report, member))
-            except (ReplicaDied, BatchwrightError, OSError) as error:
+            except Exception as error:  # whatever it is: nobody else would start the replica again
                 self._why_down = member.status = str(error)
                 if not self._ends_opening(error):
                     _log.warning("replica %d cannot be started: %s", member.number + 1, error)

@@ -153,7 +153,11 @@ class Serving:
             self._fail(ask, error)
 
     async def _look(self, look: Look) -> None:
-        self._send(Found(look.id, await work_of(self._inference, look.prefix)))
+        work = None
+        try:
+            work = await work_of(self._inference, look.prefix)
+        finally:
+            self._send(Found(look.id, work))  # who asked waits for this
 
     def _fail(self, ask: Ask, error: Exception) -> None:
         reason = str(error) if isinstance(error, EngineClosed) else None
