@@ -99,3 +99,19 @@ def test_an_isolated_sequence_takes_the_block_that_it_lacks_from_another() -> No
     assert [chunk.sequence for chunk in plan.chunks] == [lacking]
     assert plan.preempted == [other]
     bench.drain()
+
+
+def test_a_sequence_without_a_chunk_shares_nothing_of_a_failed_step() -> None:
+    """The first scores all that a step may score, so the second has its place and shared blocks, and no chunk."""
+    bench = Bench(block_size=4, max_batch_tokens=64)
+    bench.scheduler.max_scored = 8
+    shared = [0, 1, 1, 0, 1, 0, 0, 1]
+    first = bench.add([*shared, *[0] * 12], 0, scored=range(8, 19))
+    second = bench.add([*shared, *[1] * 12], 0, scored=range(8, 19))
+    scheduler = bench.scheduler
+    plan = scheduler.schedule(0.0)
+    assert [chunk.sequence for chunk in plan.chunks] == [first]
+    assert (second in scheduler.running, second.num_computed) == (True, 8)
+    scheduler.rollback(plan)
+    assert (scheduler.running, second.num_computed) == ([], 0)
+    assert bench.blocks.open([*shared, 5])[1] == 0

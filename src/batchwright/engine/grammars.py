@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, Overflow
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -302,7 +302,7 @@ def _readable(constraint: Constraint) -> tuple[str | None, str | None]:
         return _source(constraint), None
     except UnkeptSchema as error:
         return None, str(error)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"cannot be read: {error}"
 
 
@@ -379,7 +379,7 @@ def _with_kept_schemas(grammar: str) -> str:
     for match in _EMBEDDED.finditer(grammar):
         try:
             schema, behind = _DECODER.raw_decode(grammar, match.end())
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # llguidance reports it, too, unless it is a literal of the grammar
         if isinstance(schema, dict) and not _is_bounded(schema.get("x-guidance")):
             found += [grammar[end : match.end()], json.dumps({**kept(schema), "x-guidance": _JSON})]
@@ -415,7 +415,7 @@ def _too_much(constraint: Constraint) -> str | None:
     for found in _MULTIPLE_OF.finditer(text):
         try:
             digits = Decimal(found[1]).normalize().as_tuple().digits[:_DIGITS]
-        except InvalidOperation:
+        except (InvalidOperation, Overflow):
             continue  # it is refused since it is not a number
         common = math.lcm(common, int("".join(map(str, digits))) or 1)
         if common > _MOST_REMAINDERS:

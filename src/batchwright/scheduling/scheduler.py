@@ -247,13 +247,15 @@ class Scheduler:
         return self.slo.observe(plan, shape, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
-        """Undo a step that was not computed: withdraw blocks offered to others, and requeue new sequences."""
+        """Undo a step that was not computed: withdraw blocks offered to others, and requeue new sequences.
+
+        A new sequence that got no chunk is requeued too: it may share blocks that were to be computed in the step.
+        """
         for chunk in plan.chunks:
             if chunk.sequence.status is Status.RUNNING:
                 self.blocks.retract(chunk.sequence.table, chunk.start)
-        for chunk in plan.chunks:
-            if chunk.fresh and chunk.sequence.status is Status.RUNNING:
-                self._places.requeue(chunk.sequence)
+        for sequence in [each for each in self.running if not each.started]:
+            self._places.requeue(sequence)
 
     def repeat_last(self, sequence: Sequence) -> None:
         """Compute the last known token again, because the token that was to follow it was lost after `commit`."""

@@ -315,7 +315,8 @@ class SloController:
         """
         costs = self.times.coefficients
         seconds = costs[1] * tokens + costs[2] * _pairs(0, tokens)
-        return StepRoom(tokens, tokens // _LEAST_PART, seconds, costs) if seconds > 0.0 else StepRoom(tokens)
+        least = max(1, tokens // _LEAST_PART)
+        return StepRoom(tokens, least, seconds, costs) if seconds > 0.0 else StepRoom(tokens)
 
     def _until_next(self, sequence: Sequence, now: float, tpot: float) -> float:
         """Return the seconds that the next token of a sequence may take."""
