@@ -75,18 +75,18 @@ async def test_a_call_is_under_way_once_it_goes_on(clock: ManualClock) -> None:
         figures = gate.figures(clock.now())
         counted.append((figures.sent, figures.under_way))
 
-    async def enter() -> None:
-        async with gate.enter(USE, "batch"):
+    async def enter(*, cancels: bool) -> None:
+        async with gate.enter(USE, "online"):
             count()
+        if cancels:
+            cancelled.cancel()  # it was let in just now, and never goes on
 
-    async with gate.enter(USE, "batch"):
-        following, cancelled = (asyncio.ensure_future(enter()) for _ in range(2))
+    async with gate.enter(USE, "online"):
+        following = asyncio.ensure_future(enter(cancels=True))
+        cancelled = asyncio.ensure_future(enter(cancels=False))
         await asyncio.sleep(0)
     count()
-    await following
-    # The last one is let in as `following` leaves, and never goes on.
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
+    await asyncio.gather(following, cancelled, return_exceptions=True)
     count()
     assert counted == [(1, 0), (2, 1), (2, 0)]
     assert (gate.inside, gate.pacer.under_way) == (0, 0)

@@ -116,7 +116,7 @@ def test_a_request_that_waits_for_tokens_waits_for_as_many_sequences_as_have_the
         admission.admit(flow, Size(1, 10), float(second))
     small, large = (_refused(admission, flow, Size(1, tokens), 10.0) for tokens in (300, 480))
     assert small == pytest.approx(30.0, rel=0.3)
-    assert large == pytest.approx(48.0, rel=0.3)
+    assert large == pytest.approx(40.0, rel=0.3), "then all have left"
 
 
 def test_requests_of_their_own_owners_fill_the_capacity_and_never_all_of_it() -> None:

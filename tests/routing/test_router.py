@@ -171,7 +171,7 @@ def _beside_online_requests(deadly: str | None) -> tuple[list[str], list[str], i
             asked += 1
         for key, _ in router.assign(now):
             # The two online requests end at different times, so that the replica is never empty.
-            computing[key] = now + (7.0 + asked % 2 if key.startswith("online") else 3.0)
+            computing[key] = now + (7.0 + int(key.split()[1]) % 2 if key.startswith("online") else 3.0)
         now += 1.0
         if (deaths == 0 and now > 2.0) or deadly in computing:
             deaths += 1
@@ -196,7 +196,7 @@ def test_a_fatal_line_is_found_beside_online_requests_that_do_not_end() -> None:
     answered, failed, deaths = _beside_online_requests("line 5")
     assert {key for key in answered if key.startswith("line")} == {f"line {each}" for each in range(12) if each != 5}
     assert failed == ["line 5"]
-    assert deaths <= MOST_DEATHS + 1
+    assert deaths <= MOST_DEATHS + 2
 
 
 def test_a_fatal_online_request_fails_and_not_the_line_beside_it() -> None:
@@ -205,13 +205,48 @@ def test_a_fatal_online_request_fails_and_not_the_line_beside_it() -> None:
     router.submit("line", line())
     for death in range(MOST_DEATHS):
         now = 1000.0 * death
-        sent = [*router.assign(now), *router.assign(now + 400.0)]
+        sent = [*router.assign(now), *router.assign(now + 400.0), *router.assign(now + 470.0)]
         assert {key for key, _ in sent} == {"online", "line"}
-        failed = router.leave(0, now + 401.0)
+        failed = router.leave(0, now + 471.0)
         router.join(0, SMALL)
     assert failed == ["online"]
     assert [key for key, _ in router.assign(9000.0)] == ["line"]
     router.finish("line", 8)
+
+
+def test_a_line_does_not_fail_for_a_fatal_request_that_came_at_its_last_try() -> None:
+    router = joined(0)
+    for name in "abc":
+        router.submit(name, line())
+    now = 0.0
+    for _ in range(MOST_DEATHS - 1):
+        assert router.assign(now)
+        assert router.leave(0, now) == []
+        router.join(0, SMALL)
+    router.submit("fatal", replace(line(), traffic="online"))
+    for _ in range(2 * MOST_DEATHS):
+        now += 1000.0
+        if not (router.assign(now) + router.assign(now + 400.0) + router.assign(now + 470.0)):
+            break
+        computing = [key for key, item in router._items.items() if item.is_sent]
+        if "fatal" not in computing:
+            break
+        assert set(router.leave(0, now + 500.0)) <= {"fatal"}
+        router.join(0, SMALL)
+    assert set(router._items) == {"a", "b", "c"}
+
+
+def test_a_suspect_of_many_sequences_is_tried_beside_online_requests() -> None:
+    router = joined(0)
+    router.submit("wide", replace(line(), sequences=4))
+    router.assign(0.0)
+    router.leave(0, 0.0)
+    router.join(0, SMALL)
+    for name in ("one", "two"):
+        router.submit(name, replace(line(), traffic="online"))
+    assert {key for key, _ in router.assign(1.0)} == {"one", "two"}
+    assert [router.assign(now) for now in (100.0, 110.0)] == [[], []]
+    assert [key for key, _ in router.assign(161.0)] == ["wide"]
 
 
 def test_what_is_no_use_is_refused() -> None:

@@ -230,6 +230,7 @@ class EngineCore:
                 return events + self._recover(plan, failure)
             pause = pause if pause < _LONGEST_PAUSE else 0.0
             if step is None:
+                self._note_blocks()
                 return events + self._deliver_several(plan, several, entered, pause)
         elif entered - self._done_at > _LONGEST_PAUSE:
             self._known_at = self._done_at = entered  # the caller did something else meanwhile
@@ -259,8 +260,7 @@ class EngineCore:
                 seconds = expired.owner.request.deadline
                 error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
                 events.append(self._delivery.fail(expired.owner, error))
-        # Before the step ends sequences, whose blocks are free then.
-        self.stats.kv_blocks_peak = max(self.stats.kv_blocks_peak, self.scheduler.blocks.num_used)
+        self._note_blocks()
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self.stats.traffic[sequence.traffic].preemptions += 1
@@ -429,7 +429,10 @@ class EngineCore:
         stats.step_seconds += step_seconds
         stats.occupancy_sum += len(plan.chunks)
         stats.occupancy_peak = max(stats.occupancy_peak, len(plan.chunks))
-        stats.kv_blocks_peak = max(stats.kv_blocks_peak, self.scheduler.blocks.num_used)
+
+    def _note_blocks(self) -> None:
+        """Note the blocks in use before a step ends sequences, whose blocks are free then."""
+        self.stats.kv_blocks_peak = max(self.stats.kv_blocks_peak, self.scheduler.blocks.num_used)
 
     def _gauge(self) -> None:
         stats, scheduler = self.stats, self.scheduler

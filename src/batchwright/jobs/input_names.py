@@ -16,6 +16,8 @@ from batchwright.jobs.remote.remote_file import RemotePath, retried
 from batchwright.jobs.sources import InputFormat, format_of_suffix
 
 STREAM = "-"
+_BESIDE = (".partial", ".results.jsonl", ".batchwright.json", ".spend", ".batches", ".tmp", ".epoch", ".lease")
+"""Beginnings of what follows the name of an output in the names of the files that a run has beside it."""
 
 
 def expanded(inputs: Sequence[str], output: str | None = None) -> tuple[str, ...]:
@@ -54,9 +56,13 @@ def _local(name: str, output: Path | None) -> list[str]:
 
 def _is_of(output: Path | None, file: Path) -> bool:
     """Return whether `file` is the output of a run, or one of the files beside it."""
-    if output is None or not (file.name == output.name or file.name.startswith(output.name + ".")):
-        return False
-    return file.parent.resolve() == output.parent.resolve()
+    return (
+        output is not None and _is_own_name(file.name, output.name) and file.parent.resolve() == output.parent.resolve()
+    )
+
+
+def _is_own_name(name: str, output: str) -> bool:
+    return name == output or any(name.startswith(output + suffix) for suffix in _BESIDE)
 
 
 def _remote(path: RemotePath, output: str | None) -> list[str]:
@@ -68,11 +74,8 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
             raise InputError(f"input {path} cannot be listed: {explained(path.address, error)}") from error
         if not matches:
             raise InputError(f"input {path}: no file matches it")
-        addresses = [path.filesystem.unstrip_protocol(each) for each in sorted(matches)]
-        own = None if output is None else output.rstrip("/")
-        return [
-            each for each in addresses if own is None or not (each == own or each.startswith((own + ".", own + "/")))
-        ]
+        own = None if output is None or scheme_of(output) is None else RemotePath(output).path.rstrip("/")
+        return [path.filesystem.unstrip_protocol(each) for each in sorted(matches) if not _is_below(each, own)]
     if scheme_of(path.address) in ("http", "https"):
         return [path.address]
     info = path.info()
@@ -81,12 +84,18 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
     if info["type"] != "directory":
         return [path.address]
     try:
-        names = path.listed()
+        own = None if output is None or scheme_of(output) is None else RemotePath(output).path.rstrip("/")
+        names = [each for each in path.listed() if not _is_below((path / each).path, own)]
     except OSError as error:
         raise InputError(f"input {path} cannot be listed: {error.strerror}") from error
     return [
         (path / each).address for each in files_of_folder(str(path), names, lambda name: (path / name).read_bytes())
     ]
+
+
+def _is_below(path: str, output: str | None) -> bool:
+    """Return whether a path of an address is the output of a run, in it, or one of the files beside it."""
+    return output is not None and (path.startswith(output + "/") or _is_own_name(path, output))
 
 
 def _read_local(folder: Path, name: str) -> bytes:

@@ -2,8 +2,8 @@
 
 The rule is that of dynamic thresholds (Choudhury and Hahne 1998): an owner may hold as much as is left free, times its
 weight. A single owner gets half of the capacity, and two get a third each; others never take all of it, and a request
-of an owner that holds nothing may take half of what is left. A similar rule applies within an owner: a further request
-must leave room for another as large, so that its large requests leave room for its small ones.
+of an owner that holds nothing may take half of what is left. A further request of an owner may take two thirds of what
+it may still have (with weight 1), so that its large requests leave room for its small ones.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class AdmissionController:
     def _seconds_for(self, size: Size, now: float) -> float | None:
         """Return how long it recently took for this much to leave; None while nothing is known."""
         self._elapse(now)
-        sequences = max(1, size.sequences, math.ceil(size.tokens * self.held.sequences / max(1, self.held.tokens)))
+        of_tokens = math.ceil(size.tokens * self.held.sequences / max(1, self.held.tokens))
+        sequences = max(1, size.sequences, min(of_tokens, self.held.sequences))
         return sequences * self._left.seconds / self._left.events if self._left.events >= 1.0 else None
 
     def _elapse(self, now: float) -> None:

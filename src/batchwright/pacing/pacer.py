@@ -163,7 +163,7 @@ class Pacer:
     ) -> None:
         """Learn from an answer, its usage (None: not reported) and the limits that it states."""
         self._end(attempt)
-        self._answers.elapse(max(0.0, now - self._answered_at))
+        self._answers.elapse(min(max(0.0, now - self._answered_at), _SURGE_OVER))
         self._answers.add()
         self._answered_at = now
         self._most_answered = max(self._most_answered, min(self._answers.rate, self._answers.events / _SURGE_OVER))

@@ -71,7 +71,7 @@ class RiseLimit:
         self._refusals = 0
 
     def withdrawn(self, at: float) -> None:
-        """Take back a request that was sent at `at` and refused."""
+        """Take back a request that was sent at `at` and refused, or was not sent after all."""
         for index, (start, count) in enumerate(self._bins):
             if start <= at < start + _BIN and count:
                 self._bins[index] = (start, count - 1)

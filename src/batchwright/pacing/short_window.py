@@ -37,6 +37,8 @@ class ShortWindow:
         """Number of the present window since then."""
         self._used = 0
         """Number of places of the present window that were used or given up."""
+        self._limit = 1
+        """Places of a window, as last told."""
         self._taken = 0
         """Number of requests per window that others seem to send."""
         self._quiet = 0.0
@@ -79,12 +81,12 @@ class ShortWindow:
         if self._is_trying and self._quiet <= _FIRST_PATIENCE:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         self._refused_at, self._quiet, self._is_trying = now, 0.0, False
-        self._taken += 1
+        self._taken = min(self._taken + 1, max(0, self._limit - 1))
 
     def _next(self, limit: int, now: float) -> tuple[float, int, int]:
         """Return the window and the place of the next request, and the number of places."""
         self._advance(now)
-        self._taken = max(0, min(self._taken, limit - 1))
+        self._limit = limit
         places = max(1, limit - self._taken)
         phase = (now - self._start) / self.length - self._window
         # Each place is the middle of its part of the window.

@@ -44,8 +44,8 @@ class Suspects:
 def at_once(crashes: int, lines: int, *, alone: bool, most: int) -> int:
     """Return how many of `lines` suspects may be in progress at once in a process; 0: the line fails.
 
-    `crashes` counts the deaths of a process while they were in progress, including the last one; `alone`: in that one,
-    it is certain that no other line was in progress. The group shrinks by the same factor with each remaining try.
+    `crashes` counts the deaths of a process while they were in progress, including the last one; `alone`: it is
+    certain that nothing else in progress caused that one. The group shrinks by the same factor with each remaining try.
     """
     if alone and crashes >= most:
         return 0

@@ -10,14 +10,15 @@
   would finish it sooner; one that has nothing at all always takes something.
 - When a replica dies, what waited for it goes to others, and so do the online requests that it was computing. A batch
   line may be what killed it, so it is tried again beside few others, or alone, by a replica that holds nothing else
-  (`policies/suspects.py`), or only online requests if these do not end for long. A request that was being computed in
-  `most_deaths` deaths fails, a batch line only if no other request can be to blame for the last one: no other line was
-  beside it, and no online request that was beside it in as many deaths.
+  (`policies/suspects.py`); if online requests keep it from being empty for long, also beside these. A request that was
+  being computed in `most_deaths` deaths fails, a batch line only if it was alone in the last one, or if it was the only
+  line in more deaths than any online request beside it has seen.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,8 +38,8 @@ reused.
 _LEAD = 16
 """Places per line that is sent ahead, for the first place that becomes free."""
 _PATIENCE = 60.0
-"""Seconds for which suspects wait for an empty replica before one is emptied for them, and for which they wait then
-before they are tried beside online requests, which may follow one another without end.
+"""Seconds for which suspects wait for an empty replica before one begins no other lines, and after which they are then
+tried beside its online requests, which may follow one another without end.
 """
 _SPEEDS = (0.25, 4.0)
 """Bounds of a replica's speed, as a multiple of the mean."""
@@ -73,6 +74,8 @@ class _Item(Generic[_Key]):
     """Expected tokens in the KV cache when it was sent."""
     deaths: int = 0
     """Number of replicas that died while computing it."""
+    deaths_as_only_line: int = 0
+    """Those of them that computed no other line."""
     at_once: int | None = None
     """For a suspect: number of lines, including itself, that may be computed together."""
     since: float = 0.0
@@ -99,8 +102,8 @@ class _Replica(Generic[_Key]):
     online_cost: float = 0.0
     """Cost of online requests that were sent or wait."""
     speed: float = 1.0
-    drains: bool = False
-    """Whether it begins no batch lines until it is empty, to try suspects then."""
+    drains_since: float = math.inf
+    """Time from which on it begins no batch lines but suspects, once it holds no others; infinite: it begins any."""
 
     @property
     def busy(self) -> float:
@@ -109,7 +112,7 @@ class _Replica(Generic[_Key]):
     @property
     def is_reserved(self) -> bool:
         """Whether it is now reserved for suspects."""
-        return self.drains or self.suspects > 0
+        return self.drains_since < math.inf or self.suspects > 0
 
 
 class Router(Generic[_Key]):
@@ -173,8 +176,9 @@ class Router(Generic[_Key]):
                 self._place(item)
                 continue
             item.is_sent, item.replica = False, None
-            is_to_blame = gone.lines == 1 and item.deaths > beside
+            is_to_blame = gone.lines == 1 and item.deaths_as_only_line > beside
             item.deaths += 1
+            item.deaths_as_only_line += gone.lines == 1
             if item.work.traffic == "online":
                 if item.deaths >= self._most_deaths:
                     failed.append(item.key)
@@ -315,19 +319,19 @@ class Router(Generic[_Key]):
         return None
 
     def _next_suspect(self, replica: _Replica[_Key], now: float) -> _Item[_Key] | None:
-        """Return a suspect that `replica` may try now: beside nothing, or beside few enough other suspects.
+        """Return a suspect that `replica` may try now, beside few enough other suspects and no other line.
 
-        Once it was emptied of lines in vain, since online requests followed one another, also beside those.
+        Nor beside online requests, unless these have kept the replica from being empty for long.
         """
         if not self._suspects or replica.lines > replica.suspects:
             return None
-        is_empty_of_online = len(replica.sent) == replica.lines
+        if len(replica.sent) > replica.lines and now - replica.drains_since < _PATIENCE:
+            return None
         most = min((item.at_once for item in replica.sent if item.at_once), default=None)
         for suspect in self._suspects:
-            if not is_empty_of_online and not (replica.is_reserved and now - suspect.since >= 2 * _PATIENCE):
-                return None
             allowed = min(each for each in (most, suspect.at_once) if each is not None)
-            if replica.suspects < allowed and self._has_room(replica, suspect):
+            # Beside online requests, the engine finds room for it.
+            if replica.suspects < allowed and (not replica.lines or self._has_room(replica, suspect)):
                 return suspect
             if most is None or replica.suspects >= most:
                 return None
@@ -382,7 +386,8 @@ class Router(Generic[_Key]):
             del self._suspects[item]
             item.replica, item.cost = number, self._cost_at(number, item)
             replica.suspects += 1
-            replica.drains = False
+            if len(replica.sent) == replica.lines:
+                replica.drains_since = math.inf
         replica.lines += item.work.traffic == "batch"
         item.is_sent, item.tokens = True, self._tokens_of(item.work)
         replica.sent[item] = None
@@ -408,12 +413,12 @@ class Router(Generic[_Key]):
         """Empty a replica for suspects that have waited long, unless one is trying some."""
         if not self._suspects:
             for replica in self._replicas.values():
-                replica.drains = False
+                replica.drains_since = math.inf
             return
-        oldest = next(iter(self._suspects))
+        first = next(iter(self._suspects))
         has_taker = any(each.is_reserved or not each.sent for each in self._replicas.values())
-        if self._replicas and not has_taker and now - oldest.since >= _PATIENCE:
-            min(self._replicas.values(), key=lambda each: (each.online_cost, len(each.sent))).drains = True
+        if self._replicas and not has_taker and now - first.since >= _PATIENCE:
+            min(self._replicas.values(), key=lambda each: (each.online_cost, len(each.sent))).drains_since = now
 
     def _set_speeds(self) -> None:
         measured = {number: prefill + decode for number, (prefill, decode) in self._measured.items()}
