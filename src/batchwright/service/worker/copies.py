@@ -25,8 +25,10 @@ Item: TypeAlias = tuple[ClaimedLine, bytes]
 """Claimed line with its bytes in the input file."""
 _PIECE_LINES = 500
 """Most lines that a thread reads in one go, since it holds the interpreter meanwhile."""
-_MOST_BATCHES = 64
-"""Most batches whose copies are known at once."""
+_MOST_BATCHES, _MOST_COPIES = 4096, 5_000_000
+"""Most batches whose copies are known at once, and the copies in all of them. To know them again, all of an input is
+read, so a worker that takes lines of many tenants in turn must not forget them in between.
+"""
 _MOST_WAITING = 65_536
 _MOST_BYTES = 32 * 2**20
 """Most copies that wait for an answer, and their bytes, approximately. Further ones are asked, since waiting
@@ -127,7 +129,7 @@ class Copies:
         for result in results:
             sharing = self._sharing.get(result.batch_id)
             group = None if sharing is None else sharing.repeats.group_of(result.number)
-            if group is not None:
+            if group is not None and result.succeeded:
                 self._committed.add((result.batch_id, group))
 
     def forget(self, batch_ids: Collection[str]) -> list[ClaimedLine]:
@@ -188,8 +190,15 @@ class Copies:
 
     def _let_go(self) -> None:
         """Forget the batches that lines were least recently claimed from, to make room for another."""
-        idle = [batch_id for batch_id, sharing in self._sharing.items() if not sharing.waiting]
-        self.forget(idle[: max(0, len(self._sharing) + 1 - _MOST_BATCHES)])
+        batches, copies = len(self._sharing), sum(len(sharing.repeats) for sharing in self._sharing.values())
+        forgotten = []
+        for batch_id, sharing in self._sharing.items():
+            if batches < _MOST_BATCHES and copies <= _MOST_COPIES:
+                break
+            if not sharing.waiting:
+                forgotten.append(batch_id)
+                batches, copies = batches - 1, copies - len(sharing.repeats)
+        self.forget(forgotten)
 
     async def _answer_at(self, batch_id: str, number: int) -> bytes | None:
         for stored in await self._store.lines(batch_id, after=number - 1, limit=1):
