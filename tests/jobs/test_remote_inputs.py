@@ -69,6 +69,10 @@ def test_compressed_text_and_patterns(tmp_path: Path) -> None:
     put("memory://b/p/1.jsonl.gz", gzip.compress(LINES[: LINES.index(b"\n") + 1]))
     put("memory://b/p/2.jsonl.gz", gzip.compress(LINES[LINES.index(b"\n") + 1 :]))
     assert expanded(["memory://b/p/*.gz"]) == ("memory:///b/p/1.jsonl.gz", "memory:///b/p/2.jsonl.gz")
+    assert expanded(["memory://b/p/*.gz"], "memory://b/p/1.jsonl.gz") == ("memory:///b/p/2.jsonl.gz",)
+    assert expanded(["memory://b/p"], "memory://b/p/2.jsonl.gz") == ("memory://b/p/1.jsonl.gz",)
+    with pytest.raises(InputError, match="no file matches"):
+        expanded(["memory://b/p/1*"], "memory://b/p/1.jsonl.gz")
     run("memory://b/p/*.jsonl.gz", tmp_path / "out.jsonl", model=fake())
     assert len(by_id(tmp_path / "out.jsonl")) == len(PROMPTS)
     with pytest.raises(InputError, match="no file matches"):

@@ -66,16 +66,17 @@ def _is_own_name(name: str, output: str) -> bool:
 
 
 def _remote(path: RemotePath, output: str | None) -> list[str]:
+    own = None if output is None or scheme_of(output) is None else RemotePath(output).path.rstrip("/")
     if is_pattern(path.address):
         path.filesystem.invalidate_cache()
         try:
-            matches = retried(partial(path.filesystem.glob, path.path))
+            found = retried(partial(path.filesystem.glob, path.path))
         except Exception as error:
             raise InputError(f"input {path} cannot be listed: {explained(path.address, error)}") from error
+        matches = sorted(each for each in found if own is None or not _is_below(each, own))
         if not matches:
             raise InputError(f"input {path}: no file matches it")
-        own = None if output is None or scheme_of(output) is None else RemotePath(output).path.rstrip("/")
-        return [path.filesystem.unstrip_protocol(each) for each in sorted(matches) if not _is_below(each, own)]
+        return [path.filesystem.unstrip_protocol(each) for each in matches]
     if scheme_of(path.address) in ("http", "https"):
         return [path.address]
     info = path.info()
@@ -84,8 +85,7 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
     if info["type"] != "directory":
         return [path.address]
     try:
-        own = None if output is None or scheme_of(output) is None else RemotePath(output).path.rstrip("/")
-        names = [each for each in path.listed() if not _is_below((path / each).path, own)]
+        names = [each for each in path.listed() if own is None or not _is_own_name((path / each).path, own)]
     except OSError as error:
         raise InputError(f"input {path} cannot be listed: {error.strerror}") from error
     return [
@@ -93,9 +93,9 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
     ]
 
 
-def _is_below(path: str, output: str | None) -> bool:
+def _is_below(path: str, output: str) -> bool:
     """Return whether a path of an address is the output of a run, in it, or one of the files beside it."""
-    return output is not None and (path.startswith(output + "/") or _is_own_name(path, output))
+    return path.startswith(output + "/") or _is_own_name(path, output)
 
 
 def _read_local(folder: Path, name: str) -> bytes:

@@ -220,7 +220,7 @@ class _TextWindow:
         """Return whether what follows cannot mend an error of decoding."""
         if not isinstance(error, json.JSONDecodeError):
             return True
-        # Of a text that was cut anywhere else, the end looks wrong: at most a name such as -Infinity.
+        # A text that is cut elsewhere than in a string fails close to its end: in a name such as -Infinity at most.
         return not error.msg.startswith("Unterminated") and error.pos < len(self._text) - _LONGEST_NAME
 
     def _read_on(self) -> bool:

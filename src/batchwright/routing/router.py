@@ -321,7 +321,7 @@ class Router(Generic[_Key]):
     def _next_suspect(self, replica: _Replica[_Key], now: float) -> _Item[_Key] | None:
         """Return a suspect that `replica` may try now, beside few enough other suspects and no other line.
 
-        Nor beside online requests, unless these have kept the replica from being empty for long.
+        It is tried beside online requests only if these have kept the replica from being empty for long.
         """
         if not self._suspects or replica.lines > replica.suspects:
             return None
@@ -330,7 +330,7 @@ class Router(Generic[_Key]):
         most = min((item.at_once for item in replica.sent if item.at_once), default=None)
         for suspect in self._suspects:
             allowed = min(each for each in (most, suspect.at_once) if each is not None)
-            # Beside online requests, the engine finds room for it.
+            # The engine makes room for it among online requests, which are not counted here.
             if replica.suspects < allowed and (not replica.lines or self._has_room(replica, suspect)):
                 return suspect
             if most is None or replica.suspects >= most:
