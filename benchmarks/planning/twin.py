@@ -25,7 +25,7 @@ from batchwright.request import Traffic
 from batchwright.scheduling.sizes import EngineSizes
 from batchwright.scheduling.step_costs import StepCosts, StepRecord, fitted
 from batchwright.simulation.fleet import Fleet, simulate
-from batchwright.simulation.outcome import Times, outcome_of, times_of
+from batchwright.simulation.outcome import times_of
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import drawn_lengths, poisson, read_trace, shifted, with_rate
 from benchmarks.throughput.report import machine, table
@@ -37,7 +37,7 @@ _SHORTER = 8
 _ONLINE, _JOB = 0.45, 0.3
 """Shares of the engine's time that online requests and the job take."""
 _SEEDS = 11
-"""Simulations whose mean counts: the errors of steps are drawn."""
+"""Simulations, which count together: the errors of steps are drawn."""
 _WARM_UP = 60.0
 """Seconds of requests before the first trace."""
 _BAR, _MEDIAN_BAR = 0.05, 0.03
@@ -49,20 +49,28 @@ app = typer.Typer(add_completion=False)
 class Served:
     """What an engine, or its twin, did."""
 
-    ttft: Times
-    tpot: Times
+    ttft: Sequence[float]
+    """Milliseconds to the first token, of every online request."""
+    tpot: Sequence[float]
+    """Milliseconds for each token after it, of every online request with more than one."""
     job: float
     """Seconds until the last line of the job had ended."""
 
     @property
     def figures(self) -> tuple[float, float, float]:
-        return self.ttft.p99, self.tpot.p99, self.job
+        return _p99(self.ttft), _p99(self.tpot), self.job
+
+
+def _figures(served: Sequence[Served]) -> tuple[float, float, float]:
+    """Return the figures of several rounds: percentiles of the requests of all of them, and the mean of the job."""
+    ttft, tpot = [each for one in served for each in one.ttft], [each for one in served for each in one.tpot]
+    return _p99(ttft), _p99(tpot), statistics.mean(one.job for one in served)
 
 
 @app.command()
 def twin(
     seconds: Annotated[float, typer.Option(min=1, help="Of each trace.")] = 225.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each trace is served; the mean counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each trace is served; all count together.")] = 3,
     model: Annotated[str, typer.Option(help="Model.")] = "smollm2-135m",
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page here.")] = None,
 ) -> None:
@@ -92,13 +100,13 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
             record.clear()
             costs = fitted(so_far.measurements)
             online, job = _planned(requests, costs, sizes, seconds)
-            served = [(await _serve(asynchronous, online, job, vocab)).figures for _ in range(rounds)]
+            served = [await _serve(asynchronous, online, job, vocab) for _ in range(rounds)]
             predicted, predicted_after = (
                 _predicted(each, sizes, online, job) for each in (costs, fitted(record.measurements))
             )
             cells = []
-            for place, real in enumerate(zip(*served, strict=True)):
-                figure = statistics.mean(real)
+            each_round = zip(*(each.figures for each in served), strict=True)
+            for place, (figure, real) in enumerate(zip(_figures(served), each_round, strict=True)):
                 errors.append(predicted[place] / figure - 1.0)
                 errors_after.append(predicted_after[place] / figure - 1.0)
                 span = f" ({min(real):,.1f} to {max(real):,.1f})" if rounds > 1 else ""
@@ -107,13 +115,13 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
                 )
             rows.append([name, f"{len(online):,} + {len(job):,}", *cells])
     host = machine()
-    served_as = "one round" if rounds == 1 else f"the mean of {rounds}, and their range"
+    served_as = "one round" if rounds == 1 else f"{rounds} rounds together, and the range of each alone"
     return "\n\n".join(
         [
             "# The digital twin",
             f"{model}, {engine.stats.implementation}, under three online traces of {seconds:g} s beside a job, with a"
             f" goal of {_CONFIG.ttft_ms:g} ms to the first token and {_CONFIG.tpot_ms:g} ms for each after it. Each"
-            f" cell: the engine ({served_as}), the simulation (the mean of {_SEEDS}), the"
+            f" cell: the engine ({served_as}), the simulation ({_SEEDS} of them together), the"
             " error, and the error with a cost model fitted to the steps of the trace itself, which no forecast can"
             " know: the errors that remain do not come from changes of the machine. The cost model is fitted anew"
             f" before each trace, to what is kept of the steps so far, at last {costs.steps}: 90% of them are within"
@@ -142,10 +150,9 @@ def _write_cache(engine: Engine) -> None:
 
 def _predicted(
     costs: StepCosts, sizes: EngineSizes, online: Sequence[SimulatedRequest], job: Sequence[SimulatedRequest]
-) -> list[float]:
-    """Return the mean figures of some simulations."""
-    simulated = [_simulated(costs, sizes, online, job, seed).figures for seed in range(_SEEDS)]
-    return [statistics.mean(each) for each in zip(*simulated, strict=True)]
+) -> tuple[float, float, float]:
+    """Return the figures of some simulations."""
+    return _figures([_simulated(costs, sizes, online, job, seed) for seed in range(_SEEDS)])
 
 
 def _verdict(text: str, errors: Sequence[float]) -> str:
@@ -212,10 +219,13 @@ def _simulated(
     seed: int,
 ) -> Served:
     fleet = Fleet(1, sizes, _CONFIG, costs, seed=seed)
-    outcome = outcome_of(fleet, simulate(fleet, online, job))
-    if outcome.ttft_ms is None or outcome.tpot_ms is None or outcome.job_seconds is None:
-        raise RuntimeError("the trace is too short: give more seconds")
-    return Served(outcome.ttft_ms, outcome.tpot_ms, outcome.job_seconds)
+    result = simulate(fleet, online, job)
+    answered, lines = result.of("online"), result.of("batch")
+    return Served(
+        [each.ttft * 1e3 for each in answered],
+        [each.tpot * 1e3 for each in answered if each.tpot is not None],
+        max(each.ended_at for each in lines),
+    )
 
 
 async def _serve(
@@ -241,16 +251,12 @@ async def _serve(
         asked.append(asyncio.create_task(_ask(engine, request)))
     answers = await asyncio.gather(*asked)
     await asyncio.gather(*workers)
-    ttft = times_of([_value(each.ttft_ms) for each in answers])
-    tpot = times_of(
-        [
-            (each.latency_ms - _value(each.ttft_ms)) / (each.tokens_generated - 1)
-            for each in answers
-            if each.tokens_generated > 1
-        ]
-    )
-    if ttft is None or tpot is None:
-        raise RuntimeError("the trace is too short: give more seconds")
+    ttft = [_value(each.ttft_ms) for each in answers]
+    tpot = [
+        (each.latency_ms - first) / (each.tokens_generated - 1)
+        for each, first in zip(answers, ttft, strict=True)
+        if each.tokens_generated > 1
+    ]
     return Served(ttft, tpot, max(ended))
 
 
@@ -273,6 +279,13 @@ async def _ask(engine: AsyncEngine, request: InferenceRequest) -> InferenceRespo
     if response.error is not None:
         raise response.error
     return response
+
+
+def _p99(values: Sequence[float]) -> float:
+    found = times_of(values)
+    if found is None:
+        raise RuntimeError("the trace is too short: give more seconds")
+    return found.p99
 
 
 def _value(found: float | None) -> float:
