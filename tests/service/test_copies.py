@@ -17,9 +17,13 @@ from tests.service.test_crashes import Chaos
 from tests.stores import in_memory
 
 from batchwright.errors import EndpointDown, StoreUnavailable
+from batchwright.lines.batch_line import encode_answer
+from batchwright.planning.identical import RepeatFinder, Sharing
 from batchwright.service.worker import copies
+from batchwright.service.worker.claimed_lines import ClaimedLines
+from batchwright.service.worker.copies import Copies
 from batchwright.service.worker.worker import Worker
-from batchwright.store.records import BatchRecord, LineCounts, TokenUsage
+from batchwright.store.records import BatchRecord, ClaimedLine, LineCounts, LineResult, TokenUsage
 
 
 def greedy(prompt: str, custom_id: str, **body: Any) -> bytes:
@@ -265,3 +269,40 @@ def test_each_line_is_committed_once_whatever_fails(seed: int, asked: list[int],
 
     with in_memory() as folder:
         run(folder, main)
+
+
+def test_copies_share_one_answer_until_they_are_committed() -> None:
+    nothing: Any = None
+    finder, ours = RepeatFinder(), Copies(nothing, nothing, longest_line=1000)
+    for number in range(1, 3001):
+        finder.add(number, bytes(16))
+    ours._sharing["batch_0"] = Sharing(finder.repeats())
+    claimed = ClaimedLines(nothing, ours)
+    lines = [
+        ClaimedLine("batch_0", number, 1, f"c{number}", 0, 10, "file-0", "/v1/completions", 1e9)
+        for number in range(1, 3001)
+    ]
+    claimed.take((each, b"") for each in lines[:2500])
+    asked = claimed.next()
+    assert asked is not None
+    body = {"choices": [{"text": "x" * 20_000}], "usage": {"completion_tokens": 9}}
+    output = encode_answer("0", 1, "c1", body)
+    claimed.end(asked[0], LineResult("batch_0", 1, 1, True, output))
+    # Those that come later find the answer, too.
+    claimed.take((each, b"") for each in lines[2500:2900])
+    claimed.answer_at_once((each, output) for each in lines[2900:3000])
+    assert claimed._result_bytes == 2 * len(output)
+    assert not claimed.congested
+    committed: list[LineResult] = []
+    while results := claimed.gather_results():
+        assert sum(len(each.output) for each in results) <= 17 * 2**20
+        if not committed:
+            claimed.put_back(results)
+            results = claimed.gather_results()
+        committed += results
+        claimed.release(results)
+    assert [each.number for each in committed] == [*range(1, 3001)]
+    assert [msgspec.json.decode(each.output)["custom_id"] for each in committed] == [f"c{n}" for n in range(1, 3001)]
+    assert marks([msgspec.json.decode(each.output) for each in committed]) == [False, *[True] * 2999]
+    assert claimed.empty
+    assert claimed._result_bytes == 0

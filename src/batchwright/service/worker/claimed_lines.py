@@ -14,7 +14,7 @@ from batchwright.lines.line_executor import LineExecutor
 from batchwright.request import Flow
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.worker.copies import Copies, Item
+from batchwright.service.worker.copies import Copies, Copy, Item, result_of_copy
 from batchwright.service.worker.output_lines import key_of
 from batchwright.store.records import ClaimedLine, LineResult
 
@@ -123,8 +123,11 @@ class ClaimedLines:
         """Number of bytes of the waiting lines, without copies."""
         self._starts_none = False
         self.waiting: deque[Item] = deque()
-        self._results: deque[LineResult] = deque()
+        self._results: deque[LineResult | Copy] = deque()
+        """Results, and copies, whose results are made when they are committed."""
         self._result_bytes = 0
+        self._shared: Counter[bytes] = Counter()
+        """Number of copies among the results for each output, which is held once for all of them."""
         self._returned: list[ClaimedLine] = []
         self._held: Counter[str] = Counter()
 
@@ -147,8 +150,8 @@ class ClaimedLines:
         for line, content in items:
             self._held[line.batch_id] += 1
             taken = self.copies.take_up((line, content))
-            if isinstance(taken, LineResult):
-                self._add(taken)
+            if isinstance(taken, bytes):
+                self._add_copy(line, taken)
             elif taken:
                 self.waiting.append((line, content))
                 self.waiting_bytes += line.length
@@ -168,8 +171,8 @@ class ClaimedLines:
             return
         self._add(result)
         if result.succeeded:
-            for _, of_copy in self.copies.answered(line, result.output):
-                self._add(of_copy)
+            for other in self.copies.answered(line, result.output):
+                self._add_copy(other, result.output)
             return
         for other, content in self.copies.failed(line):
             if self._starts_none:
@@ -181,6 +184,12 @@ class ClaimedLines:
     def _add(self, result: LineResult) -> None:
         self._results.append(result)
         self._result_bytes += len(result.output)
+
+    def _add_copy(self, line: ClaimedLine, output: bytes) -> None:
+        self._results.append((line, output))
+        self._shared[output] += 1
+        if self._shared[output] == 1:
+            self._result_bytes += len(output)
 
     def _give_back_one(self, line: ClaimedLine) -> None:
         self._returned += [line, *self.copies.given_up(line)]
@@ -208,22 +217,39 @@ class ClaimedLines:
             self._held[line.batch_id] += 1
             self._returned.append(line)
 
-    def end_at_once(self, lines: Iterable[tuple[ClaimedLine, LineResult]]) -> None:
+    def end_at_once(self, results: Iterable[LineResult]) -> None:
         """Note results of claimed lines that were not held yet."""
-        for line, result in lines:
-            self._held[line.batch_id] += 1
+        for result in results:
+            self._held[result.batch_id] += 1
             self._add(result)
+
+    def answer_at_once(self, copies: Iterable[Copy]) -> None:
+        """Note claimed copies that were not held yet."""
+        for line, output in copies:
+            self._held[line.batch_id] += 1
+            self._add_copy(line, output)
 
     def gather_results(self) -> list[LineResult]:
         """Return the results to commit next. Their lines are held until `release`, and they can be put back."""
         results: list[LineResult] = []
         size = 0
         while self._results and len(results) < _COMMIT_LINES and size < _COMMIT_BYTES:
-            result = self._results.popleft()
+            result = self._next_result()
             size += len(result.output)
             results.append(result)
-        self._result_bytes -= size
         return results
+
+    def _next_result(self) -> LineResult:
+        first = self._results.popleft()
+        if isinstance(first, LineResult):
+            self._result_bytes -= len(first.output)
+            return first
+        line, output = first
+        self._shared[output] -= 1
+        if not self._shared[output]:
+            del self._shared[output]
+            self._result_bytes -= len(output)
+        return result_of_copy(line, output)
 
     def put_back(self, results: Sequence[LineResult]) -> None:
         """Put back results that could not be committed now, so that they come first again."""
@@ -263,5 +289,6 @@ class ClaimedLines:
         self.calls.drop(lambda item: False)
         self._results.clear()
         self._result_bytes = 0
+        self._shared.clear()
         self._returned.clear()
         self._held.clear()

@@ -23,6 +23,8 @@ from batchwright.wire.identity import counts_whole, identity_of
 
 Item: TypeAlias = tuple[ClaimedLine, bytes]
 """Claimed line with its bytes in the input file."""
+Copy: TypeAlias = tuple[ClaimedLine, bytes]
+"""Claimed line with the output of an identical one that was answered."""
 _PIECE_LINES = 500
 """Most lines that a thread reads in one go, since it holds the interpreter meanwhile."""
 _MOST_BATCHES, _MOST_COPIES = 4096, 5_000_000
@@ -54,7 +56,8 @@ class Copies:
 
     Which lines ask the same, and which wait for the answer to another, is decided by `Sharing`, one for each batch, as
     for a run. An answer is read where it was committed: in the store, as the result of the line that was asked. A copy
-    has a result of its own, committed like any other; it took no tokens.
+    has a result of its own, committed like any other; it took no tokens. That is made when it is committed
+    (`result_of_copy`), since those of all copies of a long answer may take gigabytes.
     """
 
     def __init__(self, store: Store, blobs: Blobs, *, longest_line: int, here: bool = False) -> None:
@@ -70,8 +73,8 @@ class Copies:
         self._committed: set[tuple[str, int]] = set()
         """Keys of those results that the store has."""
 
-    async def answered_before(self, items: Sequence[Item]) -> list[LineResult | None]:
-        """Return the result of each newly claimed line; None unless it is a copy of an answered one.
+    async def answered_before(self, items: Sequence[Item]) -> list[bytes | None]:
+        """Return the output of the line that each newly claimed one is a copy of; None unless that was answered.
 
         Raises what the store raises. `take_up` knows of lines that are answered in the meantime.
         """
@@ -79,7 +82,7 @@ class Copies:
             self._fresh.pop(key, None)
         self._committed.clear()
         answers: dict[tuple[str, int], bytes | None] = {}
-        found: list[LineResult | None] = []
+        found: list[bytes | None] = []
         for line, _ in items:
             place = await self._place(line)
             answer = None
@@ -88,31 +91,34 @@ class Copies:
                 if key not in answers:
                     answers[key] = await self._answer_at(*key)
                 answer = answers[key]
-            found.append(None if answer is None else _result(line, answer))
+            found.append(answer)
         return found
 
-    def take_up(self, item: Item) -> LineResult | bool:
-        """Accept a claimed line. Returns its result if there is one, else whether to compute it; if not, it waits."""
+    def take_up(self, item: Item) -> bytes | bool:
+        """Accept a claimed line. Returns the output of an identical one that was answered, if there is one.
+
+        Otherwise returns whether to compute the line; if not, it waits.
+        """
         line = item[0]
         sharing = self._sharing.get(line.batch_id)
         group = None if sharing is None else sharing.repeats.group_of(line.number)
         if sharing is None or group is None:
             return True
         if (fresh := self._fresh.get((line.batch_id, group))) is not None:
-            return _result(line, fresh)
+            return fresh
         if self._full and sharing.asked_like(line.number) is not None:
             return True
         return sharing.take_up(line.number, item, line.length)
 
-    def answered(self, line: ClaimedLine, output: bytes) -> list[tuple[ClaimedLine, LineResult]]:
-        """Note the result of a line that was answered, and return the copies that waited for it, with theirs."""
+    def answered(self, line: ClaimedLine, output: bytes) -> list[ClaimedLine]:
+        """Note the result of a line that was answered, and return the copies that waited for it."""
         sharing, group = self._asked(line)
         if sharing is None or group is None:
             return []
         self._fresh[line.batch_id, group] = output
         # The place is the number of the line.
         waited = sharing.answered(line.number, Place(line.number, len(output)))
-        return [(other, _result(other, output)) for other, _ in waited]
+        return [other for other, _ in waited]
 
     def failed(self, line: ClaimedLine) -> list[Item]:
         """Note that a line failed, which says nothing about its copies, and return those to compute now."""
@@ -233,8 +239,8 @@ def _identity(endpoint: str, content: bytes, *, here: bool) -> bytes | None:
     return identity_of(endpoint, body, here=here)
 
 
-def _result(line: ClaimedLine, output: bytes) -> LineResult:
-    """Return the result of a copy, given that of the line that was asked."""
+def result_of_copy(line: ClaimedLine, output: bytes) -> LineResult:
+    """Return the result of a copy, given the output of the line that was asked."""
     answer = deduplicated(_decode(output).response.body)
     own = encode_answer(key_of(line.batch_id), line.number, line.custom_id, answer)
     return LineResult(line.batch_id, line.number, line.attempt, True, own)

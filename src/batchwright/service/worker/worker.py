@@ -40,7 +40,7 @@ from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import output_lines
 from batchwright.service.worker.claimed_lines import ClaimedLines, ClaimPlan, call_of, read_contents
-from batchwright.service.worker.copies import Copies, Item
+from batchwright.service.worker.copies import Copies, Copy, Item
 from batchwright.service.worker.finisher import finish
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask
@@ -295,20 +295,20 @@ class Worker:
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._lease.id:
-            self._claimed.end_at_once(answered)
+            self._claimed.answer_at_once(answered)
             self._claimed.take(items)
             self._loops["commit"].wake()
             self._fill()
         return bool(lines)
 
-    async def _read(self, lines: list[ClaimedLine]) -> tuple[list[Item], list[tuple[ClaimedLine, LineResult]]]:
-        """Return the lines to compute, and those whose answer is that of an identical one, with their results."""
+    async def _read(self, lines: list[ClaimedLine]) -> tuple[list[Item], list[Copy]]:
+        """Return the lines to compute, and those whose answer is that of an identical one, with its output."""
         items = await read_contents(self._blobs, lines)
         if not self._options.asks_once:
             return items, []
-        results = await self._copies.answered_before(items)
-        left = [item for item, result in zip(items, results, strict=True) if result is None]
-        return left, [(line, result) for (line, _), result in zip(items, results, strict=True) if result is not None]
+        outputs = await self._copies.answered_before(items)
+        left = [item for item, output in zip(items, outputs, strict=True) if output is None]
+        return left, [(line, output) for (line, _), output in zip(items, outputs, strict=True) if output is not None]
 
     def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
         """Return the lines to compute, and fail those that were given up."""
@@ -319,7 +319,7 @@ class Worker:
             _log.error("line %d of %s fails: a process died of it %d times", line.number, line.batch_id, line.crashes)
         if worker == self._lease.id:
             self.stats.crashed += len(given_up)
-            self._claimed.end_at_once((line, output_lines.crashed(line)) for line in given_up)
+            self._claimed.end_at_once(output_lines.crashed(line) for line in given_up)
             self._loops["commit"].wake()
         return [line for line in lines if not line.given_up]
 
