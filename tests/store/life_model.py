@@ -57,6 +57,7 @@ class Tenant:
     line_tokens: float = 0.0
     active: bool = False
     rests_until: float = 0.0
+    finished_at: float = 0.0
 
 
 @dataclass

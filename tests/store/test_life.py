@@ -274,7 +274,10 @@ class Life(RuleBasedStateMachine):
         if taken is None:
             assert not waiting
             return
+        # Stable: then by age.
+        waiting.sort(key=lambda batch: self.model.tenants[batch.record.tenant].finished_at)
         batch = waiting[0]
+        self.model.tenants[batch.record.tenant].finished_at = self.world.now
         assert taken.id == batch.record.id
         assert batch.ending is not None
         batch.status, batch.ending = batch.ending, None

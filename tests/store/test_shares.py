@@ -74,6 +74,38 @@ async def test_tenants_that_join_and_leave_at_once_in_several_processes(world: W
         assert (await world.batch(batch)).ending == "completed"
 
 
+@played
+async def test_tenants_take_turns_to_have_a_batch_validated(world: World) -> None:
+    store, worker = world.store, await world.worker()
+    many = [await world.create("many") for _ in range(4)]
+    late = [await world.create("late") for _ in range(2)]
+    taken = []
+    for _ in range(6):
+        world.later(1)
+        batch = await store.take_validation(worker)
+        assert batch is not None
+        assert await store.take_validation(worker) == batch  # it failed, and starts over
+        await store.reject(worker, batch.id, [])
+        taken.append(batch.id)
+    assert taken == [batch.id for batch in (many[0], late[0], many[1], late[1], many[2], many[3])]
+    assert await store.take_validation(worker) is None
+
+
+@played
+async def test_tenants_take_turns_to_have_a_batch_finished(world: World) -> None:
+    store, worker = world.store, await world.worker()
+    batches = [await world.running(worker, 0, tenant) for tenant in ("many", "many", "many", "late")]
+    taken = []
+    for _ in batches:
+        world.later(1)
+        batch = await store.take_finishing(worker)
+        assert batch is not None
+        assert await store.take_finishing(worker) == batch
+        assert await store.finish(worker, batch.id, output=None, errors=None, unfinished=0)
+        taken.append(batch.id)
+    assert taken == [batches[number].id for number in (0, 3, 1, 2)]
+
+
 async def killed(world: World, worker: str) -> str:
     """Its process died; another one takes its place."""
     await world.store.worker_died(worker, max_crashes=3)

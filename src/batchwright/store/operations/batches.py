@@ -241,18 +241,34 @@ def _record(tx: Tx, batch_id: str) -> BatchRecord:
 
 
 def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
-    """Take the oldest batch to validate that no other worker has. Lines added by an earlier try are removed.
+    """Take a batch to validate that no other worker has. Lines added by an earlier try are removed.
 
-    A worker validates one batch at a time: a batch that it took and neither began nor rejected is returned again.
-    None if there is none. Raises `LeaseLost`.
+    It is the oldest one of the tenant whose last turn is longest ago, so that a tenant with many batches does not hold
+    up the others. A worker validates one batch at a time: a batch that it took and neither began nor rejected is
+    returned again. None if there is none. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
-    row = tx.row("take_validation", worker=worker, now=tx.now)
+    row = tx.row("held_validation", worker=worker, now=tx.now)
+    if row is None:
+        row = _take_in_turn(tx, worker, "tenants_to_validate", "take_validation", "tenant_validates")
     if row is None:
         return None
     key, batch_id = row
     tx.run("remove_lines", batch=key)
     return _record(tx, batch_id)
+
+
+def _take_in_turn(tx: Tx, worker: str, tenants: str, take: str, note: str) -> Row | None:
+    """Take a batch of the first of `tenants` that has one which no worker holds, and note the turn of that tenant.
+
+    The last three are names of statements. Returns the row of the batch; None if there is none.
+    """
+    for (tenant,) in tx.rows(tenants):
+        row = tx.row(take, tenant=tenant, worker=worker, now=tx.now)
+        if row is not None:
+            tx.run(note, tenant=tenant, now=tx.now)
+            return row
+    return None
 
 
 def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
@@ -322,12 +338,14 @@ def expire_batches(tx: Tx) -> list[str]:
 def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
     """Take a batch that has an ending and no other worker, to build its files. None if there is none.
 
-    A worker finishes one batch at a time: a batch that it took and did not finish is returned again. Raises
-    `LeaseLost`.
+    Tenants take turns, as for `take_validation`. A worker finishes one batch at a time: a batch that it took and did
+    not finish is returned again. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
-    row = tx.row("take_finishing", worker=worker)
-    return _record(tx, row[0]) if row else None
+    row = tx.row("held_finishing", worker=worker)
+    if row is None:
+        row = _take_in_turn(tx, worker, "tenants_to_finish", "take_finishing", "tenant_finishes")
+    return None if row is None else _record(tx, row[1])
 
 
 def finish(

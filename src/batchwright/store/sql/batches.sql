@@ -61,12 +61,16 @@ UPDATE batches SET status = 'cancelling', ending = 'cancelled', cancelling_at = 
 -- name: pause_batch
 UPDATE batches SET paused = :paused WHERE key = :key;
 
+-- name: held_validation
+SELECT key, id FROM batches
+WHERE worker = :worker AND status = 'validating' AND ending IS NULL AND expires_at > :now;
+
 -- name: take_validation
 UPDATE batches SET worker = :worker
 WHERE key = (
     SELECT key FROM batches
-    WHERE status = 'validating' AND ending IS NULL AND (worker IS NULL OR worker = :worker) AND expires_at > :now
-    ORDER BY created_at, key LIMIT 1
+    WHERE tenant = :tenant AND status = 'validating' AND ending IS NULL AND worker IS NULL AND expires_at > :now
+    ORDER BY key LIMIT 1
 )
 RETURNING key, id;
 
@@ -100,12 +104,16 @@ UPDATE batches SET ending = 'expired', worker = NULL WHERE key = :key;
 SELECT asked.value FROM json_each(:ids) AS asked LEFT JOIN batches AS b ON b.id = asked.value
 WHERE b.id IS NULL OR b.ending IS NOT NULL OR b.status IN ('failed', 'completed', 'expired', 'cancelled');
 
+-- name: held_finishing
+SELECT key, id FROM batches WHERE worker = :worker AND ending IS NOT NULL;
+
 -- name: take_finishing
 UPDATE batches SET worker = :worker
 WHERE key = (
-    SELECT key FROM batches WHERE ending IS NOT NULL AND (worker IS NULL OR worker = :worker) ORDER BY key LIMIT 1
+    SELECT key FROM batches WHERE tenant = :tenant AND ending IS NOT NULL AND worker IS NULL
+    ORDER BY key LIMIT 1
 )
-RETURNING id;
+RETURNING key, id;
 
 -- name: finish_batch
 UPDATE batches

@@ -42,12 +42,17 @@ SELECT key, status, ending FROM batches WHERE id = :id AND tenant = :tenant FOR 
 SELECT id, key, tenant, status, ending, total, completed, failed FROM batches
 WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON))) ORDER BY key FOR NO KEY UPDATE;
 
+-- name: held_validation
+SELECT key, id FROM batches
+WHERE worker = :worker AND status = 'validating' AND ending IS NULL AND expires_at > :now
+FOR NO KEY UPDATE;
+
 -- name: take_validation
 UPDATE batches SET worker = :worker
 WHERE key = (
     SELECT key FROM batches
-    WHERE status = 'validating' AND ending IS NULL AND (worker IS NULL OR worker = :worker) AND expires_at > :now
-    ORDER BY created_at, key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+    WHERE tenant = :tenant AND status = 'validating' AND ending IS NULL AND worker IS NULL AND expires_at > :now
+    ORDER BY key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
 RETURNING key, id;
 
@@ -60,13 +65,16 @@ ORDER BY key FOR NO KEY UPDATE SKIP LOCKED;
 SELECT asked.id FROM json_array_elements_text(CAST(:ids AS JSON)) AS asked (id) LEFT JOIN batches AS b ON b.id = asked.id
 WHERE b.id IS NULL OR b.ending IS NOT NULL OR b.status IN ('failed', 'completed', 'expired', 'cancelled');
 
+-- name: held_finishing
+SELECT key, id FROM batches WHERE worker = :worker AND ending IS NOT NULL FOR NO KEY UPDATE;
+
 -- name: take_finishing
 UPDATE batches SET worker = :worker
 WHERE key = (
-    SELECT key FROM batches WHERE ending IS NOT NULL AND (worker IS NULL OR worker = :worker)
+    SELECT key FROM batches WHERE tenant = :tenant AND ending IS NOT NULL AND worker IS NULL
     ORDER BY key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
-RETURNING id;
+RETURNING key, id;
 
 -- name: add_lines
 INSERT INTO lines (batch, number, custom_id, first_byte, bytes, position, state, attempt)

@@ -1,0 +1,8 @@
+-- When a batch of the tenant was last taken to be validated, and when to be finished; see turns.sql.
+ALTER TABLE tenants ADD COLUMN validated_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE tenants ADD COLUMN finished_at REAL NOT NULL DEFAULT 0;
+
+DROP INDEX batches_validating;
+CREATE INDEX batches_validating ON batches (tenant, key) WHERE status = 'validating';
+DROP INDEX batches_ending;
+CREATE INDEX batches_ending ON batches (tenant, key) WHERE ending IS NOT NULL;
