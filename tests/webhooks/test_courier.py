@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from tests.webhooks.receiver import OK, Received, answer, listening
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
+from batchwright.service.webhooks import courier
 from batchwright.service.webhooks.addresses import AllowList
 from batchwright.service.webhooks.courier import GIVE_UP_AFTER, Courier, next_try
 from batchwright.service.webhooks.sender import Answer, Sender
 from batchwright.service.webhooks.webhook_service import Webhooks
 from batchwright.store import Store, open_store
+from batchwright.store.records import Delivery
 
 TAKEN, BROKEN, SILENT, GONE = (
     Answer(200, "HTTP 200"),
@@ -228,6 +231,41 @@ async def test_a_receiver_that_does_not_answer_holds_up_nobody_else(tmp_path: Pa
         await store.retire_worker(worker)
         other = await store.register_worker("other", 60)
         assert len(await store.take_deliveries(other, 10)) >= 5
+
+
+@in_event_loop
+async def test_thousands_of_messages_to_a_slow_receiver_keep_out_no_others(tmp_path: Path) -> None:
+    clock, arrived = ManualClock(START), asyncio.Event()
+
+    class Stuck(Scripted):
+        async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+            if "slow.example" in url:
+                await asyncio.Event().wait()
+            arrived.set()
+            return await super().send(url, headers, body)
+
+    async with opened(tmp_path, clock) as (store, worker):
+        for number in range(9):
+            await end_batch(store, worker, f"s{number}", callback="https://slow.example/")
+        clock.advance(1.0)
+        await end_batch(store, worker, "q", callback="https://quick.example/")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (("_TAKEN_AT_ONCE", 2), ("_MOST_HELD", 4), ("_MOST_OF_ADDRESS", 2)):
+                patch.setattr(courier, name, value)
+            sender = Stuck({"quick.example": [TAKEN]})
+            running = asyncio.create_task(courier_of(store, sender, clock).run(lambda: worker))
+            async with asyncio.timeout(60.0):
+                await arrived.wait()
+            running.cancel()
+            await asyncio.wait([running])
+        # One is being sent, two wait; the others come back in turn, as if nobody had taken them.
+        other = await store.register_worker("other", 1e9)
+        came_back: list[Delivery] = []
+        for _ in range(6):
+            assert await store.take_deliveries(other, 10) == []
+            clock.advance(10.0 if not came_back else 5.0)
+            came_back += await store.take_deliveries(other, 10)
+        assert [delivery.tries for delivery in came_back] == [0] * 6
 
 
 @in_event_loop

@@ -135,6 +135,7 @@ class Store:
     take_deliveries = _write(outbox_operations.take_deliveries)
     delivered = _write(outbox_operations.delivered)
     put_off = _write(outbox_operations.put_off)
+    postpone = _write(outbox_operations.postpone)
     failed_deliveries = _read(outbox_operations.failed_deliveries)
     count_deliveries = _read(outbox_operations.count_deliveries)
 

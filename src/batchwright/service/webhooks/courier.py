@@ -5,7 +5,8 @@ loses none. After a crash between an answer and its recording, the message is se
 which the receiver recognizes it, and the same body, unless the outputs that it carries were deleted in the meantime.
 
 Messages to one address are sent one after the other, those to different addresses at once, so a slow receiver delays no
-others. If a receiver does not answer at all, its other waiting messages are put off without being tried.
+others. If a receiver does not answer at all, its other waiting messages are put off without being tried. If many wait
+for one address, further ones go back to the store for a while.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ _log = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE = 200
 _MOST_HELD = 10_000
-"""Most messages in memory; enough that the queue of one address does not keep out messages to others."""
+"""Most messages in memory."""
+_MOST_OF_ADDRESS = 500
+"""Most of them for one address, so that its queue does not keep out messages to others."""
+_POSTPONED = 10.0
+"""Seconds after which the first message beyond these is taken again. Those behind it come back as if the address took
+`_MOST_OF_ADDRESS` in so many seconds, however slow it is, so that thousands are not taken in vain again and again."""
 _GONE = 410
 
 
@@ -116,7 +122,7 @@ class Courier:
                     await asyncio.sleep(self._poll)
 
     async def run_once(self, worker: str) -> int:
-        """Try all messages that are due once. Returns their number."""
+        """Take all messages that are due once, and try them unless too many wait. Returns their number."""
         tried = 0
         while True:
             async with asyncio.TaskGroup() as tasks:
@@ -130,8 +136,9 @@ class Courier:
             taken = await _persistently(self._store.take_deliveries, worker, _TAKEN_AT_ONCE)
         except LeaseLost:
             return 0
-        for delivery in taken:
-            round_.add(worker, delivery)
+        added = [(delivery.id, round_.add(worker, delivery, self._now())) for delivery in taken]
+        if postponed := {delivery_id: until for delivery_id, until in added if until is not None}:
+            await _persistently(self._store.postpone, worker, postponed)
         return len(taken)
 
     async def deliver(self, worker: str, delivery: Delivery) -> str | None:
@@ -213,6 +220,8 @@ class _Round:
         self._worker = worker
         self._tasks = tasks
         self._waiting: dict[str, deque[tuple[str, Delivery]]] = {}
+        self._postponed: dict[str, float] = {}
+        """Until when the last message to an address was postponed, if any was since its queue was empty."""
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     @property
@@ -220,12 +229,18 @@ class _Round:
         """Number of waiting messages, without those being sent."""
         return sum(map(len, self._waiting.values()))
 
-    def add(self, worker: str, delivery: Delivery) -> None:
+    def add(self, worker: str, delivery: Delivery, now: float) -> float | None:
+        """Hold a message; or else return until when it is to be postponed, since many wait for its address."""
         address = _address(delivery.url)
         if address not in self._waiting:
             self._waiting[address] = deque()
             self._tasks.create_task(self._serve(address))
-        self._waiting[address].append((worker, delivery))
+        if len(self._waiting[address]) < _MOST_OF_ADDRESS:
+            self._waiting[address].append((worker, delivery))
+            return None
+        before = max(self._postponed.get(address, 0.0), now + _POSTPONED)
+        self._postponed[address] = before + _POSTPONED / _MOST_OF_ADDRESS
+        return before
 
     async def _serve(self, address: str) -> None:
         """Send the messages to one address until none are left."""
@@ -246,6 +261,7 @@ class _Round:
                     _log.exception("webhook %s (%s) could not be sent", delivery.event_id, delivery.batch_id)
                     await self._courier.put_off(worker, delivery, "an error within the service")
         del self._waiting[address]  # nothing was awaited since it was found empty
+        self._postponed.pop(address, None)
 
 
 def event_body(delivery: Delivery, results: Mapping[str, Any] = MappingProxyType({})) -> bytes:

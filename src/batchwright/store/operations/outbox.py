@@ -96,6 +96,14 @@ def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reaso
     return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1
 
 
+def postpone(tx: Tx, worker: str, until: Mapping[str, float]) -> None:
+    """Give messages back untried, to be taken again at the given times, by their ids.
+
+    That they were taken does not count as a try. Those that are no longer this worker's do not change.
+    """
+    tx.many("postpone", [{"id": each, "worker": worker, "until": until[each]} for each in sorted(until)])
+
+
 def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
     """Messages that were given up, newest first, with the reasons."""
     return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]

@@ -53,6 +53,10 @@ DELETE FROM deliveries WHERE id = :id AND worker = :worker;
 -- name: put_off
 UPDATE deliveries SET worker = NULL, due_at = :until, reason = :reason WHERE id = :id AND worker = :worker;
 
+-- A try that was not made does not count: it would make the pause after the next one longer.
+-- name: postpone
+UPDATE deliveries SET worker = NULL, due_at = :until, tries = tries - 1 WHERE id = :id AND worker = :worker;
+
 -- name: give_up
 UPDATE deliveries SET worker = NULL, failed_at = :now, reason = :reason WHERE id = :id AND worker = :worker;
 

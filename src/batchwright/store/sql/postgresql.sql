@@ -187,6 +187,13 @@ UPDATE deliveries AS d SET worker = :worker, tries = tries + 1
 FROM due WHERE d.id = due.id
 RETURNING d.id, event_id, tenant, type, batch_id, created_at, url, webhook_id, tries - 1;
 
+-- name: postpone
+UPDATE deliveries AS d SET worker = NULL, due_at = given.until, tries = d.tries - 1
+FROM unnest(
+    CAST(:id AS TEXT[]), CAST(:worker AS TEXT[]), CAST(:until AS DOUBLE PRECISION[])
+) AS given (id, worker, until)
+WHERE d.id = given.id AND d.worker = given.worker;
+
 -- name: lock_virtual_time
 SELECT time FROM virtual_time FOR NO KEY UPDATE;
 
