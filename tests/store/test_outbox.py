@@ -32,10 +32,15 @@ async def test_webhooks_come_back_as_they_were_added(world: World) -> None:
     with pytest.raises(Conflict):
         await store.add_webhook(first)
     assert await store.webhooks("t") == [first, second]
-    changed = replace(first, url="https://new.example.com", secrets=("whsec_1",), disabled_at=5.0)
-    assert await store.update_webhook(changed)
+    changes = {"url": "https://new.example.com", "disabled_at": 5.0}
+    changed = replace(first, url="https://new.example.com", disabled_at=5.0)
+    assert await store.update_webhook("t", first.id, changes) == changed
     assert await store.webhooks("t") == [changed, second]
-    assert not await store.update_webhook(replace(changed, id="wh_c"))
+    assert await store.update_webhook("t", "wh_c", changes) is None
+    changed = replace(changed, secrets=("whsec_newer", "whsec_new"))
+    assert await store.rotate_webhook("t", first.id, "whsec_newer") == changed
+    assert await store.rotate_webhook("t", "wh_c", "whsec_newer") is None
+    assert await store.webhooks("t") == [changed, second]
     assert await store.delete_webhook("t", first.id)
     assert not await store.delete_webhook("t", first.id)
     assert await store.webhooks("t") == [second]
@@ -104,8 +109,8 @@ async def test_messages_follow_their_webhook(world: World) -> None:
     for webhook in (moved, off, deleted):
         await store.add_webhook(webhook)
     await _finished(world, worker)
-    await store.update_webhook(replace(moved, url="https://new.example.com"))
-    await store.update_webhook(replace(off, disabled_at=world.now))
+    await store.update_webhook("t", moved.id, {"url": "https://new.example.com"})
+    await store.update_webhook("t", off.id, {"disabled_at": world.now})
     await store.delete_webhook("t", deleted.id)
     [delivery] = await store.take_deliveries(worker, 9)
     assert (delivery.webhook_id, delivery.url) == ("wh_moved", "https://new.example.com")
@@ -114,7 +119,7 @@ async def test_messages_follow_their_webhook(world: World) -> None:
         ("wh_off", "the webhook was turned off"),
         ("wh_deleted", "the webhook was deleted"),
     }
-    await store.update_webhook(replace(moved, disabled_at=world.now))
+    await store.update_webhook("t", moved.id, {"disabled_at": world.now})
     assert not await store.delivered(worker, delivery.id)
 
 
@@ -234,7 +239,8 @@ async def test_nothing_of_another_tenant_is_found(world: World) -> None:
         await store.create_batch(replace(world.new_batch(file), tenant="u"))
     assert await store.count_batches("u") == {}
     assert await store.webhooks("u") == []
-    assert not await store.update_webhook(_webhook("a", "u"))
+    assert await store.update_webhook("u", "wh_a", {"disabled_at": 1.0}) is None
+    assert await store.rotate_webhook("u", "wh_a", "whsec_u") is None
     assert not await store.delete_webhook("u", "wh_a")
     assert await store.failed_deliveries("u", 9) == []
     assert await store.keys("u") == []

@@ -31,7 +31,7 @@ from batchwright.service.webhooks.courier import GIVE_UP_AFTER, Courier, next_tr
 from batchwright.service.webhooks.sender import Answer, Sender
 from batchwright.service.webhooks.webhook_service import Webhooks
 from batchwright.store import Store, open_store
-from batchwright.store.records import Delivery
+from batchwright.store.records import Delivery, Webhook
 
 TAKEN, BROKEN, SILENT, GONE = (
     Answer(200, "HTTP 200"),
@@ -134,7 +134,7 @@ async def test_410_turns_a_webhook_off_and_it_can_be_turned_on_again(tmp_path: P
     async with opened(tmp_path, clock) as (store, worker):
         webhooks = Webhooks(store, loopback(), now=clock.now)
         gone = await webhooks.create("default", "http://127.0.0.1:1/")
-        await store.update_webhook(type(gone)(gone.id, "default", "https://gone.example/", gone.secrets, START))
+        await store.update_webhook("default", gone.id, {"url": "https://gone.example/"})
         for name in ("1", "2"):
             await end_batch(store, worker, name, callback="https://there.example/")
         assert await courier_of(store, sender, clock).run_once(worker) == 4
@@ -149,6 +149,34 @@ async def test_410_turns_a_webhook_off_and_it_can_be_turned_on_again(tmp_path: P
         await webhooks.enable("default", gone.id)
         await end_batch(store, worker, "4")
         assert await left(store) == (1, 2)
+
+
+@in_event_loop
+async def test_a_secret_that_is_rotated_while_a_webhook_is_turned_off_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, sender = ManualClock(START), Scripted({"127.0.0.1:1": [GONE]})
+    async with opened(tmp_path, clock) as (store, worker):
+        webhooks = Webhooks(store, loopback(), now=clock.now)
+        made = await webhooks.create("default", "http://127.0.0.1:1/")
+        await end_batch(store, worker, "1")
+        read, count = store.webhooks, 0
+
+        async def rotated_meanwhile(tenant: str) -> list[Webhook]:
+            nonlocal count
+            count += 1
+            found = await read(tenant)
+            await store.rotate_webhook(tenant, made.id, f"whsec_{count}")
+            return found
+
+        monkeypatch.setattr(store, "webhooks", rotated_meanwhile)
+        assert await courier_of(store, sender, clock).run_once(worker) == 1
+        [webhook] = await read("default")
+        assert (webhook.disabled_at, webhook.secrets) == (START, ("whsec_2", "whsec_1"))
+        webhook = await webhooks.enable("default", made.id)
+        assert (webhook.disabled_at, webhook.secrets) == (None, ("whsec_2", "whsec_1"))
+        webhook = await webhooks.disable("default", made.id)
+        assert (webhook.disabled_at, webhook.secrets) == (START, ("whsec_3", "whsec_2"))
 
 
 @in_event_loop

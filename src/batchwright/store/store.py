@@ -129,6 +129,7 @@ class Store:
     add_webhook = _write(outbox_operations.add_webhook)
     webhooks = _read(outbox_operations.webhooks)
     update_webhook = _write(outbox_operations.update_webhook)
+    rotate_webhook = _write(outbox_operations.rotate_webhook)
     delete_webhook = _write(outbox_operations.delete_webhook)
     tenant_secrets = _write(outbox_operations.tenant_secrets)
     rotate_tenant_secret = _write(outbox_operations.rotate_tenant_secret)

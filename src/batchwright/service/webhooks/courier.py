@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -208,8 +207,7 @@ class Courier:
         webhook = await self._webhook(delivery)
         if webhook is not None and webhook.disabled_at is None:
             _log.warning("webhook %s of tenant %s answered 410 and is turned off", webhook.id, webhook.tenant)
-            off = replace(webhook, disabled_at=self._now())
-            await _persistently(self._store.update_webhook, off)
+            await _persistently(self._store.update_webhook, webhook.tenant, webhook.id, {"disabled_at": self._now()})
 
 
 class _Round:

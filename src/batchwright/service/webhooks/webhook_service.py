@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.service.new_ids import new_id
@@ -44,17 +44,16 @@ class Webhooks:
 
         Receivers can therefore switch to the new one at any time. Raises `NotFound`.
         """
-        webhook = await self._get(tenant, webhook_id)
-        return await self._replace(replace(webhook, secrets=(new_secret(), webhook.secrets[0])))
+        return _found(await self._store.rotate_webhook(tenant, webhook_id, new_secret()), webhook_id)
 
     async def disable(self, tenant: str, webhook_id: str) -> Webhook:
         """Disable a webhook, and give up its waiting messages. Raises `NotFound`."""
         webhook = await self._get(tenant, webhook_id)
-        return webhook if webhook.disabled_at else await self._replace(replace(webhook, disabled_at=self._now()))
+        return webhook if webhook.disabled_at else await self._update(tenant, webhook_id, disabled_at=self._now())
 
     async def enable(self, tenant: str, webhook_id: str) -> Webhook:
         """Enable a webhook again, for batches that end from now on. Raises `NotFound`."""
-        return await self._replace(replace(await self._get(tenant, webhook_id), disabled_at=None))
+        return await self._update(tenant, webhook_id, disabled_at=None)
 
     async def delete(self, tenant: str, webhook_id: str) -> None:
         """Delete a webhook, and give up its waiting messages. Raises `NotFound`."""
@@ -81,10 +80,14 @@ class Webhooks:
                 return webhook
         raise _not_found(webhook_id)
 
-    async def _replace(self, webhook: Webhook) -> Webhook:
-        if not await self._store.update_webhook(webhook):
-            raise _not_found(webhook.id)
-        return webhook
+    async def _update(self, tenant: str, webhook_id: str, **changes: Any) -> Webhook:
+        return _found(await self._store.update_webhook(tenant, webhook_id, changes), webhook_id)
+
+
+def _found(webhook: Webhook | None, webhook_id: str) -> Webhook:
+    if webhook is None:
+        raise _not_found(webhook_id)
+    return webhook
 
 
 def _not_found(webhook_id: str) -> NotFound:

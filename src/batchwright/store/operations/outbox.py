@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from batchwright.store.operations.workers import require_lease
 from batchwright.store.records import Delivery, Webhook
-from batchwright.store.transaction import Tx
+from batchwright.store.transaction import Row, Tx
 
 
 def _values(webhook: Webhook) -> Mapping[str, Any]:
@@ -21,25 +21,45 @@ def add_webhook(tx: Tx, webhook: Webhook) -> None:
     tx.run("add_webhook", **_values(webhook))
 
 
+def _as_webhook(row: Row) -> Webhook:
+    webhook_id, tenant, url, secrets_, created_at, disabled_at = row
+    return Webhook(webhook_id, tenant, url, tuple(json.loads(secrets_)), created_at, disabled_at)
+
+
 def webhooks(tx: Tx, tenant: str) -> list[Webhook]:
-    return [
-        Webhook(webhook_id, owner, url, tuple(json.loads(secrets_)), created_at, disabled_at)
-        for webhook_id, owner, url, secrets_, created_at, disabled_at in tx.rows("webhooks", tenant=tenant)
-    ]
+    return [_as_webhook(row) for row in tx.rows("webhooks", tenant=tenant)]
 
 
-def update_webhook(tx: Tx, webhook: Webhook) -> bool:
-    """Replace the webhook with the same id and tenant; False if there is none.
+def update_webhook(tx: Tx, tenant: str, webhook_id: str, changes: Mapping[str, Any]) -> Webhook | None:
+    """Replace fields of a webhook by name: `url`, `disabled_at`. Others keep what they have in the store.
 
     Messages on their way to it go to the new URL, or are given up if it is turned off.
+    Returns the webhook as it is afterwards; None if there is no such webhook.
     """
-    if not tx.run("update_webhook", **_values(webhook)):
-        return False
+    row = tx.row("lock_webhook", tenant=tenant, id=webhook_id)
+    if row is None:
+        return None
+    webhook = replace(_as_webhook(row), **changes)
+    tx.run("update_webhook", **_values(webhook))
     if webhook.disabled_at is None:
         tx.run("redirect_deliveries", webhook_id=webhook.id, url=webhook.url)
     else:
         tx.run("give_up_deliveries", webhook_id=webhook.id, now=tx.now, reason="the webhook was turned off")
-    return True
+    return webhook
+
+
+def rotate_webhook(tx: Tx, tenant: str, webhook_id: str, new: str) -> Webhook | None:
+    """Make `new` the newest secret of a webhook. Of the earlier ones, only the newest is kept.
+
+    Returns the webhook as it is afterwards; None if there is no such webhook.
+    """
+    row = tx.row("lock_webhook", tenant=tenant, id=webhook_id)
+    if row is None:
+        return None
+    before = _as_webhook(row)
+    webhook = replace(before, secrets=(new, before.secrets[0]))
+    tx.run("update_webhook", **_values(webhook))
+    return webhook
 
 
 def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:

@@ -8,9 +8,11 @@ SELECT id, tenant, url, secrets, created_at, disabled_at FROM webhooks WHERE ten
 -- name: webhooks_to_notify
 SELECT url, id FROM webhooks WHERE tenant = :tenant AND disabled_at IS NULL ORDER BY created_at, id;
 
+-- name: lock_webhook
+SELECT id, tenant, url, secrets, created_at, disabled_at FROM webhooks WHERE id = :id AND tenant = :tenant;
+
 -- name: update_webhook
-UPDATE webhooks SET url = :url, secrets = :secrets, created_at = :created_at, disabled_at = :disabled_at
-WHERE id = :id AND tenant = :tenant;
+UPDATE webhooks SET url = :url, secrets = :secrets, disabled_at = :disabled_at WHERE id = :id;
 
 -- name: delete_webhook
 DELETE FROM webhooks WHERE id = :id AND tenant = :tenant;

@@ -178,6 +178,10 @@ UPDATE batches AS b SET worker = NULL FROM held WHERE b.key = held.key;
 -- name: webhooks_to_notify
 SELECT url, id FROM webhooks WHERE tenant = :tenant AND disabled_at IS NULL ORDER BY created_at, id FOR SHARE;
 
+-- name: lock_webhook
+SELECT id, tenant, url, secrets, created_at, disabled_at FROM webhooks WHERE id = :id AND tenant = :tenant
+FOR NO KEY UPDATE;
+
 -- name: take_deliveries
 WITH due AS MATERIALIZED (
     SELECT id FROM deliveries WHERE failed_at IS NULL AND worker IS NULL AND due_at <= :now
