@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from tests.service.support import ENDPOINT, START, TENANT, House, Model, in_house, line, pieces, refuse, run
 
-from batchwright.errors import Conflict, InvalidRequest, NotFound
+from batchwright.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
+from batchwright.limiting.quotas import Quotas
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput, status_of
 from batchwright.service.limits import ServiceLimits
 
@@ -156,6 +158,44 @@ async def test_a_simple_batch_that_was_cancelled_says_which_prompts_were_not_com
     assert status_of(batch) == "cancelled"
     [output] = await house.jobs.outputs(TENANT, batch.id) or []
     assert (output.text, output.code) == (None, "batch_cancelled")
+
+
+@in_house
+async def test_prompts_that_are_sent_again_with_their_key_are_not_stored_again(house: House) -> None:
+    batch = await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k")
+    files = house.files()
+    # There is no room for another file.
+    await house.store.set_tenant_quotas(TENANT, Quotas(storage_bytes=1))
+    assert await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k") == batch
+    for other in (Prompts(prompts=["b"]), Prompts(prompts=["a", "a"]), Prompts(prompts=["a"], max_tokens=9)):
+        with pytest.raises(InvalidRequest, match="was used for another request"):
+            await house.jobs.create_simple(TENANT, other, idempotency_key="k")
+    with pytest.raises(QuotaExceeded):
+        await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="l")
+    assert house.files() == files
+    assert [file.id for file in await house.jobs.files(TENANT)] == [batch.input_file_id]
+
+
+@in_house
+async def test_prompts_of_a_batch_that_could_not_be_made_are_not_stored(house: House) -> None:
+    reached = asyncio.Event()
+
+    async def away(name: str) -> None:
+        if name == "create_batch" and not reached.is_set():
+            reached.set()
+            raise StoreUnavailable("away")
+        if name == "create_batch":
+            await asyncio.Event().wait()
+
+    house.store.before = away
+    with pytest.raises(StoreUnavailable):
+        await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]))
+    assert house.files() == []
+    making = asyncio.create_task(house.jobs.create_simple(TENANT, Prompts(prompts=["a"])))
+    await asyncio.sleep(1.0)
+    making.cancel()
+    await asyncio.wait([making])
+    assert await house.jobs.files(TENANT) == []
 
 
 @pytest.mark.parametrize(

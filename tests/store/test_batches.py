@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.store.support import CHAT, World, new_lines, numbers, played, result
 
-from batchwright.errors import Conflict, LeaseLost, NotFound
+from batchwright.errors import Conflict, LeaseLost, NotFound, QuotaExceeded
+from batchwright.limiting.quotas import Quotas
 from batchwright.store.records import BatchProblem, BatchRecord, LineCounts, TokenUsage
 
 
@@ -45,6 +46,23 @@ async def test_the_same_idempotency_key_gives_the_same_batch(world: World) -> No
     assert await store.batches("t", limit=9) == [made[0]]
     other = await world.upload("u")
     assert (await store.create_batch(world.new_batch(other, key="k"))).id != made[0].id
+
+
+@played
+async def test_a_batch_and_its_input_are_added_together(world: World) -> None:
+    store, files = world.store, [world.new_file() for _ in range(5)]
+    made = await asyncio.gather(*(store.create_batch(world.new_batch(each, key="k"), file=each) for each in files))
+    assert len({batch.id for batch in made}) == 1
+    [file] = await store.files("t", limit=9)
+    assert file.id == made[0].input_file_id
+    assert await store.batch_of_idempotency_key("t", "k") == made[0]
+    assert await store.batch_of_idempotency_key("u", "k") is None
+    large = world.new_file()
+    await store.set_tenant_quotas("t", Quotas(storage_bytes=file.bytes))
+    with pytest.raises(QuotaExceeded):
+        await store.create_batch(world.new_batch(large), file=large)
+    assert await store.files("t", limit=9) == [file]
+    assert await store.batches("t", limit=9) == [made[0]]
 
 
 @played

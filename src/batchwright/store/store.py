@@ -89,6 +89,7 @@ class Store:
 
     create_batch = _write(batch_operations.create_batch)
     batch = _read(batch_operations.batch)
+    batch_of_idempotency_key = _read(batch_operations.batch_of_idempotency_key)
     batches = _read(batch_operations.batches)
     request_cancel = _write(batch_operations.request_cancel)
     set_paused = _write(batch_operations.set_paused)

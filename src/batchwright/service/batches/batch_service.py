@@ -5,8 +5,8 @@ process or in others.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -97,6 +97,20 @@ class BatchService:
         if not callable(expires_after):
             batch_checks.expiry_of(expires_after, "expires_after")
         filename = batch_checks.filename_of(filename)
+        async with self._received(tenant, filename, chunks, expires_after, key) as file:
+            await self._recorded(file, self._store.add_file(file, defaults=self._limits.default_quotas))
+        return file
+
+    @asynccontextmanager
+    async def _received(
+        self,
+        tenant: str,
+        filename: str,
+        chunks: AsyncIterable[bytes],
+        expires_after: float | Callable[[], float | None] | None,
+        key: ApiKey | None,
+    ) -> AsyncIterator[FileRecord]:
+        """Store the bytes of an input file, whose record is to be added inside the block."""
         await self._require_room()
         file_id = new_id("file-")
         async with self._blobs.upload(file_id, chunks, self._limits) as blob:
@@ -104,7 +118,7 @@ class BatchService:
             age = batch_checks.expiry_of(asked, "expires_after")
             await off_loop(blob.keep)
             now = self._unix_time()
-            file = FileRecord(
+            yield FileRecord(
                 id=file_id,
                 tenant=tenant,
                 filename=filename,
@@ -115,12 +129,11 @@ class BatchService:
                 lines=blob.lines,
                 key_id=None if key is None else key.id,
             )
-            await self._add_file(file)
-        return file
 
-    async def _add_file(self, file: FileRecord) -> None:
+    async def _recorded(self, file: FileRecord, adding: Awaitable[_T]) -> _T:
+        """Return the result of `adding`, which adds the record of a file; the bytes go if it does not."""
         try:
-            await self._store.add_file(file, defaults=self._limits.default_quotas)
+            return await adding
         except QuotaExceeded:
             await self._blobs.remove([file.id])
             raise
@@ -222,32 +235,40 @@ class BatchService:
     ) -> BatchRecord:
         """Make a batch of prompts; otherwise like `create_batch`."""
         prompts.check(self._limits)
-        idempotency_key = batch_checks.idempotency_key_of(idempotency_key)
-        batch_id = new_id("batch_")
-        async with aclosing(simple_batches.input_of(prompts)) as chunks:
-            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks, key=key)
         batch = self._new_batch(
             tenant,
-            file.id,
+            "",
             simple_batches.ENDPOINT,
             "24h",
             key,
-            batch_id=batch_id,
             simple=True,
-            idempotency_key=idempotency_key,
+            idempotency_key=batch_checks.idempotency_key_of(idempotency_key),
             callback_url=callback_url,
         )
-        batch = await self._measured(batch, file)
-        try:
-            made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
-        except QuotaExceeded:
-            await self._store.delete_file(tenant, file.id)
-            raise
-        if made.id != batch_id:
-            same = await self._blobs.same(made.input_file_id, file.id)
-            await self._store.delete_file(tenant, file.id)
+        made = None
+        if batch.idempotency_key is not None:
+            made = await self._store.batch_of_idempotency_key(tenant, batch.idempotency_key)
+        if made is None:
+            made = await self._add_simple(batch, prompts, key)
+        if made.id != batch.id:
+            content = b"".join([line async for line in simple_batches.input_of(prompts)])
+            same = await self._blobs.holds(made.input_file_id, content)
             batch_checks.require_same(made, replace(batch, input_file_id=made.input_file_id) if same else batch)
         self._on_work()
+        return made
+
+    async def _add_simple(self, batch: BatchRecord, prompts: Prompts, key: ApiKey | None) -> BatchRecord:
+        """Add a batch together with the file of its prompts, or return the one made with the same key meanwhile."""
+        name = f"{batch.id}_prompts.jsonl"
+        async with (
+            aclosing(simple_batches.input_of(prompts)) as chunks,
+            self._received(batch.tenant, name, chunks, None, key) as file,
+        ):
+            batch = await self._measured(replace(batch, input_file_id=file.id), file)
+            adding = self._store.create_batch(batch, file=file, defaults=self._limits.default_quotas)
+            made = await self._recorded(file, adding)
+            if made.id != batch.id:
+                await self._blobs.remove([file.id])
         return made
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -354,14 +375,12 @@ class BatchService:
         endpoint: Endpoint,
         completion_window: str,
         key: ApiKey | None,
-        *,
-        batch_id: str | None = None,
         **chosen: Any,
     ) -> BatchRecord:
         """Return a new batch; `chosen`: further fields of `BatchRecord`."""
         now = self._unix_time()
         return BatchRecord(
-            id=batch_id or new_id("batch_"),
+            id=new_id("batch_"),
             tenant=tenant,
             endpoint=endpoint,
             input_file_id=input_file_id,

@@ -214,11 +214,15 @@ class Blobs:
         path = self.path(file_id)
         return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
 
-    async def same(self, old_id: str, new_id: str) -> bool:
-        """Return whether two blobs have the same bytes, or one of them is missing, so that it cannot be known."""
+    async def holds(self, file_id: str, content: bytes) -> bool:
+        """Return whether a blob has these bytes, or is missing, so that it cannot be known."""
+        return await off_loop(self._holds, file_id, content)
+
+    def _holds(self, file_id: str, content: bytes) -> bool:
         try:
-            return await off_loop(filecmp.cmp, self.path(old_id), self.path(new_id), False)
-        except FileNotFoundError:
+            with self.open(file_id) as file:
+                return file.read(len(content) + 1) == content
+        except NotFound:
             return True
 
     async def read(self, file_id: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:

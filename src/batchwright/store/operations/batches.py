@@ -64,10 +64,8 @@ def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
 
 
 def _of_idempotency_key(tx: Tx, batch: BatchRecord) -> BatchRecord | None:
-    if batch.idempotency_key is None:
-        return None
-    row = tx.row("batch_of_idempotency_key", tenant=batch.tenant, idempotency_key=batch.idempotency_key)
-    return _as_record(row) if row else None
+    key = batch.idempotency_key
+    return None if key is None else batch_of_idempotency_key(tx, batch.tenant, key)
 
 
 def _require_input(tx: Tx, batch: BatchRecord) -> None:
@@ -75,21 +73,34 @@ def _require_input(tx: Tx, batch: BatchRecord) -> None:
         raise NotFound(f"there is no file {batch.input_file_id}: upload it first")
 
 
-def create_batch(tx: Tx, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
+def create_batch(
+    tx: Tx, batch: BatchRecord, *, file: FileRecord | None = None, defaults: Quotas = UNLIMITED
+) -> BatchRecord:
     """Add a batch and return it, or the batch made before with the same tenant and idempotency key.
 
-    Raises `NotFound` if its input file no longer exists, and `QuotaExceeded` if too much is enqueued.
+    `file`: its input, which is added with it, and not if there is a batch already; None: the input was added before.
+    Raises `NotFound` if that no longer exists, and `QuotaExceeded` if too much is enqueued or stored.
     """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
-    _require_input(tx, batch)
+    if file is None:
+        _require_input(tx, batch)
     require_queue(tx, batch, defaults)
-    return _add(tx, batch)[1]
+    key, made = _add(tx, batch)
+    if file is not None and key is not None:
+        add_file(tx, file, defaults=defaults)
+    return made
 
 
 def batch(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
     row = tx.row("batch_of_tenant", tenant=tenant, id=batch_id)
+    return _as_record(row) if row else None
+
+
+def batch_of_idempotency_key(tx: Tx, tenant: str, idempotency_key: str) -> BatchRecord | None:
+    """The batch that a tenant made with this key; None if there is none."""
+    row = tx.row("batch_of_idempotency_key", tenant=tenant, idempotency_key=idempotency_key)
     return _as_record(row) if row else None
 
 
