@@ -95,6 +95,23 @@ async def test_cancelling_keeps_what_was_done_and_drops_what_is_computed(house: 
 
 
 @in_house
+async def test_lines_of_a_cancelled_batch_are_given_back_before_its_files_are_built(house: House) -> None:
+    async def before(name: str) -> None:
+        if name == "take_finishing":
+            raise StoreUnavailable("away")
+
+    house.store.before = before
+    model = Model(slots=2, seconds=1e6)
+    async with house.worker(model) as worker:
+        batch = await house.submit("abcd")
+        await house.until(lambda: worker.in_flight == 2)
+        await house.jobs.cancel(TENANT, batch.id)
+        await house.until(lambda: worker._claimed.empty)
+        assert (await house.batch(batch)).ending == "cancelled"
+        assert await house.store.retire_worker(worker.id) == 0
+
+
+@in_house
 async def test_a_batch_whose_time_is_over_expires_with_what_was_done(house: House) -> None:
     model = Model(slots=1, seconds=7.0)
     async with house.worker(model):

@@ -272,13 +272,17 @@ class ClaimedLines:
         self.release(lines)
 
     def drop(self, batch_ids: Collection[str]) -> int:
-        """Forget the lines of batches that have an ending, and return their number. The store refuses their results."""
+        """Give back the lines of batches that have an ending, and return their number. No results are taken of them.
+
+        If they stayed claimed until the files of their batch are built, they would count as being computed: for their
+        tenant, which would get fewer others, and as suspects if this process died.
+        """
         dropped = [line for line, _ in self.waiting if line.batch_id in batch_ids]
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
         self.waiting_bytes = sum(line.length for line, _ in self.waiting)
         dropped += self.copies.forget(batch_ids)
         dropped += [line for line, _ in self.calls.drop(lambda item: item[0].batch_id not in batch_ids)]
-        self.release(dropped)
+        self._returned += dropped
         return len(dropped)
 
     def clear(self) -> None:

@@ -249,6 +249,7 @@ class Worker:
             if ended:
                 if self._claimed.drop(ended):
                     self._loops["feed"].wake()
+                    self._loops["commit"].wake()
                 self._loops["finish"].wake()
         return False
 
