@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,6 +40,29 @@ def test_what_was_uploaded_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
             await house.blobs.read_spans(file.id, [(len(content) - 1, 2)])
 
     run(tmp_path, main, ServiceLimits(max_line_bytes=2**30))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "folder_is_away", "error"),
+    [(errno.EIO, False, InputBroken), (errno.EIO, True, OSError), (errno.EMFILE, False, OSError)],
+)
+def test_a_file_is_blamed_only_where_others_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, folder_is_away: bool, error: type[Exception]
+) -> None:
+    def fails(*given: object) -> Any:
+        raise OSError(wrong, os.strerror(wrong))
+
+    async def main(house: House) -> None:
+        file = await house.jobs.upload(TENANT, "x", pieces(b"abc"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", fails)
+            if folder_is_away:
+                patch.setattr(os, "scandir", fails)
+            with pytest.raises(error) as raised:
+                await house.blobs.read_spans(file.id, [(0, 3)])
+            assert raised.type is error
+
+    run(tmp_path, main)
 
 
 @pytest.mark.parametrize(

@@ -440,6 +440,22 @@ async def test_an_input_that_was_lost_fails_its_lines(house: House) -> None:
     assert set(codes(await house.content(batch.error_file_id)).values()) == {"input_broken"}
 
 
+@pytest.mark.parametrize("asks_once", [False, True])
+@in_house
+async def test_an_input_that_cannot_be_read_fails_its_own_lines_alone(house: House, asks_once: bool) -> None:
+    async with house.worker(Model(slots=0)):
+        broken = await house.reaches(await house.submit("ab", tenant="a"), "in_progress")
+        sound = await house.reaches(await house.submit("cd", tenant="b"), "in_progress")
+    path = house.blobs.path(broken.input_file_id)
+    path.unlink()
+    path.mkdir()
+    async with house.worker(Model(), asks_once=asks_once):
+        await asyncio.sleep(60.0)
+    broken, sound = await house.batch(broken), await house.batch(sound)
+    assert (broken.counts, sound.counts) == (LineCounts(2, 0, 2), LineCounts(2, 2, 0))
+    assert set(codes(await house.content(broken.error_file_id, tenant="a")).values()) == {"input_broken"}
+
+
 @in_house
 async def test_files_whose_time_is_over_lose_their_bytes_but_not_while_a_batch_reads_them(house: House) -> None:
     model = Model(slots=1, seconds=1300.0)

@@ -8,6 +8,7 @@ which may move them to `<folder>/quarantine`; a blob that is asked for is moved 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import filecmp
 import os
@@ -16,7 +17,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -82,6 +83,8 @@ _QUARANTINE = "quarantine"
 _GROUP = 256
 _WRITE_BYTES = 2**20
 _READ_BYTES = 2**20
+_OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that say nothing about the file that was to be read."""
 
 _RECORDED = stat.S_IRUSR
 """Permissions of a blob that has, or had, a record. Copies with permissions keep this mark."""
@@ -240,13 +243,14 @@ class Blobs:
     async def read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
         """Return the bytes of each span, in the order of `spans`; adjacent spans are read in one go.
 
-        Raises `NotFound`, and `InputBroken` when the file ends before a span does.
+        Raises `NotFound`, and `InputBroken` when the file ends before a span does, or when it alone cannot be read;
+        and `OSError` when others may not be readable either.
         """
         return await off_loop(self._read_spans, file_id, spans)
 
     def _read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
         pieces = []
-        with self.open(file_id) as file:
+        with self.blaming(file_id), self.open(file_id) as file:
             for start, members in _together(spans):
                 stop = members[-1][0] + members[-1][1]
                 content = _pread(file, start, stop - start)
@@ -254,6 +258,20 @@ class Blobs:
                     raise InputBroken(f"file {file_id} has no {stop} bytes any more: its blob was damaged")
                 pieces += [content[offset - start : offset - start + length] for offset, length in members]
         return pieces
+
+    @contextmanager
+    def blaming(self, file_id: str) -> Iterator[None]:
+        """Turn an `OSError` of reading a file into `InputBroken`, if nothing speaks against reading others. Blocks."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _OF_THE_PROCESS:
+                raise
+            # Raises if the whole folder cannot be read, as when its file system is away.
+            with os.scandir(self.folder) as entries:
+                next(entries, None)
+            reason = f"file {file_id} cannot be read: {error.strerror}; see to its disk and its permissions"
+            raise InputBroken(reason) from error
 
     async def remove(self, file_ids: Iterable[str]) -> None:
         """Remove blobs durably, from the quarantine too. Missing ones are ignored."""

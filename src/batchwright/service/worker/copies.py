@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from batchwright.errors import InvalidRequest, NotFound
+from batchwright.errors import InputBroken, InvalidRequest, NotFound
 from batchwright.jobs.lines import check_body
 from batchwright.lines.batch_line import decode_line, deduplicated, encode_answer, split_lines
 from batchwright.planning.identical import Place, RepeatFinder, Repeats, Sharing
@@ -184,10 +184,13 @@ class Copies:
     async def _repeats(self, line: ClaimedLine) -> Repeats:
         """Return which lines of the batch of `line` ask the same, after reading all of its input."""
         try:
-            file = await off_loop(self._blobs.open, line.input_file_id)
-        except NotFound:
-            return _NONE  # its lines fail for that reason
-        with file:
+            with self._blobs.blaming(line.input_file_id):
+                return await self._read_repeats(line)
+        except (NotFound, InputBroken):
+            return _NONE  # lines that cannot be read fail for that reason
+
+    async def _read_repeats(self, line: ClaimedLine) -> Repeats:
+        with await off_loop(self._blobs.open, line.input_file_id) as file:
             finder = RepeatFinder()
             lines, identity = split_lines(file, self._longest_line), partial(_identity, line.endpoint, here=self._here)
             while await off_loop(_read, lines, finder, identity):
