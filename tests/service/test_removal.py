@@ -7,12 +7,13 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.service.support import TENANT, House, Model, in_house, refuse, run
+from tests.service.support import TENANT, House, Model, in_house, line, refuse, run
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.service.batches.simple_batches import Prompts
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import maintenance
+from batchwright.service.worker.maintenance import Maintenance
 from batchwright.store.records import BatchRecord
 
 HOUR = 3600.0
@@ -85,6 +86,36 @@ def test_other_duties_do_not_wait_for_a_long_removal(tmp_path: Path, monkeypatch
             await house.until(lambda: _rows(house) == 0)
         assert asked.count("remove_lines") >= 100
         assert asked.count("expire_batches") >= 5
+
+    run(tmp_path, main)
+
+
+def test_other_duties_do_not_wait_for_the_removal_of_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_FILES_AT_A_TIME", 2)
+
+    async def main(house: House) -> None:
+        asked: list[str] = []
+
+        async def note(name: str) -> None:
+            asked.append(name)
+
+        for _ in range(9):
+            await house.jobs.delete_file(TENANT, await house.upload(line("a")))
+        house.store.before = note
+        duties = Maintenance(house.store, house.blobs, ServiceLimits())
+        await duties.perform(0.0)
+        assert asked.count("forget_files") == 1
+        assert len(house.files()) == 7
+        verified = asked.count("verify")
+        for tenth in range(1, 11):
+            await duties.perform(tenth / 10)
+        duties.close()
+        assert house.files() == []
+        assert (asked.count("forget_files"), asked.count("expire_batches")) == (5, 2)
+        assert asked.count("verify") == verified
+        assert duties._burial.period == 30.0
 
     run(tmp_path, main)
 

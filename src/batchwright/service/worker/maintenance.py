@@ -16,11 +16,12 @@ from batchwright.store.store import Store
 
 _log = logging.getLogger(__name__)
 _FILES_AT_A_TIME = 100
+_LOOK_FOR_FILES = 30.0
 _ROWS_AT_A_TIME = 5000
 """Number of rows that take the database some tens of milliseconds."""
 _LOOK_FOR_ROWS = 30.0
-_BETWEEN_ROWS = 0.1
-"""Seconds between two removals, during which the database is free for others."""
+_BETWEEN = 0.1
+"""Seconds between two removals, during which the database is free for others and other tasks have their turn."""
 
 
 @dataclass(slots=True)
@@ -44,8 +45,11 @@ class Maintenance:
         self._sweeper = Sweeper(store, blobs, self._custody)
         self._estranged = False
         """Whether it was logged that no files are removed."""
+        self._verified = False
+        """Whether the records of files were found sound when the first of the files that are being removed went."""
+        self._burial = _Task(self._bury, _LOOK_FOR_FILES)
         self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
-        self._urgent = [_Task(self._expire, 1.0), _Task(self.reap, 5.0), _Task(self._bury, 30.0)]
+        self._urgent = [_Task(self._expire, 1.0), _Task(self.reap, 5.0), self._burial]
         self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal]
 
     async def perform(self, now: float) -> bool:
@@ -98,20 +102,25 @@ class Maintenance:
         return lines + left > 0
 
     async def _bury(self, now: float) -> bool:
+        verified, self._verified = self._verified, False
+        self._burial.period = _LOOK_FOR_FILES
         dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
         if not dead or not await self._custody.is_current():
             return False
-        await self._store.verify()
-        while dead:
-            await self._blobs.remove(dead)
-            await self._store.forget_files(dead)
-            dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
+        if not verified:
+            # Once for all that are dead now, since it takes time in proportion to the number of files.
+            await self._store.verify()
+        await self._blobs.remove(dead)
+        await self._store.forget_files(dead)
+        # Not all at once, since no batch would expire meanwhile.
+        if len(dead) == _FILES_AT_A_TIME:
+            self._verified, self._burial.period = True, _BETWEEN
         return False
 
     async def _remove_lines(self, now: float) -> bool:
         # Not all at once, since no batch would expire meanwhile.
         more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
-        self._removal.period = _BETWEEN_ROWS if more else _LOOK_FOR_ROWS
+        self._removal.period = _BETWEEN if more else _LOOK_FOR_ROWS
         return False
 
     async def _sweep(self, now: float) -> bool:
