@@ -29,9 +29,10 @@ _LONGEST_LIFE = 1.0
 _QUOTAS = ("enqueued_lines=210", "enqueued_tokens=50000", "storage_bytes=1000000000000")
 """A batch has up to 200 lines; nearly all files stay."""
 RARE = frozenset({
-    "add_key", "add_webhook", "delete_webhook", "expire_batches", "postpone", "reap", "release", "renew_lease",
-    "retire_worker", "revoke_key", "rotate_key", "rotate_tenant_secret", "rotate_webhook", "set_identity",
-    "set_tenant_quotas", "set_tenant_weight", "tenant_secrets", "update_key", "update_webhook", "worker_died",
+    "add_key", "add_webhook", "delete_webhook", "expire_batches", "forget_deliveries", "postpone", "reap", "release",
+    "renew_lease", "retire_worker", "revoke_key", "rotate_key", "rotate_tenant_secret", "rotate_webhook",
+    "set_identity", "set_tenant_quotas", "set_tenant_weight", "tenant_secrets", "update_key", "update_webhook",
+    "worker_died",
 })  # fmt: skip
 """Writes of the store that this load does not bring about, or not within seconds."""
 _PASSING = 4.0

@@ -121,6 +121,22 @@ def test_other_duties_do_not_wait_for_the_removal_of_many_files(
 
 
 @in_house
+async def test_messages_that_were_given_up_go_after_30_days(house: House) -> None:
+    duties = Maintenance(house.store, house.blobs, ServiceLimits())
+    worker = await house.store.register_worker("test", 1e9)
+    batch = await house.submit("a", callback_url="https://example.com")
+    await house.store.take_validation(worker)
+    await house.store.reject(worker, batch.id, [])
+    [message] = await house.store.take_deliveries(worker, 9)
+    await house.store.put_off(worker, message.id, until=None, reason="gone")
+    for days, kept in ((0, 1), (29, 1), (2, 0)):
+        house.clock.advance(days * 24 * HOUR)
+        await duties.perform(house.clock.now())
+        assert (await house.store.count_deliveries())["failed"] == kept
+    duties.close()
+
+
+@in_house
 async def test_a_simple_batch_keeps_its_status_without_its_outputs(house: House) -> None:
     async with house.worker(Model()):
         batch = await house.ended(await house.jobs.create_simple(TENANT, Prompts(prompts=["a", "b"])))

@@ -103,6 +103,24 @@ async def test_messages_that_were_given_up_are_kept(world: World) -> None:
 
 
 @played
+async def test_messages_that_were_given_up_long_ago_are_forgotten(world: World) -> None:
+    store, worker = world.store, await world.worker(1000)
+    for number in range(4):
+        await _finished(world, worker, "https://example.com")
+        [delivery] = await store.take_deliveries(worker, 1)
+        assert await store.put_off(worker, delivery.id, until=None, reason=str(number))
+        world.later(10)
+    await _finished(world, worker, "https://example.com")
+    # They were given up 40, 30, 20 and 10 seconds ago.
+    assert await store.forget_deliveries(1, age=25)
+    assert await store.forget_deliveries(1, age=25)
+    assert not await store.forget_deliveries(1, age=25)
+    assert {reason for _, reason in await store.failed_deliveries("t", 9)} == {"2", "3"}
+    assert not await store.forget_deliveries(9, age=0)
+    assert await store.count_deliveries() == {"pending": 1, "failed": 0}
+
+
+@played
 async def test_messages_follow_their_webhook(world: World) -> None:
     store, worker = world.store, await world.worker(1000)
     moved, off, deleted = _webhook("moved"), _webhook("off"), _webhook("deleted")

@@ -139,6 +139,7 @@ class Store:
     put_off = _write(outbox_operations.put_off)
     postpone = _write(outbox_operations.postpone)
     failed_deliveries = _read(outbox_operations.failed_deliveries)
+    forget_deliveries = _write(outbox_operations.forget_deliveries)
     count_deliveries = _read(outbox_operations.count_deliveries)
 
     # Keys.

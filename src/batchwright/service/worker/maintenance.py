@@ -1,4 +1,4 @@
-"""Periodic maintenance: expiry of batches, reaping of leases, removal of dead files and lines."""
+"""Periodic maintenance: expiry of batches, reaping of leases, removal of dead files, lines and messages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _LOOK_FOR_FILES = 30.0
 _ROWS_AT_A_TIME = 5000
 """Number of rows that take the database some tens of milliseconds."""
 _LOOK_FOR_ROWS = 30.0
+_LOOK_FOR_MESSAGES = 600.0
+_MESSAGES_KEPT = 30 * 86_400.0
+"""Seconds for which messages to webhooks are kept that were given up."""
 _BETWEEN = 0.1
 """Seconds between two removals, during which the database is free for others and other tasks have their turn."""
 
@@ -49,8 +52,9 @@ class Maintenance:
         """Whether the records of files were found sound when the first of the files that are being removed went."""
         self._burial = _Task(self._bury, _LOOK_FOR_FILES)
         self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
+        self._forgetting = _Task(self._forget_messages, _LOOK_FOR_MESSAGES)
         self._urgent = [_Task(self._expire, 1.0), _Task(self.reap, 5.0), self._burial]
-        self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal]
+        self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal, self._forgetting]
 
     async def perform(self, now: float) -> bool:
         """Perform the tasks that are due at `now` (monotonic seconds). Returns whether there is new work for workers.
@@ -121,6 +125,11 @@ class Maintenance:
         # Not all at once, since no batch would expire meanwhile.
         more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
         self._removal.period = _BETWEEN if more else _LOOK_FOR_ROWS
+        return False
+
+    async def _forget_messages(self, now: float) -> bool:
+        more = await self._store.forget_deliveries(_ROWS_AT_A_TIME, age=_MESSAGES_KEPT)
+        self._forgetting.period = _BETWEEN if more else _LOOK_FOR_MESSAGES
         return False
 
     async def _sweep(self, now: float) -> bool:

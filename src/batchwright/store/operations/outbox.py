@@ -129,6 +129,14 @@ def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, s
     return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]
 
 
+def forget_deliveries(tx: Tx, limit: int, *, age: float) -> bool:
+    """Remove at most `limit` messages that were given up `age` seconds ago or earlier.
+
+    Returns whether there may be more.
+    """
+    return tx.run("forget_deliveries", before=tx.now - age, limit=limit) == limit
+
+
 def count_deliveries(tx: Tx) -> dict[str, int]:
     """Numbers of `pending` and `failed` messages, for the metrics."""
     [(total, failed)] = tx.rows("count_deliveries")

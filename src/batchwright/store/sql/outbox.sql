@@ -66,5 +66,8 @@ UPDATE deliveries SET worker = NULL, failed_at = :now, reason = :reason WHERE id
 SELECT id, event_id, tenant, type, batch_id, created_at, url, webhook_id, tries, reason FROM deliveries
 WHERE tenant = :tenant AND failed_at IS NOT NULL ORDER BY failed_at DESC, id DESC LIMIT :limit;
 
+-- name: forget_deliveries
+DELETE FROM deliveries WHERE id IN (SELECT id FROM deliveries WHERE failed_at <= :before LIMIT :limit);
+
 -- name: count_deliveries
 SELECT count(*), count(failed_at) FROM deliveries;

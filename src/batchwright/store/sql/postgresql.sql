@@ -198,6 +198,11 @@ FROM unnest(
 ) AS given (id, worker, until)
 WHERE d.id = given.id AND d.worker = given.worker;
 
+-- name: forget_deliveries
+DELETE FROM deliveries WHERE id IN (
+    SELECT id FROM deliveries WHERE failed_at <= :before LIMIT :limit FOR UPDATE SKIP LOCKED
+);
+
 -- name: lock_virtual_time
 SELECT time FROM virtual_time FOR NO KEY UPDATE;
 
