@@ -60,6 +60,24 @@ def test_a_fast_model_has_the_lines_of_the_next_moment_ready() -> None:
     assert claims < 2000 / 5
 
 
+def test_hours_without_a_claim_do_not_count_as_hours_without_lines() -> None:
+    plan, now = ClaimPlan(0.0), 0.0
+
+    def ready_after(seconds: float) -> int:
+        """How many lines are to be ready, when for so long a hundred ended each second."""
+        nonlocal now
+        for _ in range(round(seconds * 10)):
+            now += 0.1
+            for _ in range(10):
+                plan.ended()
+            ready = plan.wanted(now, room=0, waiting=0)
+        return ready
+
+    assert ready_after(20.0) == pytest.approx(100 * LOOKAHEAD, rel=0.1)
+    now += 5 * 3600.0
+    assert ready_after(10.0) == pytest.approx(100 * LOOKAHEAD, rel=0.3)
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.integers(0, 99), st.integers(0, 500), st.integers(0, 2000)), max_size=30)
 )

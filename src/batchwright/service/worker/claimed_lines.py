@@ -50,7 +50,8 @@ class ClaimPlan:
         """Return how many lines to claim: `room` more can be started, `waiting` are claimed and not started."""
         elapsed = max(0.0, now - self._since)
         self._since = now
-        self._ended.elapse(elapsed)
+        # Bounded, since after hours without a call the rate would be near 0 for most of a minute.
+        self._ended.elapse(min(elapsed, _MEMORY))
         # The first second says little, so the rate is computed as if it had passed.
         self._ready = int(LOOKAHEAD * self._ended.events / max(1.0, self._ended.seconds))
         return max(0, room + self._ready - waiting) if self.low(waiting) else 0
