@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
-from batchwright.errors import BatchwrightError, InputError
+from batchwright.errors import BatchwrightError, InputError, InvalidRequest, shown
 from batchwright.jobs.answer_tables import COMPLETION_TOKENS, ERROR, FINISH_REASON, PROMPT_TOKENS
 from batchwright.jobs.answers import answer_of
 from batchwright.jobs.input_names import expanded
@@ -18,12 +21,18 @@ from batchwright.jobs.job import ROWS_SUFFIX, state_path
 from batchwright.jobs.lines import Line, LineParser
 from batchwright.jobs.remote.parts import read_manifest
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
-from batchwright.jobs.sources import format_of
+from batchwright.jobs.sources import Record, format_of
 from batchwright.jobs.table_sources import open_source
 from batchwright.lines.batch_line import decode_line
+from batchwright.planning.identical import Place
 
 _MAX_LINE_BYTES = 2**30
+_MOST_HELD = 16 * 2**20
+"""Bytes of prompts that wait in memory for their results; more are in a temporary file."""
 _ADDED = (FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS)
+_ID = re.compile(r"batch_req_.+_([0-9]{1,18})")
+"""The `id` of the result of a line, which ends with the line's number."""
+_REMEDY = "name the output of `batchwright run`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +98,81 @@ def _results(path: AnyPath, files: Sequence[AnyPath], state: Mapping[str, Any]) 
     input_format = "jsonl" if not path.suffix else format_of(path, None)
     if input_format not in ("jsonl", "csv", "tsv", "parquet"):
         raise InputError(f"{path} is no output of a run: that is .jsonl, .csv, .tsv or .parquet")
-    prompts: Iterator[tuple[int, str | None]] | None = None
-    waiting: dict[int, str | None] = {}
     if not files:
         return
     source = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES)
-    for position, record in enumerate(source.records(), start=1):
-        content = record.content
-        fields = decode_line(content) if isinstance(content, bytes) else content
-        if not isinstance(fields, Mapping):
-            raise InputError(f"{path}, line {record.number}: {fields}")
-        if not ({"response", "error"} <= fields.keys() and "custom_id" in fields):
-            yield _row(position, fields, str((state.get("table") or {}).get("answer", "answer")), path)
-            continue
-        if prompts is None:
-            prompts = _prompts(state)
-        number = int(str(fields.get("id")).rpartition("_")[2])
-        while number not in waiting and (read := next(prompts, None)) is not None:
-            waiting[read[0]] = read[1]
-        result: Mapping[str, Any] = fields
-        _, answer = answer_of(result["response"], result["error"])
-        prompt = waiting.pop(number, None)
-        text = _text(answer.answer)
-        yield ReadableResult(
-            str(fields["custom_id"]), prompt, text, answer.error, answer.finish_reason, answer.completion_tokens
-        )
+    column = str((state.get("table") or {}).get("answer", "answer"))
+    with SpooledTemporaryFile(_MOST_HELD) as file:
+        prompts = _Prompts(_prompts(state), file)
+        for position, record in enumerate(source.records(), start=1):
+            fields = _fields(record, path)
+            if {"custom_id", "response", "error"} <= fields.keys():
+                yield _result(fields, prompts, f"{path}, line {record.number}")
+            else:
+                yield _row(position, fields, column, path)
+
+
+def _fields(record: Record, path: AnyPath) -> Mapping[str, Any]:
+    """The fields of a result line, or the columns of a row. Raises `InputError` for a line that is not JSON."""
+    fields: Mapping[str, object] | InvalidRequest
+    try:
+        fields = decode_line(record.content) if isinstance(record.content, bytes) else record.content
+    except InvalidRequest as error:
+        fields = error
+    if not isinstance(fields, Mapping):
+        raise InputError(f"{path}, line {record.number}: {fields}")
+    return fields
+
+
+def _result(fields: Mapping[str, Any], prompts: _Prompts, place: str) -> ReadableResult:
+    """The result in a line. `place`: the file and the line, for the message. Raises `InputError` for another's line."""
+    named, response, error = _ID.fullmatch(str(fields.get("id"))), fields["response"], fields["error"]
+    if named is None or not all(each is None or isinstance(each, dict) for each in (response, error)):
+        raise InputError(f"{place}: no run wrote this result, whose id is {shown(fields.get('id'))}; {_REMEDY}")
+    _, answer = answer_of(response, error)
+    return ReadableResult(
+        str(fields["custom_id"]),
+        prompts.take(int(named[1])),
+        _text(answer.answer),
+        answer.error,
+        answer.finish_reason,
+        answer.completion_tokens,
+    )
+
+
+class _Prompts:
+    """The prompts of an input by the numbers of their lines, read only as far as they are wanted.
+
+    Results may be in any order: prompts that are read before their results wait in a file.
+    """
+
+    def __init__(self, prompts: Iterator[tuple[int, str | None]], file: IO[bytes]) -> None:
+        """`prompts`: the numbers and prompts, by rising number. `file`: an empty file for those that wait."""
+        self._prompts = prompts
+        self._read = 0
+        """Number of the last line that was read."""
+        self._file = file
+        self._waiting: dict[int, Place] = {}
+
+    def take(self, number: int) -> str | None:
+        """The prompt of a line; None if it has none, or was taken before."""
+        while self._read < number and (read := next(self._prompts, None)) is not None:
+            self._read, prompt = read
+            if self._read == number:
+                return prompt
+            if prompt is not None:
+                self._waiting[self._read] = self._written(prompt)
+        place = self._waiting.pop(number, None)
+        if place is None:
+            return None
+        self._file.seek(place.offset)
+        return self._file.read(place.size).decode(errors="surrogatepass")
+
+    def _written(self, prompt: str) -> Place:
+        content = prompt.encode(errors="surrogatepass")
+        offset = self._file.seek(0, os.SEEK_END)
+        self._file.write(content)
+        return Place(offset, len(content))
 
 
 def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> ReadableResult:
@@ -121,15 +180,17 @@ def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> 
         raise InputError(f"{path} has no columns {column!r} and {ERROR!r}: it is no output of a run")
     shown_apart = {column, *_ADDED, *_properties(row[column])}
     others = [name for name in row if name not in shown_apart]
-    shown = "\n".join(f"{name}: {_text(row[name])}" for name in others if row[name] not in (None, ""))
-    tokens = row.get(COMPLETION_TOKENS)
+    prompt = "\n".join(f"{name}: {_text(row[name])}" for name in others if row[name] not in (None, ""))
+    tokens = _text(row.get(COMPLETION_TOKENS))
+    if tokens and not tokens.isdecimal():
+        raise InputError(f"{path}, row {number}: {COMPLETION_TOKENS} is {shown(tokens)}, not a number; {_REMEDY}")
     return ReadableResult(
         f"row {number}",
-        shown or None,
+        prompt or None,
         _text(row[column]) or None,
         _text(row[ERROR]) or None,
         _text(row.get(FINISH_REASON)) or None,
-        int(str(tokens)) if tokens not in (None, "") else None,
+        int(tokens) if tokens else None,
     )
 
 
