@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.jobs.input_names import expanded
+from batchwright.jobs.job import state_path
+from batchwright.jobs.output_names import INPUT, MAKING, ROWS
 from batchwright.jobs.sources import InputFormat, Record, format_of
+from batchwright.jobs.spend_journal import journal_path
 from batchwright.jobs.table_sources import open_source
 
 LIMIT = 64
@@ -165,6 +168,14 @@ def test_a_damaged_array_is_no_shorter_one(tmp_path: Path, text: str, message: s
         list(source.records())
     path.write_text('\ufeff[{"prompt": "a"}, -Infinity, "b" \n]' + " \n" * 2**21)
     assert [record.number for record in source.records()] == [1, 2, 3]
+
+
+def test_files_beside_an_output_are_none_of_its_inputs(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    own = (state_path(output), journal_path(output), *(tmp_path / f"out.jsonl{each}" for each in (INPUT, MAKING, ROWS)))
+    for path in (output, *own, tmp_path / "out.jsonl.old"):
+        path.write_text("")
+    assert expanded([f"{output}*"], str(output)) == (f"{output}.old",)
 
 
 def test_what_a_run_writes_is_none_of_its_inputs(tmp_path: Path) -> None:

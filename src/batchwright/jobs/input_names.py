@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import InputError
+from batchwright.jobs.output_names import is_own_name
 from batchwright.jobs.remote.addresses import explained, is_pattern, local_name, scheme_of
 from batchwright.jobs.remote.parts import MANIFEST, Manifest
 from batchwright.jobs.remote.remote_file import RemotePath, retried
 from batchwright.jobs.sources import InputFormat, format_of_suffix
 
 STREAM = "-"
-_BESIDE = (".partial", ".results.jsonl", ".batchwright.json", ".spend", ".batches", ".tmp", ".epoch", ".lease")
-"""Beginnings of what follows the name of an output in the names of the files that a run has beside it."""
 
 
 def expanded(inputs: Sequence[str], output: str | None = None) -> tuple[str, ...]:
@@ -57,12 +56,8 @@ def _local(name: str, output: Path | None) -> list[str]:
 def _is_of(output: Path | None, file: Path) -> bool:
     """Return whether `file` is the output of a run, or one of the files beside it."""
     return (
-        output is not None and _is_own_name(file.name, output.name) and file.parent.resolve() == output.parent.resolve()
+        output is not None and is_own_name(file.name, output.name) and file.parent.resolve() == output.parent.resolve()
     )
-
-
-def _is_own_name(name: str, output: str) -> bool:
-    return name == output or any(name.startswith(output + suffix) for suffix in _BESIDE)
 
 
 def _remote(path: RemotePath, output: str | None) -> list[str]:
@@ -85,7 +80,7 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
     if info["type"] != "directory":
         return [path.address]
     try:
-        names = [each for each in path.listed() if own is None or not _is_own_name((path / each).path, own)]
+        names = [each for each in path.listed() if own is None or not is_own_name((path / each).path, own)]
     except OSError as error:
         raise InputError(f"input {path} cannot be listed: {error.strerror}") from error
     return [
@@ -95,7 +90,7 @@ def _remote(path: RemotePath, output: str | None) -> list[str]:
 
 def _is_below(path: str, output: str) -> bool:
     """Return whether a path of an address is the output of a run, in it, or one of the files beside it."""
-    return path.startswith(output + "/") or _is_own_name(path, output)
+    return path.startswith(output + "/") or is_own_name(path, output)
 
 
 def _read_local(folder: Path, name: str) -> bytes:

@@ -21,6 +21,7 @@ from batchwright.jobs.failures import RETRYABLE
 from batchwright.jobs.field_reordering import check_fields, reordered
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, Line, LineParser, check_body, check_form
+from batchwright.jobs.output_names import BATCHES, INPUT, LINES, MAKING, ROWS, STATE
 from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget, no_fence
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
 from batchwright.jobs.remote.results import PartedSink, RemoteResults, work_folder
@@ -49,11 +50,7 @@ from batchwright.planning.field_order import FieldReuse
 from batchwright.planning.identical import Place
 from batchwright.wire.requests import COMPLETION_URL
 
-ROWS_SUFFIX = ".results.jsonl"
-_SUFFIXES = (".partial", ROWS_SUFFIX)
-"""Suffixes of the names of files beside the output that hold results: of lines, and of a table."""
 _log = logging.getLogger(__name__)
-_BATCHES = ".batches"
 _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
     None: lambda error: False,
     "passing": lambda error: bool(error.get(RETRYABLE)),
@@ -63,7 +60,7 @@ _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
 
 def state_path(output: Path) -> Path:
     """The path of the state file of the job that writes `output`."""
-    return output.with_name(output.name + ".batchwright.json")
+    return output.with_name(output.name + STATE)
 
 
 def local_output(spec: JobSpec) -> Path:
@@ -91,16 +88,15 @@ class Job:
         address = spec.address
         self._output = local_output(spec)
         self._at_once = spec.at_once
-        of_lines, of_rows = _SUFFIXES
         self._keeps_results = spec.writes_rows or address is not None or spec.to_folder
         """Whether the results stay once the output was made from them."""
-        self._working = self._output if self._at_once else self._beside(of_rows if self._keeps_results else of_lines)
+        self._working = self._output if self._at_once else self._beside(ROWS if self._keeps_results else LINES)
         """File that results are appended to."""
         self._again = _RETRIED[spec.retry_failed]
         self._remote: RemoteResults | None = None
         """The results at the address of the output; None for one on this machine."""
         if address is not None:
-            folder = address if self._at_once else address.with_name(address.name + of_rows)
+            folder = address if self._at_once else address.with_name(address.name + ROWS)
             self._remote = RemoteResults(folder, self._working, (journal_path(self._output), self.batches))
         self._target = self._target_of(address)
         self._spool: Spool | None = None
@@ -122,7 +118,7 @@ class Job:
         if self._remote is not None and self._state_file is not None:
             self._restore(self._remote, self._state_file)
         if self.spec.from_stream:
-            kept = None if self.spec.to_stream else self._beside(".input")
+            kept = None if self.spec.to_stream else self._beside(INPUT)
             self._spool = Spool(self.spec.inputs[0], kept)
         self._opened = [version_of(path) for path in self._paths]
         files = tuple(
@@ -155,7 +151,7 @@ class Job:
 
     def _target_of(self, address: RemotePath | None) -> OutputTarget:
         suffix = "".join(PurePath(self._output.name).suffixes[-1 - bool(self._form.compression) :]) or ".jsonl"
-        made = self._beside(".making")
+        made = self._beside(MAKING)
         fence = no_fence if self._remote is None else self._remote.fence
         if self.spec.to_folder:
             return FolderTarget(address or self._output, suffix, made, fence)
@@ -349,7 +345,7 @@ class Job:
     def _forget_earlier(self) -> None:
         if not self._at_once:
             self._target.remove()
-        for path in map(self._beside, _SUFFIXES):
+        for path in map(self._beside, (LINES, ROWS)):
             if path != self._working:
                 path.unlink(missing_ok=True)
         if self._remote is not None:
@@ -425,7 +421,7 @@ class Job:
     @property
     def batches(self) -> Path:
         """Folder with the journal of the batches that providers compute for this job, until it is complete."""
-        return self._beside(_BATCHES)
+        return self._beside(BATCHES)
 
     def _make_output(self) -> None:
         """Make the output from the results, unless it exists and was made from the same ones."""

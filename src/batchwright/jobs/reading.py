@@ -17,8 +17,9 @@ from batchwright.errors import BatchwrightError, InputError, InvalidRequest, sho
 from batchwright.jobs.answer_tables import COMPLETION_TOKENS, ERROR, FINISH_REASON, PROMPT_TOKENS
 from batchwright.jobs.answers import answer_of
 from batchwright.jobs.input_names import expanded
-from batchwright.jobs.job import ROWS_SUFFIX, state_path
+from batchwright.jobs.job import state_path
 from batchwright.jobs.lines import Line, LineParser
+from batchwright.jobs.output_names import ROWS
 from batchwright.jobs.remote.parts import read_manifest
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.sources import Record, format_of
@@ -86,7 +87,7 @@ def _state_of(path: AnyPath) -> Mapping[str, Any]:
 
 
 def _state_elsewhere(path: RemotePath) -> Mapping[str, Any]:
-    for folder in (path, path.with_name(path.name + ROWS_SUFFIX)):
+    for folder in (path, path.with_name(path.name + ROWS)):
         with suppress(OSError, BatchwrightError):
             manifest = read_manifest(folder)
             if manifest is not None and manifest.state is not None:

@@ -13,6 +13,7 @@ import msgspec
 
 from batchwright.durable_files import replacing
 from batchwright.errors import InputError, ResumeRefused
+from batchwright.jobs.output_names import SPENT
 from batchwright.pricing.rates import Picodollars
 
 _FORM = 1
@@ -23,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 def journal_path(output: Path) -> Path:
     """The path of the journal of the job that writes `output`."""
-    return output.with_name(output.name + ".spend")
+    return output.with_name(output.name + SPENT)
 
 
 @dataclass(slots=True)

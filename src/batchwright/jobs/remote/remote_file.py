@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from batchwright.backoff import Backoff
+from batchwright.durable_files import TEMPORARY
 from batchwright.errors import BatchwrightError, InputError
 from batchwright.jobs.remote.addresses import (
     explained,
@@ -229,7 +230,7 @@ class RemotePath:
 
     def _write_once(self, source: Callable[[], Any]) -> None:
         filesystem, whole = self.filesystem, scheme_of(self.address) in _WHOLE
-        target = self.path if whole else f"{self.path}.tmp"
+        target = self.path if whole else self.path + TEMPORARY
         if not whole:
             with suppress(Exception):
                 filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)

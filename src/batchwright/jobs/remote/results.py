@@ -18,6 +18,7 @@ from platformdirs import user_state_path
 from batchwright.crash_points import crash_point
 from batchwright.durable_files import replacing
 from batchwright.errors import ResumeRefused
+from batchwright.jobs.output_names import EPOCH, LEASE
 from batchwright.jobs.remote.addresses import scheme_of
 from batchwright.jobs.remote.lease import OutputLease, attempts_in
 from batchwright.jobs.remote.parts import (
@@ -70,7 +71,7 @@ class RemoteResults:
         self.folder = folder
         self._file = file
         self._journals = tuple(journals)
-        self._epochs = file.with_name(file.name + ".epoch")
+        self._epochs = file.with_name(file.name + EPOCH)
         self._manifest = Manifest("")
         self._begun = False
         self._lease: OutputLease | None = None
@@ -88,7 +89,7 @@ class RemoteResults:
                 f"{self.folder} exists and does not belong to a batchwright job: name another output, or remove it"
             )
         if scheme_of(self.folder.address) not in _NOT_LEASED:
-            self._lease = OutputLease(self.folder, self._file.with_name(self._file.name + ".lease"))
+            self._lease = OutputLease(self.folder, self._file.with_name(self._file.name + LEASE))
             self._lease.take(0 if manifest is None else manifest.attempt)
             self._lease.keep()
             manifest = read_manifest(self.folder)
