@@ -166,7 +166,12 @@ def test_a_damaged_array_is_no_shorter_one(tmp_path: Path, text: str, message: s
     source = open_source([path], "json", max_line_bytes=2**20)
     with pytest.raises(InputError, match=message):
         list(source.records())
+
+
+def test_an_array_may_end_with_much_space(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
     path.write_text('\ufeff[{"prompt": "a"}, -Infinity, "b" \n]' + " \n" * 2**21)
+    source = open_source([path], "json", max_line_bytes=2**20)
     assert [record.number for record in source.records()] == [1, 2, 3]
 
 
