@@ -158,6 +158,15 @@ def test_what_is_no_batch_input_is_told_before_the_upload(
     assert not (data / "batchwright.db").exists()
 
 
+@pytest.mark.parametrize("first", [b"", b" \r\n"], ids=["at once", "blank"])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, data: Path, endpoint: str, first: bytes) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + first + line("a") + line("b"))
+    submitted = jobs("submit", str(path))
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    assert shown(submitted.stdout.strip())["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+
+
 def test_tries_that_are_repeated_are_not_told_among_the_results(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_with(StoreFlags(data))
     (tell,) = get_on_retry_hooks()

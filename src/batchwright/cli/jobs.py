@@ -17,6 +17,7 @@ from batchwright.cli.serve import PASSED_ON, WORK_HELP, work_command
 from batchwright.cli.store_options import StoreFlags, open_local_files, settings_with, store_command, write_audit
 from batchwright.durable_files import replacing
 from batchwright.errors import Conflict, InputError
+from batchwright.lines.batch_line import split_lines
 from batchwright.service.access.api_keys import DEFAULT_TENANT as TENANT
 from batchwright.wire.requests import ALIASES
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 3
 _READ_BYTES = 2**20
+_LONGEST_LINE = 2**30
 _PAGE_LINES = 256
 _T = TypeVar("_T")
 
@@ -288,11 +290,12 @@ def _endpoint_of(path: Path) -> str:
     if str(path) == "-":
         raise InputError("--endpoint: must be given when FILE is standard input")
     with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"")
-    if not first:
+        lines = (content for _, _, content in split_lines(file, _LONGEST_LINE))
+        first = next((line for line in lines if line is None or line.strip()), b"")
+    if first == b"":
         raise InputError(f"{path}: the file is empty; give one with a batch line in it")
     try:
-        return msgspec.json.decode(first, type=_FirstLine).url
+        return msgspec.json.decode(first or b"", type=_FirstLine).url
     except (ValueError, RecursionError):
         raise InputError(
             f"{path}: its first line is not a JSON object with a url, as batch lines are; prompts, text and tables are "
