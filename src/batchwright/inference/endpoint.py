@@ -42,7 +42,7 @@ from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.engine_gauges import Queue
-from batchwright.wire.fields import deadline_seconds, priority_of
+from batchwright.wire.fields import deadline_seconds, priority_of, stated_limit
 from batchwright.wire.requests import (
     CHAT_URL,
     CLASSIFY_URL,
@@ -74,8 +74,6 @@ _LIST_OF = {
 }
 """Field of answers that holds the results."""
 _PROBE_SECONDS = 10.0
-ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""Fields of bodies that limit the tokens of an answer; the first one present applies."""
 _FOREVER = 1e6
 _PATIENCE = 5.0
 """Seconds for which online calls wait for a pause to end: as long as pacers pause if the endpoint names no time."""
@@ -544,13 +542,12 @@ def answer_bound(call: Call) -> int | None:
     """Return the most tokens that the answers to a call may have together; None: no limit."""
     if call.endpoint in ENCODER_URLS:
         return 0
-    named = next((call.body[name] for name in ANSWER_BOUNDS if call.body.get(name) is not None), None)
-    if named is None and call.defaults is not None:
-        defaults = call.defaults
-        named = defaults.get("max_tokens") if isinstance(defaults, Mapping) else defaults.max_tokens
+    limit, defaults = stated_limit(call.body), call.defaults
+    if limit is None and defaults is not None:
+        limit = stated_limit(defaults) if isinstance(defaults, Mapping) else defaults.max_tokens
     number = call.body.get("n")
     completions = number if isinstance(number, int) and number > 0 else 1
-    return named * completions if isinstance(named, int) and named > 0 else None
+    return None if limit is None else limit * completions
 
 
 async def _within(until: float | None, work: Awaitable[_T]) -> _T:

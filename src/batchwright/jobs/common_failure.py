@@ -8,10 +8,10 @@ from typing import Any
 
 from batchwright.errors import EndpointError, InvalidRequest, RunFailed
 from batchwright.request import SamplingParams
+from batchwright.wire.fields import ANSWER_LIMITS
 
 _ENOUGH = 20
 """Failed lines after which the others are assumed to fail for the same reason."""
-_ANSWER_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 _FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)} | {
     "schema": "--json-schema"
 }
@@ -92,7 +92,7 @@ def _reason_of(
         return None
     if param == "model":
         return _Reason("model", code, "Name a model that the endpoint has with --model")
-    name = "max_tokens" if param in _ANSWER_BOUNDS else param
+    name = "max_tokens" if param in ANSWER_LIMITS else param
     if name not in _FLAGS or (name != param and body.get(name) is not None):
         return None
     if not isinstance(defaults, Mapping) or defaults.get(name) is not None:

@@ -10,13 +10,12 @@ from typing import Any
 from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import form_overrides
-from batchwright.wire.fields import MAX_TOKENS, RANGES
+from batchwright.wire.fields import MAX_TOKENS, RANGES, limit_field
 from batchwright.wire.requests import COMPLETION_LIMIT, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL
 from batchwright.wire.text_responses import form_of_response
 
 INVALID_JSON = "invalid_json"
 """Finish reason of an answer that should be JSON and is not, after all tries."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(slots=True)
@@ -121,8 +120,7 @@ class InvalidAnswers:
 
 def _limit_name(endpoint: str, body: Mapping[str, Any]) -> str:
     """Return the name of the field with the limit of a body's answer, whether or not it is set."""
-    usual = "max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens"
-    return next((each for each in _LIMITS if body.get(each) is not None), usual)
+    return limit_field(body) or ("max_output_tokens" if endpoint == RESPONSES_URL else "max_tokens")
 
 
 def invalid_texts(answer: Mapping[str, Any]) -> set[int]:

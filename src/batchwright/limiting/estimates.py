@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from batchwright.wire.classifying import pair_fields
+from batchwright.wire.fields import stated_limit
 from batchwright.wire.requests import (
     CHAT_URL,
     CLASSIFY_URL,
@@ -28,7 +29,6 @@ _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
 _INPUTS = {EMBEDDINGS_URL: "input", CLASSIFY_URL: "input", RERANK_URL: "documents"}
 """Fields that contain the texts to encode."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWER = 256
 """Tokens assumed for an answer whose length the request does not bound."""
 
@@ -75,8 +75,8 @@ def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint in ENCODER_URLS:
         return prompts
-    unstated = 1 if body.get("max_tokens") == 0 else _ANSWER  # 0: the prompt is scored, not answered
-    longest = next((most for name in _LIMITS if (most := _whole(body.get(name)))), unstated)
+    stated = stated_limit(body)
+    longest = _ANSWER if stated is None else max(1, stated)  # 0: the prompt is scored, not answered
     return prompts + sequences_of_request(endpoint, body) * longest
 
 

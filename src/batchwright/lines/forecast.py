@@ -18,6 +18,7 @@ from batchwright.decayed_rate import DecayedRate
 from batchwright.fitting import FadedFit
 from batchwright.lines.batch_line import token_count
 from batchwright.request import SamplingParams
+from batchwright.wire.fields import stated_limit
 
 _STEPS_REMEMBERED = 1000.0
 """Steps over which other work is averaged."""
@@ -184,10 +185,8 @@ def answer_limit(body: Mapping[str, Any], default: int) -> int:
 
 def allowed_tokens(body: Mapping[str, Any], default: int) -> int:
     """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
-    given = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
-    if not given and body.get("max_tokens") == 0:
-        return 1  # a prompt that is only scored has no answer
-    return given if type(given) is int and given > 0 else default
+    stated = stated_limit(body)
+    return default if stated is None else max(1, stated)  # 0: a prompt that is only scored has no answer
 
 
 def goes_on_to_its_limit(body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]) -> bool:

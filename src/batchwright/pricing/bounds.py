@@ -16,6 +16,7 @@ from batchwright.errors import InvalidRequest, shown
 from batchwright.pricing.rates import ModelPrices, Picodollars, Rates
 from batchwright.pricing.usage import is_usual_tier
 from batchwright.wire.classifying import pair_fields
+from batchwright.wire.fields import ANSWER_LIMITS
 from batchwright.wire.requests import ENCODER_URLS, PAIR_FIELDS, RERANK_URL, SCORE_URL
 
 NO_ANSWER_BOUND = "max_tokens_missing"
@@ -25,7 +26,6 @@ _TEMPLATE_TOKENS = 256
 those of Qwen, Llama and gpt-oss have fewer than 100."""
 _TOOLS_TEMPLATE_TOKENS = 1024
 """The same if there are tools: Anthropic states up to 530."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _BOUNDED_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _BOUNDED_ITEMS = frozenset({None, "message", "function_call", "function_call_output"})
 _BOUNDED_TOOLS = frozenset({None, "function", "custom"})
@@ -84,7 +84,7 @@ def _bytes_of(value: object) -> int:
 
 def most_output(body: Mapping[str, Any]) -> int:
     """Return the most tokens that all completions of a body may have. Raises `InvalidRequest` if it states no limit."""
-    given = [body[name] for name in _LIMITS if body.get(name) is not None]
+    given = [body[name] for name in ANSWER_LIMITS if body.get(name) is not None]
     if not given:
         raise InvalidRequest(
             "max_tokens is missing, so what the answer may cost has no bound: under a budget every request needs one; "

@@ -71,6 +71,8 @@ DEFAULT_PRIORITY = 5
 MAX_TEMPERATURE = 2.0
 """OpenAI's limit. `SamplingParams` takes more."""
 MAX_TOKENS = 2**31 - 1
+ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields that limit the tokens of an answer; the first one that is set applies."""
 RANGES: Mapping[str, tuple[int, int]] = {
     "best_of": (1, MAX_COMPLETIONS),
     "expected_tokens": (0, MAX_TOKENS),
@@ -187,6 +189,22 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
     if given.get("prompt_logprobs", False) is not False:
         overrides["prompt_logprobs"] = given["prompt_logprobs"]
     return overrides | form_overrides(given)
+
+
+def limit_field(body: Mapping[str, object]) -> str | None:
+    """Return the name of the field of `body` that limits the tokens of an answer; None if none is set."""
+    return next((name for name in ANSWER_LIMITS if body.get(name) is not None), None)
+
+
+def stated_limit(body: Mapping[str, object]) -> int | None:
+    """Return the most tokens of an answer that `body` states, unchecked: 0 for a prompt that is only scored.
+
+    None if it states no limit, or one that is not a whole number.
+    """
+    name = limit_field(body)
+    value = None if name is None else body[name]
+    # Bounded, since JSON may contain numbers with thousands of digits.
+    return min(value, MAX_TOKENS) if type(value) is int and value >= 0 else None
 
 
 def deadline_seconds(body: Mapping[str, object]) -> float | None:

@@ -19,6 +19,7 @@ from batchwright.wire.answer_forms import FORM_NAMES, form_fields, named_in_body
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.chats import CHAT_NAMES, ChatTools, read_chat, read_tools
 from batchwright.wire.fields import (
+    ANSWER_LIMITS,
     MAX_TOKENS,
     check_names,
     completions_of,
@@ -72,7 +73,7 @@ _COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=COMPLETION_LIMIT)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
 """Types of a message's fields beside its role and content. Any other fields are for the chat template."""
 _FIELDS_OF = {
-    "max_tokens": {"max_tokens", "max_completion_tokens", "max_output_tokens"},
+    "max_tokens": {*ANSWER_LIMITS},
     "logprobs": {"logprobs", "top_logprobs"},
 }
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""

@@ -29,7 +29,7 @@ from batchwright.routing.prefixes import prefix_keys
 from batchwright.routing.restarts import Restarts
 from batchwright.routing.router import Capacity, Router
 from batchwright.routing.work import Work
-from batchwright.wire.fields import deadline_seconds, priority_or_default
+from batchwright.wire.fields import deadline_seconds, priority_or_default, stated_limit
 from batchwright.wire.identity import cacheable_prompt
 from batchwright.wire.requests import ENCODER_URLS
 
@@ -295,9 +295,8 @@ class ReplicatedInference(Route):
         else:
             given = defaults or {}
             limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
-        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-        named = next((call.body[name] for name in names if call.body.get(name) is not None), None)
-        limit = max(1, named) if isinstance(named, int) and named >= 0 else limit
+        stated = stated_limit(call.body)
+        limit = limit if stated is None else max(1, stated)
         sequences = sequences_of_request(call.endpoint, call.body)
         if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:
             sequences *= completions
