@@ -49,7 +49,7 @@ def evaluation(
 
     from batchwright.lm_eval import Model
 
-    folder = str(resolve(model, as_values=True))
+    folder = str(resolve(model, weights="values"))
     models = {
         "hf": HFLM(pretrained=folder, dtype=dtype, device="cpu", batch_size=hf_batch_size),
         "batchwright": Model(folder, dtype=dtype, prefix_caching=True),

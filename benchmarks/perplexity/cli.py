@@ -37,7 +37,7 @@ def quantization(
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
     """Perplexity of a text in float32, in bfloat16 and quantized, through the engine's own body."""
-    folder = resolve(model, progress=_say, as_values=True)
+    folder = resolve(model, progress=_say, weights="values")
     try:
         texts = [own_text()] if text is None else read(text)
     except ValueError as error:

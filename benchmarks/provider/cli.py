@@ -112,7 +112,8 @@ def _endpoints(
     rounds: int,
     save: Path | None,
 ) -> None:
-    servers = _chosen("--server", names, found(model, resolve(model, progress=_say, as_values=True), gguf, max(levels)))
+    checkpoint = resolve(model, progress=_say, weights="values")
+    servers = _chosen("--server", names, found(model, checkpoint, gguf, max(levels)))
     done = []
     for server in servers.values():
         _say(f"{server.title}: {lines} lines, {rounds} rounds of {', '.join(map(str, levels))} and ours")

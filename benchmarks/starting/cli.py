@@ -53,7 +53,7 @@ def starting(
     peers = peer or [VLLM, TRANSFORMERS]
     if unknown := set(peers) - {VLLM, TRANSFORMERS, "none"}:
         raise typer.BadParameter(f"--peer {', '.join(sorted(unknown))}: must be vllm, transformers or none")
-    folder = resolve(model, progress=_say, as_values=True)
+    folder = resolve(model, progress=_say, weights="values")
     systems = [ours(model, _KV_GIB)]
     if VLLM in peers:
         found = vllm(vllm_folder, folder, DEFAULT_MODEL, _KV_GIB, {})

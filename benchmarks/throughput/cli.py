@@ -90,7 +90,7 @@ def engine(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options: Options = {
-        "model": str(resolve(model, progress=_say, as_values=True)),
+        "model": str(resolve(model, progress=_say, weights="values")),
         "precision": ours.precision,
         "kv_gib": kv_gib,
         "max_num_seqs": 256,

@@ -71,7 +71,8 @@ def _quantized(ways: list[System], model: str, bits: int, say: Callable[[str], N
     Activations have 8 bits as well; with weights of 4, on processors without AMX, only if zentorch multiplies.
     """
     try:
-        checkpoint = quantized_checkpoint(resolve(model, progress=say, as_values=True), BENCH / "quantized", bits, say)
+        folder = resolve(model, progress=say, weights="values")
+        checkpoint = quantized_checkpoint(folder, BENCH / "quantized", bits, say)
     except ValueError as error:
         say(f"vLLM runs in {ways[0].precision} only: {error}")
         return []

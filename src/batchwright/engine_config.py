@@ -17,6 +17,8 @@ QuantizationName: TypeAlias = Literal["int8", "int8-group", "int4", "fp8"]
 BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 AttentionName: TypeAlias = Literal["auto", "native", "fa3", "triton", "sdpa", "reference"]
 OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
+WeightsForm: TypeAlias = Literal["numbers", "values"]
+"""Quantized weights of a GGUF file: the numbers that it has, with their scales, or the values that these stand for."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -171,10 +173,10 @@ class EngineConfig:
                 raise TypeError(f"the engine has no option {name!r}; {hint}")
         return replace(self, **options)
 
-    def needs_values(self, *, on_cpu: bool) -> bool:
-        """Whether the engine needs the weights of a GGUF file as values, rather than as quantized numbers."""
+    def weights_form(self, *, on_cpu: bool) -> WeightsForm:
+        """The form in which the engine reads the weights of a GGUF file."""
         is_plain = self.body != "transformers" and self.quantization is None and self.tensor_parallel == 1
-        return not is_plain or self.dtype in ("float32", "float16") or not on_cpu
+        return "numbers" if is_plain and self.dtype not in ("float32", "float16") and on_cpu else "values"
 
     def chosen(self) -> Mapping[str, Any]:
         """The options that are not at their default, by name."""

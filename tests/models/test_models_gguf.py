@@ -199,7 +199,7 @@ def test_quantized_weights_stay_numbers(tmp_path: Path, kind: str) -> None:
     original = random_model()
     source = write_gguf(tmp_path / "m.gguf", original, file_type=7, quantize=kind)
     folder = resolve(str(source))
-    assert folder != resolve(str(source), as_values=True)
+    assert folder != resolve(str(source), weights="values")
     bits = 8 if kind == "Q8_0" else 4
     config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "batchwright", "bits": bits}
@@ -239,26 +239,26 @@ def test_a_model_is_converted_once_to_the_form_that_its_engine_reads(tmp_path: P
     load_engine(source, config).close()
     assert load_tokenizer(source, config).encode("a")
     assert in_process == ["values"]
-    assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False, as_values=True)
+    assert resolve(source, pull=False, weights="either") == resolve(source, pull=False, weights="values")
     load_engine(source, EngineConfig(body="fused", device="cpu", kv_memory="1MB")).close()
     assert in_process == ["values", "numbers"]
-    assert resolve(source, pull=False, as_values=None) == resolve(source, pull=False)
+    assert resolve(source, pull=False, weights="either") == resolve(source, pull=False)
 
 
 @pytest.mark.parametrize(
-    ("options", "on_cpu", "values"),
+    ("options", "on_cpu", "form"),
     [
-        ({}, True, False),
-        ({}, False, True),
-        ({"body": "fused", "dtype": "bfloat16"}, True, False),
-        ({"dtype": "float32"}, True, True),
-        ({"body": "transformers"}, True, True),
-        ({"quantization": "int8"}, True, True),
-        ({"tensor_parallel": 2}, True, True),
+        ({}, True, "numbers"),
+        ({}, False, "values"),
+        ({"body": "fused", "dtype": "bfloat16"}, True, "numbers"),
+        ({"dtype": "float32"}, True, "values"),
+        ({"body": "transformers"}, True, "values"),
+        ({"quantization": "int8"}, True, "values"),
+        ({"tensor_parallel": 2}, True, "values"),
     ],
 )
-def test_which_engines_read_values(options: dict[str, Any], on_cpu: bool, values: bool) -> None:
-    assert EngineConfig(**options).needs_values(on_cpu=on_cpu) == values
+def test_which_form_of_weights_engines_read(options: dict[str, Any], on_cpu: bool, form: str) -> None:
+    assert EngineConfig(**options).weights_form(on_cpu=on_cpu) == form
 
 
 def test_a_disk_too_small_for_the_values_is_seen_before_they_are_written(
@@ -289,7 +289,7 @@ def test_numbers_can_be_rounded_once_more(tmp_path: Path) -> None:
 def test_quantized_weights_become_bfloat16_where_transformers_reads_them(tmp_path: Path) -> None:
     original = random_model()
     source = write_gguf(tmp_path / "q8.gguf", original, file_type=7, quantize="Q8_0")
-    folder = resolve(str(source), as_values=True)
+    folder = resolve(str(source), weights="values")
     converted = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert converted.dtype == torch.bfloat16
     exact = dequantized(original.model.layers[1].mlp.down_proj.weight, "Q8_0")

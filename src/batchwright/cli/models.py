@@ -50,7 +50,7 @@ def pull_model(name: Name) -> None:
 @app.command("path")
 def print_path(name: Name) -> None:
     """Print the path of a model that was pulled. Fetches nothing; exit status 2 when it is not there."""
-    typer.echo(resolve(name, pull=False, as_values=None))
+    typer.echo(resolve(name, pull=False, weights="either"))
 
 
 def _table(models: list[ModelStatus]) -> Table:

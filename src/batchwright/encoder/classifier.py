@@ -66,7 +66,7 @@ class Classifier:
             raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
         where = choose_device(device)
         kind = choose_dtype(dtype, where)
-        folder = resolve(str(model), as_values=True)
+        folder = resolve(str(model), weights="values")
         config = read_config(folder)
         self._body: ClassifierBody = load_classifier_body(folder, config, kind, where)
         if layout == "packed" and not self._body.packs:

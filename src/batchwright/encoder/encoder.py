@@ -67,7 +67,7 @@ class Encoder:
             raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
         where = choose_device(device)
         kind = choose_dtype(dtype, where)
-        folder = resolve(str(model), as_values=True)
+        folder = resolve(str(model), weights="values")
         settings = read_settings(folder)
         self._body = load_encoder_body(folder, layout, kind, where)
         self.max_length = checked_length(max_length, settings.max_length, self._body.max_positions)

@@ -56,7 +56,7 @@ class Engine:
         config = (config or EngineConfig()).with_options(**options)
         require_generating(str(model))
         on_cpu = choose_device(config.device).type == "cpu"
-        folder = resolve(str(model), as_values=config.needs_values(on_cpu=on_cpu))
+        folder = resolve(str(model), weights=config.weights_form(on_cpu=on_cpu))
         self.model_name = served_name(str(model))
         loaded = load_body(folder, config) if config.tensor_parallel == 1 else ParallelBody(folder, config)
         try:

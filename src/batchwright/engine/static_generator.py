@@ -63,7 +63,7 @@ class StaticGenerator:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         self._device = choose_device(device)
-        folder = resolve(str(model), as_values=True)
+        folder = resolve(str(model), weights="values")
         wanted, kind = f"{folder} as a causal language model", choose_dtype(dtype, self._device)
         self._model, missing = load_pretrained(AutoModelForCausalLM, folder, wanted, kind, self._device)
         if missing:

@@ -61,7 +61,7 @@ def load_models(
         if model is not None:
             resolve_generating(model, config, progress)
         if embedding_model is not None:
-            resolve(embedding_model, progress=progress, as_values=True)
+            resolve(embedding_model, progress=progress, weights="values")
         if model is not None and _is_on_cpu(config.device):
             prepare_kernels(progress)
         progress("reading the weights")
@@ -108,8 +108,8 @@ def resolve_generating(model: str, config: EngineConfig, progress: Progress = la
     if not Path(model).expanduser().is_file():
         return resolve(model, progress=progress)
     with _translated_errors("converting a GGUF file"):
-        as_values = config.needs_values(on_cpu=_is_on_cpu(config.device))
-    return resolve(model, progress=progress, as_values=as_values)
+        weights = config.weights_form(on_cpu=_is_on_cpu(config.device))
+    return resolve(model, progress=progress, weights=weights)
 
 
 def load_engine(model: str, config: EngineConfig, progress: Progress = lambda text: None) -> Engine:
@@ -138,7 +138,7 @@ def load_classifiers(
 ) -> tuple[Classifier, ...]:
     """Load sequence classifiers, such as cross-encoders. Raises the errors of `load_models`."""
     for name in names:
-        resolve(name, progress=progress, as_values=True)
+        resolve(name, progress=progress, weights="values")
     if not names:
         return ()
     with _translated_errors("running a model"):
@@ -160,7 +160,7 @@ def load_tokenizer(model: str, config: EngineConfig | None = None) -> Tokenizer:
     Takes up to seconds; raises the errors of `load_models`.
     """
     with _translated_errors("counting tokens", of=f"the tokenizer of {model} cannot be loaded: "):
-        folder = resolve(model, as_values=None) if config is None else resolve_generating(model, config)
+        folder = resolve(model, weights="either") if config is None else resolve_generating(model, config)
         from batchwright.engine.tokenizer import Tokenizer
 
         vocab_size, context = _text_sizes(folder)
@@ -169,7 +169,7 @@ def load_tokenizer(model: str, config: EngineConfig | None = None) -> Tokenizer:
 
 def load_text_tokenizer(model: str) -> TextTokenizer:
     """Load only the tokenizer of an embedding model. Takes seconds, since it imports torch; raises as `load_models`."""
-    folder = resolve(model, as_values=True)
+    folder = resolve(model, weights="values")
     with _translated_errors("counting tokens", of=f"the tokenizer of {model} cannot be loaded: "):
         from batchwright.encoder.encoder import tokenizer_of
         from batchwright.inference.encoder_inference import REMEDY

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 from pathlib import Path
+from typing import Literal
 
+from batchwright.engine_config import WeightsForm
 from batchwright.errors import DownloadError, ModelNotFound, UnsupportedModel
 from batchwright.models import cache, hub
 from batchwright.models.cache import GGUF_PREFIX, CachedModel, Origin, Progress, entry_key
@@ -20,15 +22,20 @@ _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
 def resolve(
-    name_or_path: str, *, pull: bool = True, progress: Progress | None = None, as_values: bool | None = False
+    name_or_path: str,
+    *,
+    pull: bool = True,
+    progress: Progress | None = None,
+    weights: WeightsForm | Literal["either"] = "numbers",
 ) -> Path:
     """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
 
     A folder is checked and returned unchanged. Built-in models and GGUF files are converted once and then taken from
-    the cache, hub models from the hub's own cache. The weights of a quantized GGUF file remain numbers where the fused
-    body multiplies numbers, or become values with `as_values`, as transformers needs them; with None it is whichever is
-    in the cache. With `pull=False` nothing is fetched or converted. `progress` is called with one line of text at the
-    start of each long step.
+    the cache, hub models from the hub's own cache. With `pull=False` nothing is fetched or converted. `progress` is
+    called with one line of text at the start of each long step.
+
+    `weights`: the form of the weights of a quantized GGUF file: "numbers", which the fused body multiplies, "values",
+    which transformers needs, or "either", whichever is in the cache.
 
     Safe to call from several processes at once: one does the work, the others wait for it.
 
@@ -43,7 +50,7 @@ def resolve(
     if name_or_path and path.is_dir():
         return require_complete(path)
     if path.is_file():
-        return _resolve_gguf(path, pull, say, as_values=as_values)
+        return _resolve_gguf(path, pull, say, weights)
     if hub.is_hub_id(name_or_path) and path.suffix != ".gguf":
         return _resolve_hub_id(name_or_path, pull, say)
     raise _unknown(name_or_path)
@@ -139,23 +146,23 @@ def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Pat
     return cache.build(key, origin, fill, needs_bytes=needs, progress=progress)
 
 
-def _resolve_gguf(path: Path, pull: bool, progress: Progress, *, as_values: bool | None) -> Path:
+def _resolve_gguf(path: Path, pull: bool, progress: Progress, weights: WeightsForm | Literal["either"]) -> Path:
     path = path.absolute()
     require_gguf(path)
     sha256 = remembered_sha256(path)
     values, numbers = entry_key(GGUF_PREFIX, sha256), entry_key(GGUF_PREFIX, f"{sha256} as numbers")
-    key = values if as_values else numbers
+    key = values if weights == "values" else numbers
     entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
-    if as_values is None and (other := cache.inspect(values)).ready:
+    if weights == "either" and (other := cache.inspect(values)).ready:
         return other.folder
     _require_pull(entry, str(path), pull)
     require_converter()
 
     def fill(work: Path, folder: Path) -> None:
         progress(f"converting {path.name}, once")
-        convert_gguf(path, folder, work, progress, as_numbers=not as_values)
+        convert_gguf(path, folder, work, progress, as_numbers=weights != "values")
         progress(f"storing {path.name} in the cache")
 
     origin = Origin(path.stem, Kind.GENERATE, "", str(path), sha256)

@@ -98,7 +98,7 @@ def model_times(settings: Settings) -> dict[str, float]:
         return {}
     encoders = (settings.embedding_model, *settings.classifier)
     times = {
-        served_name(name): _made_at(resolve(name, pull=False, as_values=None))
+        served_name(name): _made_at(resolve(name, pull=False, weights="either"))
         for name in (settings.model, *encoders)
         if name
     }

@@ -41,10 +41,10 @@ async def open_replicas(
         )
     places = places_for(count, config.device, config.tensor_parallel)
     if model is not None:
-        resolve(model, progress=progress, as_values=config.needs_values(on_cpu=places[0].gpu is None))
+        resolve(model, progress=progress, weights=config.weights_form(on_cpu=places[0].gpu is None))
     for name in (embedding_model, *classifiers):
         if name is not None:
-            resolve(name, progress=progress, as_values=True)
+            resolve(name, progress=progress, weights="values")
     chosen = dict(config.chosen())
     if config.kv_memory is not None:
         chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have their own kind of integer
