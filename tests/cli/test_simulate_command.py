@@ -25,7 +25,7 @@ from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 
 EMBEDDING = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def costs(tmp_path: Path) -> Path:
     for number in range(60):
         prompt, rows = 100 * (number % 3), 1 + number
         shape = StepShape(prompt, prompt * (50 + number), rows, 100 * rows, rows)
-        measurements.append((prompt, shape.prefill_pairs, rows, shape.decode_keys, rows, LAW.seconds(shape)))
+        measurements.append((prompt, shape.prefill_pairs, rows, shape.decode_keys, rows, COSTS.seconds(shape)))
     facts = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_model_len=4096)
     path = tmp_path / "costs.json"
     write_costs(path, KeptCosts(1, {"machine": "a machine"}, facts, 60, tuple(measurements)))

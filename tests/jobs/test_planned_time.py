@@ -34,7 +34,7 @@ from batchwright.simulation.requests import SimulatedRequest
 
 pytestmark = pytest.mark.needs_model  # its tokenizer
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 FACTS = EngineFacts(device="cpu", block_bytes=1024, free_bytes=64 * 2**20, max_model_len=2048)
 
 
@@ -69,7 +69,7 @@ def measured(pace: float = 1.0) -> None:
     for number in range(200):
         prompt, rows = 100 * (number % 3), 1 + number % 60
         shape = StepShape(prompt, prompt * (50 + number), rows, 100 * rows, rows)
-        record.add(shape, pace * LAW.seconds(shape))
+        record.add(shape, pace * COSTS.seconds(shape))
     keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record)
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_told_of_a_machine_that_measured_nothing(tmp_path: Path) -> N
     assert run(source(tmp_path), None, dry_run=True).planned_time is None
 
 
-def test_lines_that_tell_their_lengths_leave_the_error_of_the_law_only(tmp_path: Path) -> None:
+def test_lines_that_tell_their_lengths_leave_the_error_of_the_cost_model_only(tmp_path: Path) -> None:
     measured()
     seconds, least, most, known_from = told(source(tmp_path, ignore_eos=True))
     # 300 lines of 50 tokens on 64 places: about 5 rounds of 50 steps.

@@ -15,13 +15,13 @@ from batchwright.scheduling.step_costs import StepCosts
 from batchwright.simulation.fleet import Fleet
 from batchwright.simulation.requests import SimulatedRequest
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 LINES, LIMIT = 120, 400
 
 
 def told(length: int, error: float) -> PlannedTime:
     """The time of lines whose answers have `length` tokens, and are that long within a factor."""
-    fleet = Fleet(1, EngineSizes(256, 4, 1024, 400), EngineConfig(), LAW, seed=None)
+    fleet = Fleet(1, EngineSizes(256, 4, 1024, 400), EngineConfig(), COSTS, seed=None)
     lines = [
         SampledLine(
             Line(number, None, "/v1/completions", {"prompt": "text"}),

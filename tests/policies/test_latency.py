@@ -30,7 +30,7 @@ def test_nothing_is_known_before_the_first_batch() -> None:
     by_item=st.floats(0.0, 0.01),
     seed=st.integers(0, 1000),
 )
-def test_an_exact_law_is_found(base: float, by_cell: float, by_item: float, seed: int) -> None:
+def test_an_exact_model_is_found(base: float, by_cell: float, by_item: float, seed: int) -> None:
     rng = random.Random(seed)
     model = LatencyModel()
     for cells, count in _batches(rng, 40):
@@ -39,7 +39,7 @@ def test_an_exact_law_is_found(base: float, by_cell: float, by_item: float, seed
         assert model.predict(cells, count) == pytest.approx(base + by_cell * cells + by_item * count, rel=0.05)
 
 
-def test_a_noisy_law_is_found_within_the_noise() -> None:
+def test_a_noisy_model_is_found_within_the_noise() -> None:
     rng = random.Random(7)
     model = LatencyModel()
     for cells, count in _batches(rng, 200):

@@ -19,7 +19,7 @@ from batchwright.scheduling.step_costs import StepCosts
 from batchwright.simulation.replica import Served, SimulatedReplica
 from batchwright.simulation.requests import SimulatedRequest
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 _SIZES: dict[str, Any] = {"max_batch_tokens": 48, "max_num_seqs": 6, "device": "cpu", "dtype": "float32"}
 Plan = tuple[float, tuple[tuple[int, int, int], ...]]
 
@@ -77,7 +77,7 @@ def engine_plans(model: Path, config: EngineConfig, requests: list[SimulatedRequ
         plans, commit, draw = noted(scheduler), scheduler.commit, random.Random(0)
 
         def committed(plan: StepPlan) -> None:
-            clock.advance(LAW.seconds(StepShape.of(plan.chunks)))
+            clock.advance(COSTS.seconds(StepShape.of(plan.chunks)))
             commit(plan)
 
         scheduler.commit = committed  # type: ignore[method-assign]
@@ -107,7 +107,7 @@ def twin_plans(model: Path, config: EngineConfig, requests: list[SimulatedReques
         sizes = engine.facts.sizes(config)
         rows = engine.core.scheduler.max_scored
     replica = SimulatedReplica(
-        sizes.scheduler(config, max_scored=rows), LAW, max_model_len=sizes.max_model_len, seed=None
+        sizes.scheduler(config, max_scored=rows), COSTS, max_model_len=sizes.max_model_len, seed=None
     )
     plans, now, arrived = noted(replica.scheduler), 0.0, 0
     while arrived < len(requests) or len(replica):

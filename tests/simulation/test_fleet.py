@@ -1,4 +1,4 @@
-"""Replicas in virtual time: everything ends, nothing is faster than its law, and the router has its effect."""
+"""Replicas in virtual time: everything ends, nothing is faster than its cost model, and the router has its effect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from batchwright.simulation.replica import Served
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import drawn_lengths, poisson
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3), ratios=(0.9, 1.0, 1.1))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3), ratios=(0.9, 1.0, 1.1))
 SIZES = EngineSizes(max_batch_tokens=64, max_num_seqs=8, max_model_len=512, num_blocks=60)
 
 
 def fleet(replicas: int = 1, **options: object) -> Fleet:
-    return Fleet(replicas, SIZES, EngineConfig(**options), LAW, seed=None)  # type: ignore[arg-type]
+    return Fleet(replicas, SIZES, EngineConfig(**options), COSTS, seed=None)  # type: ignore[arg-type]
 
 
 def ask(prompt: int, output: int, at: float = 0.0, **more: object) -> SimulatedRequest:
@@ -76,7 +76,7 @@ def test_all_requests_end_once_in_time_that_only_goes_forward(
         if not each.refused:
             assert asked.arrived_at < each.first_token_at <= each.ended_at <= result.seconds
             assert (
-                each.ended_at - asked.arrived_at >= asked.output_tokens * LAW.seconds(StepShape(0, 0, 1, 1, 1)) * 0.99
+                each.ended_at - asked.arrived_at >= asked.output_tokens * COSTS.seconds(StepShape(0, 0, 1, 1, 1)) * 0.99
             )
     computed = sum(each.computed_tokens for each in result.replicas)
     answered = [each for each in result.served if not each.refused]
@@ -91,10 +91,10 @@ def test_all_requests_end_once_in_time_that_only_goes_forward(
     assert all(each.busy_seconds <= result.seconds + 1e-9 for each in result.replicas)
 
 
-def test_one_request_takes_what_the_law_says() -> None:
+def test_one_request_takes_what_the_cost_model_says() -> None:
     [served] = simulate(fleet(), [ask(100, 3, at=2.0)]).served
-    first = LAW.seconds(StepShape(64, 64 * 65 // 2)) + LAW.seconds(StepShape(36, 36 * 64 + 36 * 37 // 2, 0, 0, 1))
-    later = [LAW.seconds(StepShape(0, 0, 1, keys, 1)) for keys in (101, 102)]
+    first = COSTS.seconds(StepShape(64, 64 * 65 // 2)) + COSTS.seconds(StepShape(36, 36 * 64 + 36 * 37 // 2, 0, 0, 1))
+    later = [COSTS.seconds(StepShape(0, 0, 1, keys, 1)) for keys in (101, 102)]
     assert served.ttft == pytest.approx(first)
     assert served.tpot == pytest.approx(sum(later) / 2)
     assert served.ended_at == pytest.approx(2.0 + first + sum(later))
@@ -102,7 +102,7 @@ def test_one_request_takes_what_the_law_says() -> None:
 
 def test_the_same_seed_is_the_same_future() -> None:
     online = poisson(drawn_lengths(100, 60.0, 10.0, 1), 3.0, 2)
-    one = Fleet(2, SIZES, EngineConfig(), LAW, seed=5)
+    one = Fleet(2, SIZES, EngineConfig(), COSTS, seed=5)
     first, again = (outcome_of(one, simulate(one, online)) for _ in range(2))
     assert first == again
     other = replace(one, seed=6)

@@ -13,11 +13,11 @@ from batchwright.simulation.fleet import Fleet, simulate
 from batchwright.simulation.job_time import job_seconds, lines_to_step
 from batchwright.simulation.requests import SimulatedRequest
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.1e-3, 0.1e-3))
 
 
 def fleet(places: int = 8, blocks: int = 400) -> Fleet:
-    return Fleet(1, EngineSizes(256, places, 1024, blocks), EngineConfig(), LAW, seed=None)
+    return Fleet(1, EngineSizes(256, places, 1024, blocks), EngineConfig(), COSTS, seed=None)
 
 
 def lines(count: int, prefixes: int, *, answers: float = 20.0) -> list[SimulatedRequest]:

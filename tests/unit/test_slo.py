@@ -47,7 +47,7 @@ def _online(generated: int, *, first_at: float | None = None, prompt: int = 4, m
     return sequence
 
 
-def test_a_law_is_learned_in_spite_of_noise() -> None:
+def test_a_cost_model_is_learned_in_spite_of_noise() -> None:
     rng, times = random.Random(3), StepTimes()
     assert times.predict(StepShape()) is None
     for _ in range(600):

@@ -1,4 +1,4 @@
-"""The law of steps: found in measurements, robust against pauses, and kept in bounded memory."""
+"""The cost model of steps: found in measurements, robust against pauses, and kept in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from batchwright.scheduling.step_costs import (
     fitted,
 )
 
-LAW = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.4e-3, 0.2e-3))
+COSTS = StepCosts((10e-3, 0.3e-3, 4e-7, 0.2e-3, 2e-6, 0.1e-3, 0.4e-3, 0.2e-3))
 shapes = st.builds(
     lambda prompt, depth, rows, context, sampled: StepShape(
         prompt, prompt * depth, rows, rows * context, rows + min(sampled, prompt)
@@ -42,25 +42,25 @@ def measured(count: int, noise: float, seed: int) -> list[Measurement]:
         shape = StepShape(
             prompt, prompt * draw.randint(1, 1500), rows, rows * draw.randint(1, 1500), rows + bool(prompt)
         )
-        found.append(Measurement(shape, LAW.seconds(shape) * draw.uniform(1 - noise, 1 + noise)))
+        found.append(Measurement(shape, COSTS.seconds(shape) * draw.uniform(1 - noise, 1 + noise)))
     return found
 
 
 @given(shapes)
 def test_seconds_are_coefficients_times_features(shape: StepShape) -> None:
-    product = sum(cost * feature for cost, feature in zip(LAW.coefficients, features_of(shape), strict=True))
-    assert LAW.seconds(shape) == pytest.approx(product)
-    assert set(LAW.ratios) == {1.0}
-    assert LAW.drawn(shape, 0.999) == LAW.seconds(shape)
+    product = sum(cost * feature for cost, feature in zip(COSTS.coefficients, features_of(shape), strict=True))
+    assert COSTS.seconds(shape) == pytest.approx(product)
+    assert set(COSTS.ratios) == {1.0}
+    assert COSTS.drawn(shape, 0.999) == COSTS.seconds(shape)
 
 
 @settings(max_examples=examples(15, long=100))
 @given(st.integers(0, 100))
-def test_the_law_is_found_in_what_follows_it(seed: int) -> None:
-    law = fitted(measured(200, 0.0, seed))
+def test_the_cost_model_is_found_in_what_follows_it(seed: int) -> None:
+    costs = fitted(measured(200, 0.0, seed))
     for each in measured(50, 0.0, seed + 1000):
-        assert law.seconds(each.shape) == pytest.approx(each.seconds, rel=0.01)
-    assert law.within(1.0) < 0.01
+        assert costs.seconds(each.shape) == pytest.approx(each.seconds, rel=0.01)
+    assert costs.within(1.0) < 0.01
 
 
 @settings(max_examples=examples(15, long=100))
@@ -71,39 +71,39 @@ def test_pauses_of_the_machine_do_not_bend_it(seed: int) -> None:
         Measurement(each.shape, each.seconds * (draw.uniform(3, 20) if draw.random() < 0.05 else 1.0))
         for each in measured(300, 0.03, seed)
     ]
-    law = fitted(paused)
-    errors = [law.seconds(each.shape) / each.seconds - 1.0 for each in measured(100, 0.0, seed + 1000)]
+    costs = fitted(paused)
+    errors = [costs.seconds(each.shape) / each.seconds - 1.0 for each in measured(100, 0.0, seed + 1000)]
     assert sorted(map(abs, errors))[90] < 0.06
-    assert law.ratios == tuple(sorted(law.ratios))
-    assert max(law.ratios[-1], law.long_ratios[-1]) > 2.0, "they are a part of the spread, though"
+    assert costs.ratios == tuple(sorted(costs.ratios))
+    assert max(costs.ratios[-1], costs.long_ratios[-1]) > 2.0, "they are a part of the spread, though"
 
 
-def test_what_the_law_errs_by_each_time_is_no_chance() -> None:
+def test_what_the_cost_model_errs_by_each_time_is_no_chance() -> None:
     draw = random.Random(0)
     kinds = [StepShape(0, 0, rows, 300 * rows, rows) for rows in (1, 2, 5, 9, 17, 33, 65, 129)]
     errs = [draw.choice((0.8, 1.25)) for _ in kinds]
-    law = fitted(
+    costs = fitted(
         [
-            Measurement(shape, LAW.seconds(shape) * err * draw.uniform(0.99, 1.01))
+            Measurement(shape, COSTS.seconds(shape) * err * draw.uniform(0.99, 1.01))
             for shape, err in zip(kinds, errs, strict=True)
             for _ in range(10)
         ]
     )
-    assert law.within(0.9) < 0.06
+    assert costs.within(0.9) < 0.06
     for shape, err in zip(kinds, errs, strict=True):
-        assert law.seconds(shape) == pytest.approx(LAW.seconds(shape) * err, rel=0.06)
-    for ratios in (law.ratios, law.long_ratios):
+        assert costs.seconds(shape) == pytest.approx(COSTS.seconds(shape) * err, rel=0.06)
+    for ratios in (costs.ratios, costs.long_ratios):
         assert 0.98 < min(ratios) <= max(ratios) < 1.02
 
 
-def test_what_was_hardly_measured_follows_the_law() -> None:
+def test_what_was_hardly_measured_follows_the_cost_model() -> None:
     steps = [StepShape(0, 0, rows, 300 * rows, rows) for rows in (1, 2, 5, 9, 17, 33, 65, 129)] * 5
     rare = StepShape(300, 300 * 150, 4, 1200, 5)
-    law = fitted([*(Measurement(each, LAW.seconds(each)) for each in steps), Measurement(rare, LAW.seconds(rare))] * 3)
-    assert law.seconds(rare) == pytest.approx(LAW.seconds(rare), rel=0.02)
-    without = replace(law, factors={})
-    assert without.seconds(rare) == law.seconds(rare)
-    assert law.factors
+    costs = fitted([Measurement(each, COSTS.seconds(each)) for each in (*steps, rare)] * 3)
+    assert costs.seconds(rare) == pytest.approx(COSTS.seconds(rare), rel=0.02)
+    without = replace(costs, factors={})
+    assert without.seconds(rare) == costs.seconds(rare)
+    assert costs.factors
 
 
 @settings(max_examples=examples(15, long=100))
@@ -112,9 +112,9 @@ def test_the_total_of_a_record_is_that_of_its_steps(seed: int) -> None:
     record, steps = StepRecord(), measured(300, 0.2, seed)
     for each in steps:
         record.add(each.shape, each.seconds)
-    law = fitted(record.measurements)
-    assert law.total(record) == pytest.approx(sum(law.seconds(each.shape) for each in steps))
-    assert law.total(record) == pytest.approx(sum(each.seconds for each in steps), rel=0.1)
+    costs = fitted(record.measurements)
+    assert costs.total(record) == pytest.approx(sum(costs.seconds(each.shape) for each in steps))
+    assert costs.total(record) == pytest.approx(sum(each.seconds for each in steps), rel=0.1)
 
 
 def test_first_steps_of_rare_kinds_are_as_rare_in_the_spread() -> None:
@@ -122,27 +122,27 @@ def test_first_steps_of_rare_kinds_are_as_rare_in_the_spread() -> None:
     for rows in (1, 3, 9, 20, 40, 100):
         for number in range(2 if rows > 20 else 5):
             shape = StepShape(0, 0, rows, 300 * rows, rows)
-            record.add(shape, LAW.seconds(shape) * (1.0 if number else 3.0))
+            record.add(shape, COSTS.seconds(shape) * (1.0 if number else 3.0))
     for _ in range(3000):
         shape = StepShape(0, 0, draw.choice((1, 3, 9)), 900, 1)
-        record.add(shape, LAW.seconds(shape))
+        record.add(shape, COSTS.seconds(shape))
     assert sum(each.weight for each in record.measurements) == pytest.approx(record.added)
-    law = fitted(record.measurements)
-    assert max(law.ratios) < 1.1
+    costs = fitted(record.measurements)
+    assert max(costs.ratios) < 1.1
     again = StepRecord(record.measurements)
     assert sum(each.weight for each in again.measurements) == pytest.approx(record.added)
 
 
 @settings(max_examples=examples(40, long=100))
 @given(st.lists(st.tuples(shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=60))
-def test_any_measurements_make_a_law_in_which_work_is_not_negative(given_: list[tuple[StepShape, float]]) -> None:
-    law = fitted([Measurement(*each) for each in given_])
-    assert len(law.coefficients) == NUM_FEATURES == 6 + len(BENDS)
-    assert min(law.coefficients) >= 0.0
-    assert all(law.seconds(shape) > 0.0 for shape, _ in given_)
+def test_any_measurements_make_a_cost_model_without_negative_costs(given_: list[tuple[StepShape, float]]) -> None:
+    costs = fitted([Measurement(*each) for each in given_])
+    assert len(costs.coefficients) == NUM_FEATURES == 6 + len(BENDS)
+    assert min(costs.coefficients) >= 0.0
+    assert all(costs.seconds(shape) > 0.0 for shape, _ in given_)
 
 
-def test_what_is_no_law_is_refused() -> None:
+def test_what_is_no_cost_model_is_refused() -> None:
     with pytest.raises(ValueError, match="measurements"):
         fitted([])
     with pytest.raises(ValueError, match="above 0"):
@@ -150,11 +150,11 @@ def test_what_is_no_law_is_refused() -> None:
     with pytest.raises(ValueError, match="coefficients"):
         StepCosts((1.0,))
     with pytest.raises(ValueError, match="errors"):
-        StepCosts(LAW.coefficients, (0.0,))
+        StepCosts(COSTS.coefficients, (0.0,))
     with pytest.raises(ValueError, match="ratios"):
-        StepCosts(LAW.coefficients, ratios=())
+        StepCosts(COSTS.coefficients, ratios=())
     with pytest.raises(ValueError, match="factors"):
-        StepCosts(LAW.coefficients, factors={(0, 0, 1, 0, 1): 0.0})
+        StepCosts(COSTS.coefficients, factors={(0, 0, 1, 0, 1): 0.0})
 
 
 _LAST = StepShape(0, 0, 1, 5, 1)
