@@ -166,7 +166,7 @@ def test_what_was_saved_at_an_endpoint_is_in_the_report() -> None:
     assert isinstance(console.file, io.StringIO)
     shown = " ".join(console.file.getvalue().split())
     assert "prompt cache 75.0% of the prompt tokens found in it" in shown
-    assert "identical 2 lines asked once with others, 2,400 prompt and 14 generated tokens saved" in shown
+    assert "identical 2 lines computed once with others, 2,400 prompt and 14 generated tokens saved" in shown
     assert (report.prompt_tokens, report.cached_share, report.deduplicated) == (4000, 0.75, 2)
 
 

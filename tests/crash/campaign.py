@@ -218,7 +218,7 @@ def start_service(folder: Path, database: str, outside: Outside, *extra: str, te
 def start_campaign_service(folder: Path, database: str, outside: Outside) -> Service:
     """A service for a `Campaign`: of two tenants, with quotas that keep one of their customers waiting at times.
 
-    Killed so often from outside, lines that do no harm would be in work at three deaths in a row.
+    Killed so often from outside, lines that do no harm would be in progress at three deaths in a row.
     """
     tenants = ("first", "second")
     service = start_service(folder, database, outside, "--max-crashes", "100000", tenants=tenants)

@@ -169,7 +169,7 @@ async def test_a_refusal_holds_all_calls_for_as_long_as_it_says(clock: ManualClo
     await asyncio.gather(enter(None), enter(None))
     assert entered[0] == 0.0
     assert entered[1] == pytest.approx(7.0)
-    # Whatever it says, the endpoint is asked again some day.
+    # Whatever it says, the endpoint is tried again some day.
     for told in (1e5, float("inf")):
         gate = gate_of(4)
         before = clock.now()

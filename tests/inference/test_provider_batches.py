@@ -248,7 +248,7 @@ def test_where_lines_are_is_told() -> None:
         "3 lines taken up as live requests"
     )
     assert told([(1, 2)], next_look=5.0, silence=300.0) == (
-        "1 batch at the provider: 1 of 2 lines done, the provider has not answered for 5 min, and is asked again"
+        "1 batch at the provider: 1 of 2 lines done, the provider has not answered for 5 min, and is tried again"
     )
 
 

@@ -1,4 +1,4 @@
-"""`run` with answers of a given form: typed columns, and lines that are asked again."""
+"""`run` with answers of a given form: typed columns, and lines that are sent again."""
 
 from __future__ import annotations
 

@@ -450,7 +450,7 @@ def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:
     assert (each.deduplicated, once.deduplicated) == (0, 3)
     assert (each.planned_cost.lines, once.planned_cost.lines) == (7, 4)
     assert each.prompt_tokens == once.prompt_tokens + once.saved_prompt_tokens
-    assert "7 lines, 0 of them would fail, 3 are identical to others and asked with them" in " ".join(
+    assert "7 lines, 0 of them would fail, 3 are identical to others and computed with them" in " ".join(
         shown.stdout.split()
     )
     assert "for the" not in shown.stdout.split("Price live")[1].split(":")[0]

@@ -228,4 +228,4 @@ def test_a_pause_of_hours_is_told_as_long_as_it_is_and_why(
         run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
     (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
     assert "in 7.2 h: it has refused requests until then ('no p" in told
-    assert "'); asked again every 10 min. The run waits" in told
+    assert "'); tried again every 10 min. The run waits" in told

@@ -191,7 +191,7 @@ def test_results_in_a_stream_are_shared_too(tmp_path: Path, provider: Provider) 
     assert done.returncode == 0, done.stderr
     assert len(provider.asked) == 6
     assert len({json.loads(line)["custom_id"] for line in done.stdout.splitlines()}) == 30
-    assert "24 lines asked once with others" in " ".join(done.stderr.split())
+    assert "24 lines computed once with others" in " ".join(done.stderr.split())
     done = subprocess.run([*command, "--no-dedupe"], capture_output=True, text=True)
     assert (done.returncode, len(provider.asked)) == (0, 36)
 

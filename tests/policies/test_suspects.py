@@ -62,7 +62,7 @@ class Crash:
 
 @dataclass
 class Process:
-    """What it has in work; `trying`: the crash whose suspects it computes."""
+    """What it has in progress; `trying`: the crash whose suspects it computes."""
 
     work: set[int] = field(default_factory=set)
     trying: Crash | None = None

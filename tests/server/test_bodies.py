@@ -90,7 +90,7 @@ async def test_a_body_that_is_too_complex_is_refused_before_all_of_it_has_come(s
 
 
 @with_service(max_body_memory=1_000_000, max_online_body_size=1_000_000, max_body_size=1_000_000)
-async def test_what_is_in_work_is_bounded_until_it_is_answered(service: Service) -> None:
+async def test_what_is_in_progress_is_bounded_until_it_is_answered(service: Service) -> None:
     large = {"prompt": "wait " + "x" * 600_000}
     first = asyncio.create_task(service.http.post("/v1/completions", json=large))
     await service.until(lambda: _true(service.stub.waiting == 1))
@@ -124,7 +124,7 @@ def test_the_budget_counts_nothing_of_what_it_refuses() -> None:
         budget.take(5)
     budget.take(4)
     budget.give_back(10)
-    assert budget.in_work == 0
+    assert budget.in_progress == 0
 
 
 async def _pieces(body: Mapping[str, object]) -> AsyncIterator[bytes]:

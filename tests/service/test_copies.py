@@ -125,7 +125,7 @@ async def test_after_a_death_what_was_committed_is_not_asked_again(house: House)
         batch = await house.ended(batch)
     await check(house, batch, prompts)
     assert model.calls["a"] == 1
-    # That which was in work at the death may be asked twice, as any line.
+    # That which was in progress at the death may be asked twice, as any line.
     assert model.calls.total() <= 11
 
 

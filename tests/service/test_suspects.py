@@ -30,7 +30,7 @@ class Killer(Model):
         self.poison = {*poison}
         self.deadly = asyncio.Event()
         self.beside: list[int] = []
-        """How many lines were in work at each death."""
+        """How many lines were in progress at each death."""
 
     async def answer(self, call: Call) -> dict[str, Any]:
         if call.body["prompt"] in self.poison:

@@ -135,7 +135,7 @@ def _at_rest(seen: Seen) -> tuple[bool, str]:
         f"descriptors {first.descriptors} before, {last.descriptors} after; threads {first.threads}, {last.threads}"
     )
     held = ", ".join(f"{name} {value:g}" for name, value in seen.held.items())
-    return not grown(seen) and not held, f"{figure}; in work: {held or 'nothing'}"
+    return not grown(seen) and not held, f"{figure}; in progress: {held or 'nothing'}"
 
 
 def _log_size(seen: Seen) -> tuple[bool, str]:

@@ -114,7 +114,7 @@ class Seen:
     last_rest: Sample | None = None
     """When all of them have gone."""
     held: dict[str, float] = field(default_factory=dict)
-    """Metrics of what was in work then and is not zero."""
+    """Metrics of what was in progress then and is not zero."""
     temporary: list[Path] = field(default_factory=list)
     log: LogFigures = field(default_factory=LogFigures)
     failure: str | None = None
@@ -280,7 +280,7 @@ async def _rest(world: World, seen: Seen) -> None:
         while True:
             answer = await client.get(f"{world.service.url}/metrics")
             held = _HELD.findall(answer.text)
-            assert held, f"/metrics does not say what is in work: {answer.status_code} {answer.text[:300]}"
+            assert held, f"/metrics does not say what is in progress: {answer.status_code} {answer.text[:300]}"
             seen.held = {name: float(value) for name, value in held if float(value)}
             seen.last_rest = look(world.service.pid)
             if (not seen.held and not grown(seen)) or time.monotonic() > limit:

@@ -1,4 +1,4 @@
-"""Claims shared between tenants, and lines that were in work when a process died, on both databases."""
+"""Claims shared between tenants, and lines that were in progress when a process died, on both databases."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_suspects_are_claimed_in_ever_smaller_companies_and_fail_in_the_en
     [following] = await store.claim(worker, 9)
     assert following.crashes == 1
     worker = await killed(world, worker)
-    # The others that were in work at the first death come first: they have waited for longer.
+    # The others that were in progress at the first death come first: they have waited for longer.
     while (claimed := await store.claim(worker, 9))[0].crashes == 1:
         assert len(claimed) <= 3
         await store.commit(worker, [result(line) for line in claimed])

@@ -43,7 +43,8 @@ def show_plan(
     `is_elsewhere`: an endpoint computes the lines with `model`, for at most `budget` dollars. `via`:
     see `run`.
     """
-    identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
+    copies = report.deduplicated
+    identical = f", {copies:,} are identical to others and computed with them" if copies else ""
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
     prompts = _prompt_tokens(report.prompt_tokens, report.prompt_tokens_estimated)
     console.print(

@@ -104,7 +104,7 @@ class LogProgress:
         rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             print(f"batchwright: {failure}", file=self._stream, flush=True)
-        # Numbers, such as the seconds until a provider is asked again, and single errors change all the time.
+        # Numbers, such as the seconds until a provider is tried again, and single errors change all the time.
         waiting = _NUMBERS.sub("", (progress.waiting or "").partition(LATEST)[0])
         shown = progress.phase, progress.detail
         is_news = bool(waiting) and waiting not in self._printed

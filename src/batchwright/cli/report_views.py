@@ -160,9 +160,9 @@ def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
         rows.append(("prompt cache", f"{report.cached_share:.1%} of the prompt tokens found in it"))
     if report.deduplicated:
         saved = f"{report.saved_prompt_tokens:,} prompt and {report.saved_generated_tokens:,} generated tokens saved"
-        rows.append(("identical", f"{counted(report.deduplicated, 'line')} asked once with others, {saved}"))
+        rows.append(("identical", f"{counted(report.deduplicated, 'line')} computed once with others, {saved}"))
     if report.asked_again:
-        rows.append(("asked again", f"{counted(report.asked_again, 'time')}, as answers were no JSON"))
+        rows.append(("sent again", f"{counted(report.asked_again, 'time')}, as answers were no JSON"))
     return rows
 
 

@@ -77,7 +77,7 @@ _PROBE_SECONDS = 10.0
 _FOREVER = 1e6
 _PATIENCE = 5.0
 """Seconds for which online calls wait for a pause to end: as long as pacers pause if the endpoint names no time."""
-_CLOSING = "the endpoint is not asked any more: the service is closing"
+_CLOSING = "nothing more is sent to the endpoint: the service is closing"
 
 
 class EndpointInference(Route):
@@ -85,7 +85,7 @@ class EndpointInference(Route):
 
     - `base_url`: as for the official client, `https://host/v1`; `api_key`: the endpoint's key, if it requires one.
     - `models`: names of models in calls, each with the name that the endpoint has for it. None: names are passed on
-      unchanged; `discover` asks the endpoint for its models.
+      unchanged; `discover` requests the list of its models.
     - `dialect`: the form of its requests and answers; by default OpenAI's.
     - `timeout`: seconds without any data after which a try is given up.
     - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
@@ -239,7 +239,7 @@ class EndpointInference(Route):
 
     def send_no_more(self) -> None:
         """Return batch calls that are not sent yet, or that wait for a retry, to their owners, by `EndpointDown`."""
-        self._stopped = EndpointDown("the endpoint is not asked any more: the run is stopping")
+        self._stopped = EndpointDown("nothing more is sent to the endpoint: the run is stopping")
         for gate in self._gates.values():
             gate.refuse_waiting(self._stopped)
 
@@ -249,9 +249,9 @@ class EndpointInference(Route):
         return SILENCE if self._watch.down else None
 
     async def discover(self, *, waits: bool = True) -> None:
-        """Ask the endpoint for its models, if none were given. Without `waits`, ensure that it answers now.
+        """Request the list of the endpoint's models, if none were given. Without `waits`, ensure that it answers now.
 
-        With `waits`, an endpoint that does not answer is asked again in the background; until it answers, there are no
+        With `waits`, an endpoint that does not answer is tried again in the background; until it answers, there are no
         models. Otherwise, and for an answer that is not a list of models, raises `EndpointError`.
         """
         if self._theirs and waits and not self._watch.down:

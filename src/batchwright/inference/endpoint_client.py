@@ -178,7 +178,7 @@ class EndpointClient:
         Raises `EngineClosed` after `close`.
         """
         if self._closed:
-            raise EngineClosed("the endpoint is not asked any more: the service is closing")
+            raise EngineClosed("nothing more is sent to the endpoint: the service is closing")
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_kept)

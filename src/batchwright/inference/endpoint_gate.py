@@ -22,7 +22,7 @@ _REFUSED = 429
 _OVERLOADED = frozenset({408, 503, 529})
 """Statuses, besides 429, with which an endpoint says that it is overloaded."""
 _LONGEST_PAUSE = 600.0
-"""Seconds after which an endpoint is asked again, however long a pause it names."""
+"""Seconds after which an endpoint is tried again, however long a pause it names."""
 _LONGEST_NAMED = 366 * 86400.0
 """Longest pause that is shown, in seconds."""
 _MOST_TOKENS = 10**9
@@ -214,7 +214,7 @@ class Gate:
     def figures(self, now: float, unsent: int = 0) -> EndpointFigures:
         """Return what the pacer has learned, and for how long the next call has to wait for a limit.
 
-        That is the time that the endpoint names, though it is asked again before a long one is over. `unsent`: calls
+        That is the time that the endpoint names, though it is tried again before a long one is over. `unsent`: calls
         that were let in but wait for something else.
         """
         turns = next((turns for turns in self._turns.values() if len(turns)), None)
@@ -333,7 +333,7 @@ def words_of_pause(pacing: Iterable[PacerFigures]) -> str:
     if not paused:
         return ""
     longest = max(paused, key=lambda each: each.blocked_seconds)
-    again = f"; asked again every {_LONGEST_PAUSE / 60:.0f} min" if longest.blocked_seconds > _LONGEST_PAUSE else ""
+    again = f"; tried again every {_LONGEST_PAUSE / 60:.0f} min" if longest.blocked_seconds > _LONGEST_PAUSE else ""
     return f" ({' '.join((longest.reason or '').split())[:_SHOWN]!r}){again}"
 
 

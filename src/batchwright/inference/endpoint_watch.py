@@ -118,4 +118,4 @@ class EndpointWatch:
 
     def _log_silence(self, error: EndpointError) -> None:
         wait = self._availability.until_probe(asyncio.get_running_loop().time())
-        _log.warning("%s; asked again in %.0f s: %s", SILENCE, wait, error)
+        _log.warning("%s; tried again in %.0f s: %s", SILENCE, wait, error)

@@ -70,9 +70,9 @@ class Plan:
     valid: int
     failures: Failures
     identical: int
-    """Valid lines that need not be asked, since they ask the same as earlier ones."""
+    """Valid lines that need not be computed, since their requests are those of earlier ones."""
     prompt_tokens: int
-    """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
+    """Without those of the lines that need not be computed, which are `saved_prompt_tokens`."""
     saved_prompt_tokens: int
     is_estimate: bool
     """Whether some of `prompt_tokens` were not counted, but estimated."""
@@ -121,9 +121,9 @@ class LinePlanner:
         """Tokens are counted with `tokenizer`; without one these are estimates.
 
         `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
-        `identify` returns 16 bytes that are equal for lines that ask the same; None if each is asked. `add_cost` is
-        called with the endpoint, the body and the prompt tokens of each valid line that is asked, and those of them
-        that a provider's cache keeps: of those that ask the same, the first. `sample` gets the same lines.
+        `identify` returns 16 bytes that are equal for lines with the same request; None if each is computed. `add_cost`
+        is called with the endpoint, the body and the prompt tokens of each valid line that is computed, and those of
+        them that a provider's cache keeps: of those with the same request, the first. `sample` gets the same lines.
 
         - `defaults`: parameters of lines that do not state their own.
         - `context`: the most tokens of a prompt and its answer; None where that is not known here.
@@ -142,7 +142,7 @@ class LinePlanner:
         self._failures = Failures()
         self._first: list[PlannedRequest] = []
         self._asked = IdTable(job.total)
-        """What is asked, each with the number of the first line that asks it."""
+        """The requests, each with the number of the first line that has it."""
         self._valid = self._identical = self._tokens = self._saved = self._answers = self._expected = 0
         self._is_bounded = self._is_expected = True
         self._is_estimate = self._kv_is_estimate = False

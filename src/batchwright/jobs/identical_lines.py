@@ -125,20 +125,20 @@ class IdenticalLines(Generic[_Line]):
         return self._sharing.waiting
 
     def answer_for(self, number: int) -> dict[str, Any] | None:
-        """The answer to a line that need not be asked; None if there is none yet. Raises OSError, ValueError."""
+        """The answer to a line that need not be sent; None if there is none yet. Raises OSError, ValueError."""
         place = self._sharing.answered_at(number)
         return None if place is None else deduplicated(_decode(self._read(place)).response.body)
 
     def asked_like(self, number: int) -> _Line | None:
-        """The line that is being asked with the same request as line `number`; None if there is none."""
+        """The line in progress with the same request as line `number`; None if there is none."""
         return self._sharing.asked_like(number)
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:
-        """Take up a line of `size` bytes. Returns whether to ask it; if not, it waits for the answer to another."""
+        """Take up a line of `size` bytes. Returns whether to send it; if not, it waits for the answer to another."""
         return self._sharing.take_up(number, line, size)
 
     def answered(self, number: int, result: bytes, offset: int | None) -> list[_Line]:
-        """Note the result of a line that was asked, and return the other lines that it answers.
+        """Note the result of a line that was sent, and return the other lines that it answers.
 
         `offset`: where it was written; None for a stream. Raises OSError.
         """
@@ -152,7 +152,7 @@ class IdenticalLines(Generic[_Line]):
         return self._sharing.answered(number, Place(offset, len(result)))
 
     def failed(self, number: int) -> list[_Line]:
-        """Note that a line that was asked has no answer, and return the lines to ask now."""
+        """Note that a line that was sent has no answer, and return the lines to send now."""
         return self._sharing.failed(number)
 
     def _read(self, place: Place) -> bytes:

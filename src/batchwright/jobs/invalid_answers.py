@@ -1,4 +1,4 @@
-"""Answers that should be JSON and are not: which lines are asked again, and for what. Pure."""
+"""Answers that should be JSON and are not: which lines are sent again, and with which body. Pure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Line:
 class InvalidAnswers:
     """Decides about lines whose answers should be JSON: most of those that are not were cut by their `max_tokens`.
 
-    Each is asked again at most `most` times, with twice the tokens, or as many as the context still holds, and with the
-    next seed if it has one. A line that could only get the same answer is not asked again. `defaults`: the parameters
+    Each is sent again at most `most` times, with twice the tokens, or as many as the context still holds, and with the
+    next seed if it has one. A line that could only get the same answer is not sent again. `defaults`: the parameters
     that the job gives to lines.
     """
 
@@ -60,7 +60,7 @@ class InvalidAnswers:
     def filling(self, number: int, endpoint: str) -> Mapping[str, Any] | None:
         """Return the body with which to ask line `number` for as many tokens as fit, when twice its tokens do not.
 
-        None if that was asked already, or the line is not asked again.
+        None if that was requested already, or the line is not sent again.
         """
         line = self._lines.get(number)
         if line is None:

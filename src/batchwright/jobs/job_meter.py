@@ -238,7 +238,7 @@ class JobMeter(Meter):
             Settlement(cost, used.saved_by_cache(rates), saved, used.prompt, used.cached, used.output),
         )
         if self._costs is not None:
-            # A line may be asked again because its answer was not JSON.
+            # A line may be sent again because its answer was not JSON.
             self._costs[reservation.call_id] = self._costs.get(reservation.call_id, 0) + cost
         self._wake()
 

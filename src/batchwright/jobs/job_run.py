@@ -268,11 +268,11 @@ class JobRun:
 
     @property
     def _may_share(self) -> bool:
-        """Whether identical requests are asked only once. Nothing is known about an inference that was given."""
+        """Whether identical requests are sent only once. Nothing is known about an inference that was given."""
         return self.dedupe and self.given_inference is None
 
     def _found_repeats(self, job: Job) -> Repeats | None:
-        """The lines that share one request with others, except those that a model here refuses; None: each is asked."""
+        """The lines that share one request with others, except those that a model here refuses; None: each is sent."""
         if not self._may_share:
             return None
         here = self.choice.backend is None

@@ -78,7 +78,7 @@ class Tally:
     """Tokens of their prompts, which were not computed."""
     saved_generated_tokens: int = 0
     asked_again: int = 0
-    """Number of times that a line was asked again because its answer was not JSON."""
+    """Number of times that a line was sent again because its answer was not JSON."""
     invalid_answers: int = 0
     """Answers that were still not JSON then."""
     lengths: LengthSample = field(default_factory=LengthSample)
@@ -92,7 +92,7 @@ class Tally:
         self.saved_generated_tokens += token_count(answer, "completion_tokens")
 
     def count_tokens(self, answer: Mapping[str, Any]) -> None:
-        """Count the tokens of an answer, whether or not its line is asked again."""
+        """Count the tokens of an answer, whether or not its line is sent again."""
         self.prompt_tokens += token_count(answer, "prompt_tokens")
         self.generated_tokens += token_count(answer, "completion_tokens")
         self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
@@ -150,12 +150,12 @@ class JobLoop:
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
-        `order`: that in which lines are started; None: that of the input. `identical`: the lines that are asked only
-        once; None: each is asked. `cost_of` returns what the answer to the call with that id cost, in dollars, which
+        `order`: that in which lines are started; None: that of the input. `identical`: the lines that are sent only
+        once; None: each is sent. `cost_of` returns what the answer to the call with that id cost, in dollars, which
         its `usage` then states. `waits_for_batches` returns whether there are lines left to read that earlier runs have
         paid for, so that these are started even if there is no money for others. `common`: decides whether the run ends
         because its first lines all fail for a reason of the job; None: it does not. `invalid`: decides which lines are
-        asked again because their answers are not JSON; None: none is. `expected_tokens` returns how many tokens an
+        sent again because their answers are not JSON; None: none is. `expected_tokens` returns how many tokens an
         answer with a given limit is expected to have if it begins now. `records`: the unfinished ones of the job, in
         the order in which they are read; None: in the order of the input.
         """
@@ -178,7 +178,7 @@ class JobLoop:
         self._invalid = invalid
         self._expected_tokens = expected_tokens
         self._asked_again: dict[int, _Line] = {}
-        """Lines that are asked again because their answers were not JSON, by number."""
+        """Lines that are sent again because their answers were not JSON, by number."""
         self._expected: dict[int, float] = {}
         """Tokens that are expected of the answers to lines being computed, by line."""
         self._held_back: list[tuple[_Line, Exception]] = []
@@ -262,7 +262,7 @@ class JobLoop:
             self.pacing = pacing_of(self._inference)
 
     def _keep_answers(self) -> None:
-        """Write the latest answers to lines that cannot be asked again: another run would have to pay for them anew."""
+        """Write the latest answers to lines that cannot be sent again: another run would have to pay for them anew."""
         for line in [*self._asked_again.values()]:
             if self._invalid is not None and (answer := self._invalid.latest(line.number)) is not None:
                 self._write_answer(line, answer)

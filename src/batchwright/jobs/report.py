@@ -117,7 +117,7 @@ class RunReport:
     saved_prompt_tokens: int = 0
     saved_generated_tokens: int = 0
     asked_again: int = 0
-    """Number of times that a line was asked again because its answer was not JSON."""
+    """Number of times that a line was sent again because its answer was not JSON."""
     invalid_answers: int = 0
     """Answers of this run that were still not JSON then: their `finish_reason` is `"invalid_json"`."""
     cut_answers: int = 0

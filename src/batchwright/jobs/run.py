@@ -171,9 +171,9 @@ def run(
     - `limit`: computes only that many lines, the first ones; `sample`: only that many, drawn at random with
       `sample_seed`.
     - `retry_failed`: tries failed lines of earlier runs again: those whose error may be temporary (True), or `"all"`.
-    - `retry_invalid`: asks a line again, at most this many times, if its answer should be JSON and is not, for instance
-      because `max_tokens` cut it short: with twice the tokens, and with the next seed if it has one. If that does not
-      help, the `finish_reason` of the last answer is `"invalid_json"`.
+    - `retry_invalid`: requests an answer again, at most this many times, if it should be JSON and is not, for instance
+      because `max_tokens` cut it short: with twice the tokens, and with the next seed if the line has one. If that does
+      not help, the `finish_reason` of the last answer is `"invalid_json"`.
     - `dry_run`: writes no result. The report then has the lines that would fail, the tokens of all prompts and the
       first requests as they would be sent; `output` may be left out. With `probe`, a model on this machine is loaded
       for some seconds to predict how long the job takes: its steps are measured if they never were, and some lines are
@@ -236,7 +236,9 @@ def run(
     if terms is not None and choice.model is not None:
         terms.require_price(choice.model)
     if retry_invalid and via != "live":
-        raise InputError(f"retry_invalid={retry_invalid}: a provider's batch asks each line once; leave it out, or via")
+        raise InputError(
+            f"retry_invalid={retry_invalid}: a provider's batch computes each line once; leave it out, or via"
+        )
     _check_run_kind(output, dry_run=dry_run, probe=probe)
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
     with as_files(input) as names:

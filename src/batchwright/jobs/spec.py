@@ -70,7 +70,7 @@ class JobSpec:
     """Columns of the output if it is a table."""
     retry_failed: RetryFailed | None = None
     retry_invalid: int = 0
-    """Times that a line is asked again if its answer should be JSON and is not."""
+    """Times that the answer to a line is requested again if it should be JSON and is not."""
     ordered: bool = False
     overwrite: bool = False
     max_line_bytes: int = 2**20

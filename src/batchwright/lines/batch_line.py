@@ -200,7 +200,7 @@ def encode_answer(key: str, number: int, custom_id: str, body: Mapping[str, Any]
 
 
 def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer for a line that was not asked because an identical one was: its usage says so."""
+    """The answer for a line that was not computed because an identical one was: its usage says so."""
     usage = answer.get("usage")
     marked = {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}
     if "cost" in marked:

@@ -1,4 +1,4 @@
-"""Decides which of several identical requests are asked, which wait for another's answer, and which are answered."""
+"""Decides which of several identical requests are sent, which wait for another's answer, and which are answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES_APART = 2
 
 
 class RepeatFinder:
-    """Finds out which of many lines ask for the same. Holds 24 bytes a line until `repeats` is called."""
+    """Finds out which of many lines have the same request. Holds 24 bytes a line until `repeats` is called."""
 
     def __init__(self) -> None:
         self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
@@ -96,22 +96,22 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked(Generic[_Line]):
-    """A request that is being asked."""
+    """A request that is in progress."""
 
     first: _Line
     """The first line with it that was taken up."""
     under_way: int = 1
-    """Lines with it that are being asked."""
+    """Lines with it that are in progress."""
     waiting: deque[tuple[_Line, int]] = field(default_factory=deque)
     """Lines that wait for the answer, and the bytes of each."""
 
 
 class Sharing(Generic[_Line]):
-    """Has identical requests asked only once, as long as that succeeds, and knows where the answer is.
+    """Has identical requests sent only once, as long as that succeeds, and knows where the answer is.
 
-    While a line is being asked, others with the same request wait, and its answer is for all of them. An error is for
-    that line alone, and the next one is asked; after a second error, all the others are asked, since otherwise requests
-    that always fail would be asked one after another. Takes 13 bytes for each group, and what waiting lines take.
+    While a line is in progress, others with the same request wait, and its answer is for all of them. An error is for
+    that line alone, and the next one is sent; after a second error, all the others are sent, since otherwise requests
+    that always fail would be sent one after another. Takes 13 bytes for each group, and what waiting lines take.
     """
 
     def __init__(self, repeats: Repeats) -> None:
@@ -132,13 +132,13 @@ class Sharing(Generic[_Line]):
         return Place(self._offsets[group], self._sizes[group])
 
     def asked_like(self, number: int) -> _Line | None:
-        """The first line taken up with the same request as line `number`, while one of them is asked; else None."""
+        """The first line taken up with the request of line `number`, while one of them is in progress; else None."""
         group = self.repeats.group_of(number)
         asked = None if group is None else self._asked.get(group)
         return None if asked is None else asked.first
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:
-        """Take up a line of `size` bytes for which there is no answer yet. Returns whether to ask it; else it waits."""
+        """Take up a line of `size` bytes that has no answer yet. Returns whether to send it; if not, it waits."""
         group = self.repeats.group_of(number)
         if group is None:
             return True
@@ -161,13 +161,13 @@ class Sharing(Generic[_Line]):
             self._offsets[group], self._sizes[group] = place
 
     def answered(self, number: int, place: Place) -> list[_Line]:
-        """Note the answer to a line that was asked, and return the lines that waited for it."""
+        """Note the answer to a line that was sent, and return the lines that waited for it."""
         self.know(number, place)
         group = self.repeats.group_of(number)
         return [] if group is None else self._ended(group, everyone=True)
 
     def failed(self, number: int) -> list[_Line]:
-        """Note the error of a line that was asked, and return the lines to ask now."""
+        """Note the error of a line that was sent, and return the lines to send now."""
         group = self.repeats.group_of(number)
         if group is None:
             return []
@@ -181,7 +181,7 @@ class Sharing(Generic[_Line]):
         return following
 
     def given_up(self, number: int) -> list[_Line]:
-        """Note that a line is not asked after all, and return the lines that waited for it: they are forgotten, too."""
+        """Note that a line is not sent after all, and return the lines that waited for it: they are forgotten, too."""
         group = self.repeats.group_of(number)
         return [] if group is None or group not in self._asked else self._ended(group, everyone=True)
 
@@ -190,7 +190,7 @@ class Sharing(Generic[_Line]):
         return [line for asked in self._asked.values() for line, _ in asked.waiting]
 
     def _ended(self, group: int, *, everyone: bool) -> list[_Line]:
-        """End a line that was asked, and return those that no longer wait: one, or everyone."""
+        """End a line that was sent, and return those that no longer wait: one, or everyone."""
         asked = self._asked[group]
         asked.under_way -= 1
         count = len(asked.waiting) if everyone else min(1, len(asked.waiting))

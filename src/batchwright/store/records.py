@@ -25,7 +25,7 @@ BatchStatus: TypeAlias = Literal[
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
-"""States of a line. `suspect`: pending, but was in work when a process died, and is claimed only with few others."""
+"""States of a line. `suspect`: pending, but in progress when a process died, and claimed only with few others."""
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -171,7 +171,7 @@ class ClaimedLine:
     tenant: str = ""
     """Tenant that owns the batch of the line."""
     crashes: int = 0
-    """How often a process died with the line in work; 0 if the line is not under suspicion."""
+    """How often a process died with the line in progress; 0 if the line is not under suspicion."""
     given_up: bool = False
     """Whether the line crashed too many processes, and is to fail without being computed."""
 

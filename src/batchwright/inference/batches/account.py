@@ -72,7 +72,7 @@ def standing_text(
     if live:
         parts.append(f"{_counted(live, 'line', 'lines')} taken up as live requests")
     if parts and silence:
-        parts.append(f"the provider has not answered for {span(silence)}, and is asked again")
+        parts.append(f"the provider has not answered for {span(silence)}, and is tried again")
     return ", ".join(parts) or None
 
 

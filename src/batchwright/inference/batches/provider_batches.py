@@ -157,7 +157,7 @@ class ProviderBatchInference(Inference):
     async def answer(self, call: Call) -> dict[str, Any]:
         """See `Inference.answer`. A cancelled line stays in its batch, and the next call with its id finds it."""
         if self._closed:
-            raise EngineClosed("the provider is not asked any more: the run has ended")
+            raise EngineClosed("nothing more is sent to the provider: the run has ended")
         body = self._outgoing(call)
         name = line_name(call.request_id)
         size = len(self._provider.line(self._provider.custom_id("0" * 36, name), call.endpoint, body)) + 1

@@ -289,7 +289,7 @@ def retried(operation: Callable[[], _T]) -> _T:
             return False
         failures += 1
         if failures == _SAID_AT:
-            _log.warning("a store fails (%s): it is asked again, up to %d times", error, _ATTEMPTS)
+            _log.warning("a store fails (%s): the request is repeated, up to %d times", error, _ATTEMPTS)
         return _PAUSES.pause(failures, random.random())
 
     for attempt in stamina.retry_context(on=pause, attempts=_ATTEMPTS, timeout=None):

@@ -1,4 +1,4 @@
-"""Limits on the size of a request's body, and on the bytes of all large bodies in work at once."""
+"""Limits on the size of a request's body, and on the bytes of all large bodies of requests in progress."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ class ByteBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        self.in_work = 0
+        self.in_progress = 0
         self._limit = limit
 
     def take(self, count: int) -> None:
         """Count `count` more bytes. Beyond the limit, count nothing and raise `Overloaded`."""
-        if self.in_work + count > self._limit:
+        if self.in_progress + count > self._limit:
             raise Overloaded(
-                f"large request bodies of {self.in_work:,} bytes are in work, the most is {self._limit:,} "
-                "(max_body_memory): try again later",
+                f"the large bodies of requests in progress have {self.in_progress:,} bytes, the most is "
+                f"{self._limit:,} (max_body_memory): try again later",
                 retry_after=_RETRY_AFTER,
             )
-        self.in_work += count
+        self.in_progress += count
 
     def give_back(self, count: int) -> None:
         """Stop counting `count` bytes of a request that has ended."""
-        self.in_work -= count
+        self.in_progress -= count
 
 
 class BodyCount:

@@ -241,7 +241,7 @@ class BodyMiddleware:
                 async with asyncio.timeout(_LAST_WORD):
                     await answer.give_up(error, scope, receive)
         finally:
-            if body.end() and not self._budget.in_work:
+            if body.end() and not self._budget.in_progress:
                 self._on_large_bodies_gone()
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:

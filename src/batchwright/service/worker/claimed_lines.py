@@ -147,7 +147,7 @@ class ClaimedLines:
         return len(self._results) >= _MOST_RESULTS or self._result_bytes >= _MOST_RESULT_BYTES
 
     def take(self, items: Iterable[Item]) -> None:
-        """Hold claimed lines until there is a slot for them, or an answer to one that asks the same."""
+        """Hold claimed lines until there is a slot for them, or an answer to one with the same request."""
         for line, content in items:
             self._held[line.batch_id] += 1
             taken = self.copies.take_up((line, content))

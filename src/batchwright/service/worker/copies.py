@@ -33,7 +33,7 @@ read, so a worker that takes lines of many tenants in turn must not forget them 
 """
 _MOST_WAITING = 65_536
 _MOST_BYTES = 32 * 2**20
-"""Most copies that wait for an answer, and their bytes, approximately. Further ones are asked, since waiting
+"""Most copies that wait for an answer, and their bytes, approximately. Further ones are computed, since waiting
 copies must not keep the worker from lines of others."""
 _NONE = RepeatFinder().repeats()
 
@@ -54,10 +54,10 @@ _decode = msgspec.json.Decoder(_Answered).decode
 class Copies:
     """The copies among the lines that a worker has claimed.
 
-    Which lines ask the same, and which wait for the answer to another, is decided by `Sharing`, one for each batch, as
-    for a run. An answer is read where it was committed: in the store, as the result of the line that was asked. A copy
-    has a result of its own, committed like any other; it took no tokens. That is made when it is committed
-    (`result_of_copy`), since those of all copies of a long answer may take gigabytes.
+    Which lines have the same request, and which wait for the answer to another, is decided by `Sharing`, one for each
+    batch, as for a run. An answer is read where it was committed: in the store, as the result of the line that was
+    computed. A copy has a result of its own, committed like any other; it took no tokens. That is made when it is
+    committed (`result_of_copy`), since those of all copies of a long answer may take gigabytes.
     """
 
     def __init__(self, store: Store, blobs: Blobs, *, longest_line: int, here: bool = False) -> None:
@@ -158,14 +158,14 @@ class Copies:
         return lines >= _MOST_WAITING or size >= _MOST_BYTES
 
     def _asked(self, line: ClaimedLine) -> tuple[Sharing[Item] | None, int | None]:
-        """Return the sharing and the group of a line that is being asked for others too; None if it is not."""
+        """Return the sharing and the group of a line that is computed for others too; None if it is not."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None or sharing.asked_like(line.number) is None:
             return None, None
         return sharing, sharing.repeats.group_of(line.number)
 
     async def _place(self, line: ClaimedLine) -> Place | None:
-        """Return where the answer to a line may be: as the result of line `offset`; None: it is asked now."""
+        """Return where the answer to a line may be: as the result of line `offset`; None: it is computed now."""
         sharing = self._sharing.get(line.batch_id)
         if sharing is None:
             sharing = Sharing(await self._repeats(line))
@@ -229,7 +229,7 @@ def _read(
 
 
 def _identity(endpoint: str, content: bytes, *, here: bool) -> bytes | None:
-    """Return a value that is equal for lines that ask the same; None for a line that must be asked itself."""
+    """Return a value that is equal for lines with the same request; None for a line that must be computed itself."""
     try:
         body = decode_line(content).get("body")
         if not isinstance(body, dict):
@@ -243,7 +243,7 @@ def _identity(endpoint: str, content: bytes, *, here: bool) -> bytes | None:
 
 
 def result_of_copy(line: ClaimedLine, output: bytes) -> LineResult:
-    """Return the result of a copy, given the output of the line that was asked."""
+    """Return the result of a copy, given the output of the line that was computed."""
     answer = deduplicated(_decode(output).response.body)
     own = encode_answer(key_of(line.batch_id), line.number, line.custom_id, answer)
     return LineResult(line.batch_id, line.number, line.attempt, True, own)

@@ -51,8 +51,8 @@ def crashed(line: ClaimedLine) -> LineResult:
         line,
         "crashed",
         f"The process that computed this request died {line.crashes} times, the last time with no other request of a "
-        "batch in work; it is not tried again. The log of the system says why it died. If the request needs too much "
-        "memory, make it smaller or give the process more; then retry the batch.",
+        "batch in progress; it is not tried again. The log of the system says why it died. If the request needs too "
+        "much memory, make it smaller or give the process more; then retry the batch.",
     )
 
 

@@ -80,7 +80,7 @@ class WorkerOptions:
     request_timeout: float | None = 3600.0
     """Most seconds for one try to compute a line; None: no limit."""
     asks_once: bool = False
-    """Whether lines of a batch that ask the same, and have the same answer each time, are asked once."""
+    """Whether lines of a batch with the same request, and the same answer each time, are computed once."""
     computes_here: bool = False
     """Whether models of batchwright's own engine compute them, of which more is known than of an endpoint elsewhere."""
     max_crashes: int = MAX_CRASHES

@@ -1,6 +1,6 @@
 """Operations of workers: their leases, the lines that they claim, and the results that they commit.
 
-Suspects are lines that were in work when the process of a worker died.
+Suspects are lines that were in progress when the process of a worker died.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def retire_worker(tx: Tx, worker: str) -> int:
 def worker_died(tx: Tx, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
     """Remove a worker whose process has ended, and make its lines suspects. Returns the number of lines.
 
-    A line that was in work alone, and was in work at `max_crashes` such deaths, will fail.
+    A line that was in progress alone, and was in progress at `max_crashes` such deaths, will fail.
     """
     if tx.row("lock_worker", worker=worker) is None:
         return 0
     row = tx.row("tried_at_once", worker=worker)
     alone = row is not None and row[0] == 1
     suspects = 0
-    for tenant, lines, crashes in tx.rows("lines_in_work_by_tenant", worker=worker):
+    for tenant, lines, crashes in tx.rows("lines_in_progress_by_tenant", worker=worker):
         allowed = at_once(crashes + 1, lines, alone=alone, most=max_crashes)
         [(crash,)] = tx.rows("add_crash", worker=worker, tenant=tenant, now=tx.now, at_once=allowed)
         suspects += tx.run("suspect_lines", worker=worker, tenant=tenant, crash=crash)
@@ -136,16 +136,16 @@ def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
 
 
 def _claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:
-    """Claim lines while there are suspects, only a few of which may be in work at once."""
+    """Claim lines while there are suspects, only a few of which may be in progress at once."""
     groups = [Suspects(*row) for row in tx.rows("suspects", now=tx.now)]
     claimed: list[ClaimedLine] = []
     for group in groups:
         if not group.at_once:
             claimed += _claim_of_group(tx, worker, group, limit - len(claimed))
     limit -= len(claimed)
-    # Counted only up to the most that may be in work.
+    # Counted only up to the most that may be in progress.
     most = max([1, *(group.at_once for group in groups)])
-    [(held,)] = tx.rows("lines_in_work", worker=worker, limit=most)
+    [(held,)] = tx.rows("lines_in_progress", worker=worker, limit=most)
     if trying is not None:
         tried = next((each for each in groups if each.key == trying and each.at_once), None)
         if tried is not None:
@@ -165,7 +165,7 @@ def _claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) 
 
 
 def _claim_free(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
-    """Claim lines for a worker that has none in work."""
+    """Claim lines for a worker that has none in progress."""
     for resting in (False, True):
         group = first(groups, tx.now, resting=resting)
         if group is not None:

@@ -1,4 +1,4 @@
--- Lines that were in work when a process died; the rule is in policies/suspects.py.
+-- Lines that were in progress when a process died; the rule is in policies/suspects.py.
 
 -- name: any_crash
 SELECT 1 FROM crashes LIMIT 1;
@@ -27,8 +27,8 @@ WHERE batch = :batch AND number IN (
 )
 RETURNING position, number, attempt, custom_id, first_byte, bytes, crashes;
 
--- Those that are to fail are not computed, and so not in work.
--- name: lines_in_work
+-- Those that are to fail are not computed, and so not in progress.
+-- name: lines_in_progress
 SELECT count(*) FROM (
     SELECT 1 FROM lines
     WHERE worker = :worker AND state = 'claimed'
@@ -36,7 +36,7 @@ SELECT count(*) FROM (
     LIMIT :limit
 ) AS held;
 
--- name: lines_in_work_by_tenant
+-- name: lines_in_progress_by_tenant
 SELECT b.tenant, count(*), max(l.crashes)
 FROM lines AS l JOIN batches AS b ON b.key = l.batch
 WHERE l.worker = :worker AND l.state = 'claimed'
