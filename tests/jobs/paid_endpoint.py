@@ -87,7 +87,7 @@ class PaidEndpoint:
     def _charge(self, body: dict[str, Any], *, lost: bool) -> dict[str, Any]:
         prompt = sum(len(each["content"]) + 4 for each in body["messages"])
         cached = self.draw.randrange(prompt) if self.caches else 0
-        output = self.draw.randint(self.least_answer, min(self.most_answer, body["max_tokens"]))
+        output = self.draw.randint(self.least_answer, min(self.most_answer, body.get("max_tokens", 100)))
         cost = ((prompt - cached) * INPUT + cached * CACHED + output * OUTPUT) / 10**6
         self.ledger += cost
         self.lost += cost if lost else 0

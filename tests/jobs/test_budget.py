@@ -381,6 +381,26 @@ def test_lines_without_a_limit_are_told_before_anything_is_sent(tmp_path: Path) 
     assert "1 line without max_tokens: what they may cost has no bound" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+def test_only_lines_that_are_left_need_a_limit(tmp_path: Path, is_left: bool) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"messages": [{"role": "user", "content": "Go on"}]}
+    kinds = [body, {**body, "max_tokens": 5}]
+    first, second = [json.dumps(each) + "\n" for each in (kinds[::-1] if is_left else kinds)]
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "dedupe": False}
+        source.write_text(first)
+        assert run(source, output, **options).succeeded == 1
+        source.write_text(first + second)
+        if is_left:
+            told = "none of the 1 lines left has max_tokens, .*: go on without a budget, or start over with --overwrite"
+            with pytest.raises(InputError, match=told):
+                run(source, output, budget=100, **options)
+            assert run(source, output, **options).succeeded == 2
+        else:
+            assert run(source, output, budget=100, **options).succeeded == 2
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

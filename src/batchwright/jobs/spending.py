@@ -199,9 +199,12 @@ def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]
         if endless == _LOOKED_AT:
             break
     if endless:
+        first, left = "" if endless < _LOOKED_AT else "first ", " left" if job.finished else ""
+        # A job that has begun cannot have other parameters.
+        remedy = "go on without a budget, or start over with --overwrite and" if left else "give it for all with"
         raise InputError(
-            f"budget: none of the {'' if endless < _LOOKED_AT else 'first '}{endless:,} lines has max_tokens, so what "
-            "their answers may cost has no bound: give it for all with --max-tokens, such as --max-tokens 500"
+            f"budget: none of the {first}{endless:,} lines{left} has max_tokens, so what their answers may cost has no "
+            f"bound: {remedy} --max-tokens, such as --max-tokens 500"
         )
 
 
