@@ -46,6 +46,8 @@ class FireworksServer(BatchServer):
         super().__init__(FireworksHandler)
         self.datasets: dict[str, list[dict[str, Any]] | None] = {}
         self.accounts = [ACCOUNT]
+        self.unlisted = 0
+        """Times that the addresses of results are asked for before they are there."""
 
     @property
     def url(self) -> str:
@@ -143,6 +145,9 @@ class FireworksHandler(BatchHandler):
         batch = self.server.batches.get(job)
         if batch is None or batch.status not in ("completed", "expired"):
             return _refusal(404, 5, "resource not found")
+        if self.server.unlisted:
+            self.server.unlisted -= 1
+            return 200, {"filenameToSignedUrls": {}}
         there = f"http://localhost:{self.server.server_port}/signed/{job}"
         return 200, {
             "filenameToSignedUrls": {

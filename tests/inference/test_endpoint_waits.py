@@ -220,8 +220,8 @@ def test_all_names_of_a_model_share_its_limits() -> None:
         endpoint = endpoint_at(provider, models={"m": "theirs", "n": "theirs"}, limits=configured_limits(rpm=60))
         unnamed = call()
         unnamed = replace(unnamed, body={name: value for name, value in unnamed.body.items() if name != "model"})
-        calls = [call(model="m"), call(model="n"), unnamed]
-        tasks = [asyncio.ensure_future(endpoint.answer(calls[number % 3])) for number in range(90)]
+        calls = [call(model="m"), call(model="n"), call(model="./m"), unnamed]
+        tasks = [asyncio.ensure_future(endpoint.answer(calls[number % 4])) for number in range(90)]
         await asyncio.sleep(59.0)
         sent = len(provider.asked_at)
         await asyncio.gather(*tasks)

@@ -335,6 +335,16 @@ def test_another_try_differs_from_the_last() -> None:
     assert asked.again(6, TEXT, most, cut) == {**form, "max_tokens": 2**31 - 1}
 
 
+def test_null_stands_for_the_parameters_of_the_job_in_another_try() -> None:
+    cut = {"choices": [{"text": "{"}]}
+    body = {"response_format": {"type": "json_object"}, "max_tokens": None, "temperature": None, "seed": None}
+    limited = InvalidAnswers(1, {"max_tokens": 5, "seed": 3})
+    assert limited.again(1, TEXT, body, cut) == {**body, "max_tokens": 10, "seed": 4}
+    assert InvalidAnswers(1, {}).again(1, TEXT, body, cut) == {**body, "max_tokens": 32}
+    chat = {"choices": [{"message": {"content": "{"}}]}
+    assert InvalidAnswers(1, {"temperature": 0.0}).again(1, CHAT, body, chat) is None
+
+
 def response(*texts: str) -> dict[str, Any]:
     """An answer of `/v1/responses` with these texts, and a call of a tool."""
     said = [{"type": "message", "content": [{"type": "output_text", "text": text}]} for text in texts]

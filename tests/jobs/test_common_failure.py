@@ -51,6 +51,17 @@ def test_a_failure_is_that_of_the_line_once_another_one_ends_otherwise(tmp_path:
     assert [results[name]["error"]["code"] for name in NAMES[:3]] == ["model_not_found"] * 3
 
 
+def test_failures_that_fail_again_are_those_of_their_lines(tmp_path: Path, endpoint: Endpoint) -> None:
+    source, output = lines(tmp_path / "in.jsonl", *({"prompt": name} for name in NAMES[:4])), tmp_path / "o.jsonl"
+    endpoint.faults = lambda prompt: 404 if prompt in NAMES[:3] else None
+    endpoint.error = {"message": "The model `x` does not exist.", "code": "model_not_found"}
+    options: dict[str, Any] = {"backend": endpoint.url, "model": "x", "backend_concurrency": 1, "dedupe": False}
+    assert run(source, output, **options).failed == 3
+    report = run(source, output, retry_failed="all", **options)
+    assert (report.succeeded, report.failed, report.resumed) == (1, 3, 1)
+    assert len(endpoint.asked) == 4 + 3
+
+
 def test_copies_of_a_line_that_is_held_back_wait_for_nothing(tmp_path: Path, endpoint: Endpoint) -> None:
     source = lines(tmp_path / "in.jsonl", *({"prompt": "p", "temperature": 0} for _ in range(5)))
     endpoint.faults = lambda prompt: 404

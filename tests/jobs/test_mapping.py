@@ -138,6 +138,9 @@ def test_what_is_no_frame_or_lacks_columns_is_refused() -> None:
         mapped(importlib.import_module("polars").LazyFrame({"text": ["a"]}))
     with pytest.raises(InputError, match="errors='ignore'"):
         mapped(frame, errors="ignore")
+    for name in ("limit", "sample"):
+        with pytest.raises(TypeError, match=f"map\\(\\) has no argument '{name}'"):
+            mapped(frame, **{name: 1})
 
 
 def test_a_user_s_script() -> None:

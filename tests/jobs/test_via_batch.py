@@ -19,6 +19,7 @@ from tests.jobs.fakes import by_id, codes, text_of
 from batchwright.backoff import Backoff
 from batchwright.errors import InputError, ResumeRefused, RunFailed
 from batchwright.inference.batches import collector, provider_batches
+from batchwright.inference.batches.provider_batches import BatchJob
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.jobs.job_run import RunInterrupted, RunProgress
 from batchwright.jobs.run import run
@@ -397,6 +398,32 @@ def test_copies_that_wait_keep_nothing_out_of_a_batch(
     assert (report.succeeded, report.deduplicated, len(server.batches)) == (200, 190, 1)
 
 
+def test_copies_that_wait_are_no_lines_left_for_batches(
+    tmp_path: Path, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would count as work that cannot be done by the deadline, for which batches are given up."""
+    made: list[BatchJob] = []
+
+    def noted(**options: Any) -> BatchJob:
+        made.append(BatchJob(**options))
+        return made[-1]
+
+    monkeypatch.setattr("batchwright.jobs.job_run.BatchJob", noted)
+    server.pace = 2
+    left: list[int] = []
+
+    def look(progress: RunProgress) -> None:
+        if progress.waiting and "at the provider" in progress.waiting:
+            left.append(made[0].lines_left())
+
+    path = tmp_path / "in.jsonl"
+    lines = [{"id": f"{number}", "prompt": f"p{number // 20}", "temperature": 0} for number in range(200)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(path, tmp_path / "out.jsonl", backend=server.url, via="auto", deadline="1h", progress=look)
+    assert left[-1] == 0
+    assert server.paid.total() == 10
+
+
 def test_a_bill_ends_a_run_but_not_what_is_under_way(tmp_path: Path, server: BatchServer) -> None:
     server.faults = lambda step, number: 402 if step == "live" and number == 20 else None
     path, output = source(tmp_path, *many(100)), tmp_path / "out.jsonl"
@@ -426,6 +453,23 @@ def test_requests_do_not_pay_again_for_what_is_in_a_batch(tmp_path: Path, server
     assert report.batches is not None
     assert report.batches["moved"] > 0
     assert set(server.paid.values()) == {1}
+
+
+def test_a_job_in_a_batch_may_start_over_with_requests(tmp_path: Path, server: BatchServer) -> None:
+    server.pace = 0
+    prompts, output = many(5), tmp_path / "out.jsonl"
+    path = source(tmp_path, *prompts)
+
+    def interrupt(progress: RunProgress) -> None:
+        if progress.waiting and "at the provider" in progress.waiting:
+            raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted):
+        run(path, output, backend=server.url, via="batch", progress=interrupt)
+    with pytest.raises(ResumeRefused, match="requests would pay for them again"):
+        run(path, output, backend=server.url)
+    run(path, output, backend=server.url, overwrite=True)
+    check(output, prompts)
 
 
 def test_a_job_that_was_never_submitted_goes_on_with_requests(tmp_path: Path, server: BatchServer) -> None:

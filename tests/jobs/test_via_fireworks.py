@@ -114,6 +114,14 @@ def test_a_request_whose_answer_is_lost_creates_no_second_job(
     assert set(server.paid.values()) == {1}
 
 
+def test_results_without_an_address_yet_are_waited_for(tmp_path: Path, server: FireworksServer) -> None:
+    server.unlisted = 2
+    run(source(tmp_path, *many(5)), tmp_path / "out.jsonl", backend=server.url, via="batch")
+    check(tmp_path / "out.jsonl", many(5))
+    assert server.asked["results"] == 3
+    assert set(server.paid.values()) == {1}
+
+
 def test_a_job_that_is_refused_says_why(tmp_path: Path, server: FireworksServer) -> None:
     """No line is blamed: the one that the provider names is not the one."""
     server.refuses = lambda body: "bad" if body["messages"][-1]["content"] == "p3" else None

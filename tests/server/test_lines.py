@@ -217,6 +217,7 @@ async def test_what_cannot_be_converted_is_said_and_leaves_nothing(
         ("a.txt", b"one\n", {"prompt_template": "say {prompt}"}, ["say one"]),
         ("a.txt", b"one\n", {"system_template": "be brief"}, ["be brief", "one"]),
         ("a.jsonl", b'{"prompt": "one"}\n', {"system_template": "be brief"}, ["be brief", "one"]),
+        ("a.jsonl", b'{"prompt": "one"}\n', {"system_template": "be {{brief}}"}, ["be {brief}", "one"]),
         ("a.jsonl", b'{"prompt": "one", "as": "x"}\n', {"system_template": "be {as}"}, ["be x", "one"]),
         ("a.csv", "text\n水\n".encode(), {"prompt_template": "水" * 40_000 + "{text}"}, ["水" * 40_001]),
     ],
