@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -306,3 +308,26 @@ def test_copies_share_one_answer_until_they_are_committed() -> None:
     assert marks([msgspec.json.decode(each.output) for each in committed]) == [False, *[True] * 2999]
     assert claimed.empty
     assert claimed._result_bytes == 0
+
+
+@in_house
+async def test_why_an_input_cannot_be_read_is_looked_up_in_a_thread(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = await house.upload(greedy("a", "a"))
+    path = house.blobs.path(file_id)
+    path.unlink()
+    path.mkdir()
+    looked: list[int] = []
+    scandir = os.scandir
+
+    def noted(folder: Any) -> Any:
+        looked.append(threading.get_ident())
+        return scandir(folder)
+
+    line = ClaimedLine("batch_0", 1, 1, "a", 0, 10, file_id, "/v1/completions", 1e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", noted)
+        assert await Copies(house.store, house.blobs, longest_line=1000).answered_before([(line, b"")]) == [None]
+    assert looked
+    assert threading.get_ident() not in looked

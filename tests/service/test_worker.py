@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 from collections import Counter
 
 import pytest
@@ -454,6 +457,58 @@ async def test_an_input_that_cannot_be_read_fails_its_own_lines_alone(house: Hou
     broken, sound = await house.batch(broken), await house.batch(sound)
     assert (broken.counts, sound.counts) == (LineCounts(2, 0, 2), LineCounts(2, 2, 0))
     assert set(codes(await house.content(broken.error_file_id, tenant="a")).values()) == {"input_broken"}
+
+
+@in_house
+async def test_a_bad_place_of_an_input_fails_the_line_in_it_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house.worker(Model(slots=0)):
+        batch = await house.reaches(await house.submit("abc"), "in_progress")
+    bad, pread = len(line("a")) + 5, os.pread
+
+    def fails(descriptor: int, count: int, offset: int) -> bytes:
+        if offset <= bad < offset + count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fails)
+        async with house.worker(Model()):
+            batch = await house.ended(batch)
+    assert batch.counts == LineCounts(3, 2, 1)
+    assert codes(await house.content(batch.error_file_id)) == {"id-b": "input_broken"}
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+@in_house
+async def test_nothing_fails_while_the_folder_of_all_files_is_away(house: House, is_mount_point: bool) -> None:
+    async with house.worker(Model(slots=0)):
+        validated = await house.reaches(await house.submit("ab"), "in_progress")
+    fresh = await house.submit("cd")
+    files, away = house.blobs.folder, house.folder / "away"
+    files.rename(away)
+    if is_mount_point:
+        files.mkdir()
+    async with house.worker(Model()):
+        await asyncio.sleep(60.0)
+        assert (await house.batch(validated)).counts == LineCounts(2, 0, 0)
+        assert (await house.batch(fresh)).status == "validating"
+        shutil.rmtree(files, ignore_errors=True)
+        away.rename(files)
+        for batch in (validated, fresh):
+            assert (await house.ended(batch)).counts == LineCounts(2, 2, 0)
+
+
+@in_house
+async def test_a_batch_whose_input_cannot_be_read_is_rejected(house: House) -> None:
+    batch = await house.submit("ab")
+    path = house.blobs.path(batch.input_file_id)
+    path.unlink()
+    path.mkdir()
+    async with house.worker(Model()):
+        batch = await house.ended(batch)
+    assert [problem.message for problem in batch.errors] == ["The input file cannot be read: IsADirectoryError."]
 
 
 @in_house

@@ -79,6 +79,8 @@ def _too_large(what: str) -> InvalidRequest:
 
 _ID = re.compile(r"file-([0-9a-f]{2})[0-9a-f]{22}")
 _TEMPORARY_NAME = re.compile(rf"{_ID.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")
+STORE_NOTE = "store.json"
+"""Name of the file in the folder that says to which store the blobs belong (`custody.py`)."""
 _QUARANTINE = "quarantine"
 _GROUP = 256
 _WRITE_BYTES = 2**20
@@ -261,17 +263,28 @@ class Blobs:
 
     @contextmanager
     def blaming(self, file_id: str) -> Iterator[None]:
-        """Turn an `OSError` of reading a file into `InputBroken`, if nothing speaks against reading others. Blocks."""
+        """Turn an `OSError` of reading a file into `InputBroken`, and let `NotFound` pass, if others can be read.
+
+        Raises `OSError` otherwise. Blocks, so decorate what runs in a thread with it.
+        """
         try:
             yield
+        except NotFound:
+            self._require_folder()
+            raise
         except OSError as error:
             if error.errno in _OF_THE_PROCESS:
                 raise
-            # Raises if the whole folder cannot be read, as when its file system is away.
-            with os.scandir(self.folder) as entries:
-                next(entries, None)
+            self._require_folder()
             reason = f"file {file_id} cannot be read: {error.strerror}; see to its disk and its permissions"
             raise InputBroken(reason) from error
+
+    def _require_folder(self) -> None:
+        """Raise `OSError` if the whole folder cannot be read, as when its file system is away."""
+        with os.scandir(self.folder) as entries:
+            next(entries, None)
+        # Where a file system is mounted there is an empty folder without it.
+        (self.folder / STORE_NOTE).stat()
 
     async def remove(self, file_ids: Iterable[str]) -> None:
         """Remove blobs durably, from the quarantine too. Missing ones are ignored."""

@@ -16,7 +16,7 @@ import msgspec
 
 from batchwright.crash_points import crash_point
 from batchwright.errors import StoreMismatch, StoreUnavailable
-from batchwright.service.files.blobs import Blobs, mark_recorded
+from batchwright.service.files.blobs import STORE_NOTE, Blobs, mark_recorded
 from batchwright.service.files.durable import lock_file, replace_file
 from batchwright.service.files.pairing import NO_MARK, DatabaseState, FolderState, Relation, is_current, relation
 from batchwright.service.off_loop import off_loop
@@ -24,7 +24,6 @@ from batchwright.store import Store, open_store, shown_url, store_exists
 from batchwright.store.records import StoreIdentity
 
 _log = logging.getLogger(__name__)
-_NAME = "store.json"
 _LOCK = "store.lock"
 _LOCK_TRIES = 750
 _BETWEEN_TRIES = 0.02
@@ -193,7 +192,7 @@ class Custody:
 
     def _write(self, note: _Note) -> None:
         crash_point("custody.before_mark")
-        replace_file(self._blobs.folder / _NAME, msgspec.json.encode(note))
+        replace_file(self._blobs.folder / STORE_NOTE, msgspec.json.encode(note))
         crash_point("custody.after_mark")
 
     def _mark_all_recorded(self) -> None:
@@ -226,7 +225,7 @@ def _state_of(blobs: Blobs) -> FolderState:
 
 def _read(blobs: Blobs) -> _Note | None:
     """Return the note in the folder; None: there is none. Raises `StoreMismatch` when it cannot be read."""
-    path = blobs.folder / _NAME
+    path = blobs.folder / STORE_NOTE
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Note)
     except FileNotFoundError:

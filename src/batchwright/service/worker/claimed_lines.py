@@ -13,7 +13,7 @@ from batchwright.lines.batch_line import decode_line, request_id
 from batchwright.lines.line_executor import LineExecutor
 from batchwright.request import Flow
 from batchwright.service.access.api_keys import bounded_priority
-from batchwright.service.files.blobs import Blobs
+from batchwright.service.files.blobs import Blobs, Span
 from batchwright.service.worker.copies import Copies, Copy, Item, result_of_copy
 from batchwright.service.worker.output_lines import key_of
 from batchwright.store.records import ClaimedLine, LineResult
@@ -79,7 +79,10 @@ _COMMIT_BYTES = 16 * 2**20
 
 
 async def read_contents(blobs: Blobs, lines: Sequence[ClaimedLine]) -> list[Item]:
-    """Return each line with its bytes in the input; no bytes for one that is missing, which then fails."""
+    """Return each line with its bytes in the input; no bytes for one that cannot be read, which then fails.
+
+    Raises `OSError` when others may not be readable either.
+    """
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, line in enumerate(lines):
         places[line.input_file_id].append(place)
@@ -87,11 +90,26 @@ async def read_contents(blobs: Blobs, lines: Sequence[ClaimedLine]) -> list[Item
     for file_id, members in places.items():
         spans = [(lines[place].offset, lines[place].length) for place in members]
         try:
-            for place, content in zip(members, await blobs.read_spans(file_id, spans), strict=True):
-                found[place] = content
-        except (NotFound, InputBroken) as error:
+            contents = await blobs.read_spans(file_id, spans)
+        except NotFound as error:
             _log.error("%s: %s", lines[members[0]].batch_id, error)
+            continue
+        except InputBroken as error:
+            _log.error("%s: %s", lines[members[0]].batch_id, error)
+            # One bad place of a disk must not fail the lines that lie elsewhere in the file.
+            contents = [await _content_alone(blobs, file_id, span) for span in spans]
+        for place, content in zip(members, contents, strict=True):
+            found[place] = content
     return [*zip(lines, found, strict=True)]
+
+
+async def _content_alone(blobs: Blobs, file_id: str, span: Span) -> bytes:
+    """Return the bytes of one span; none if it cannot be read."""
+    try:
+        [content] = await blobs.read_spans(file_id, [span])
+    except (NotFound, InputBroken):
+        return b""
+    return content
 
 
 def call_of(item: Item, pauses: Callable[[Exception | None], None], *, timeout: float | None) -> Call:

@@ -184,16 +184,16 @@ class Copies:
     async def _repeats(self, line: ClaimedLine) -> Repeats:
         """Return which lines of the batch of `line` ask the same, after reading all of its input."""
         try:
-            with self._blobs.blaming(line.input_file_id):
-                return await self._read_repeats(line)
+            return await self._read_repeats(line)
         except (NotFound, InputBroken):
             return _NONE  # lines that cannot be read fail for that reason
 
     async def _read_repeats(self, line: ClaimedLine) -> Repeats:
-        with await off_loop(self._blobs.open, line.input_file_id) as file:
+        blaming = self._blobs.blaming(line.input_file_id)
+        with await off_loop(blaming(self._blobs.open), line.input_file_id) as file:
             finder = RepeatFinder()
             lines, identity = split_lines(file, self._longest_line), partial(_identity, line.endpoint, here=self._here)
-            while await off_loop(_read, lines, finder, identity):
+            while await off_loop(blaming(_read), lines, finder, identity):
                 pass
             return await off_loop(finder.repeats)
 

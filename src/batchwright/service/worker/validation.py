@@ -37,19 +37,21 @@ async def validate(
 
     `places`: about how many of its lines are going to be computed at once.
 
-    Raises what the store raises; the batch is then validated again from the start.
+    Raises what the store raises, and `OSError` when no file can be read; the batch is then validated again from the
+    start. Raises `InputBroken` when this one alone cannot.
     """
+    blaming = blobs.blaming(batch.input_file_id)
     try:
-        file = await off_loop(blobs.open, batch.input_file_id)
+        file = await off_loop(blaming(blobs.open), batch.input_file_id)
     except NotFound as error:
         return await store.reject(worker, batch.id, [BatchProblem("file_not_found", str(error), "input_file_id")])
     with file:
         positions = LinePositions(places)
         check = LineCheck(file, batch.endpoint, limits, positions)
-        await off_loop(check.count)
+        await off_loop(blaming(check.count))
         is_going = True
         while is_going:
-            is_going = await off_loop(check.check_piece)
+            is_going = await off_loop(blaming(check.check_piece))
             # The lines of a batch that will be rejected are not needed.
             if check.problems or (is_going and not positions.full):
                 continue

@@ -377,12 +377,13 @@ class Worker:
                 return False
             try:
                 await validate(self._store, self._blobs, worker, batch, self._options.limits, places=self._places)
-            except (LeaseLost, StoreUnavailable):
-                raise
+            except (LeaseLost, StoreUnavailable, OSError):
+                raise  # an OSError is that of all files, since one file's own is `InputBroken`
             except Exception as error:
                 # It must not block the batches behind it.
                 _log.exception("%s cannot be validated", batch.id)
-                problem = BatchProblem("internal_error", f"The input file cannot be read: {type(error).__name__}.")
+                reason = type(error.__cause__ or error).__name__
+                problem = BatchProblem("internal_error", f"The input file cannot be read: {reason}.")
                 await self._store.reject(worker, batch.id, [problem])
         self._claim_at = float("-inf")
         self._settled_since = None
