@@ -292,8 +292,10 @@ def test_copies_share_one_answer_until_they_are_committed() -> None:
     claimed.end(asked[0], LineResult("batch_0", 1, 1, True, output))
     # Those that come later find the answer, too.
     claimed.take((each, b"") for each in lines[2500:2900])
-    claimed.answer_at_once((each, output) for each in lines[2900:3000])
+    # Each of these has read the answer from the store.
+    claimed.answer_at_once((each, bytes(bytearray(output))) for each in lines[2900:3000])
     assert claimed._result_bytes == 2 * len(output)
+    assert len({id(each[1]) for each in claimed._results if isinstance(each, tuple)}) == 1
     assert not claimed.congested
     committed: list[LineResult] = []
     while results := claimed.gather_results():

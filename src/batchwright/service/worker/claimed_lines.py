@@ -145,8 +145,8 @@ class ClaimedLines:
         self._results: deque[LineResult | Copy] = deque()
         """Results, and copies, whose results are made when they are committed."""
         self._result_bytes = 0
-        self._shared: Counter[bytes] = Counter()
-        """Number of copies among the results for each output, which is held once for all of them."""
+        self._shared: dict[bytes, tuple[bytes, int]] = {}
+        """By output: the one object that copies among the results hold of it, and their number."""
         self._returned: list[ClaimedLine] = []
         self._held: Counter[str] = Counter()
 
@@ -205,10 +205,12 @@ class ClaimedLines:
         self._result_bytes += len(result.output)
 
     def _add_copy(self, line: ClaimedLine, output: bytes) -> None:
-        self._results.append((line, output))
-        self._shared[output] += 1
-        if self._shared[output] == 1:
-            self._result_bytes += len(output)
+        # Each claim reads the answer from the store anew, as an object of its own.
+        kept, count = self._shared.get(output, (output, 0))
+        self._shared[kept] = kept, count + 1
+        self._results.append((line, kept))
+        if not count:
+            self._result_bytes += len(kept)
 
     def _give_back_one(self, line: ClaimedLine) -> None:
         self._returned += [line, *self.copies.given_up(line)]
@@ -264,10 +266,11 @@ class ClaimedLines:
             self._result_bytes -= len(first.output)
             return first
         line, output = first
-        self._shared[output] -= 1
-        if not self._shared[output]:
-            del self._shared[output]
-            self._result_bytes -= len(output)
+        kept, count = self._shared.pop(output)
+        if count > 1:
+            self._shared[kept] = kept, count - 1
+        else:
+            self._result_bytes -= len(kept)
         return result_of_copy(line, output)
 
     def put_back(self, results: Sequence[LineResult]) -> None:
