@@ -67,6 +67,7 @@ class Services:
     lines: LineReader
     keys: ApiKeys
     sender: Sender
+    courier: Courier
     inference: MeasuredInference
     online: OnlineCalls
     quotas: OnlineQuotas
@@ -232,6 +233,7 @@ async def open_services(
             lines=LineReader(jobs, store, blobs),
             keys=keys,
             sender=sender,
+            courier=Courier(store, sender, now=unix_time),
             inference=measured,
             online=OnlineCalls(
                 measured, AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)), clock
@@ -249,9 +251,8 @@ async def open_services(
             await peers.exchange()
         await worker.start()
         opened.push_async_callback(services.stopped)
-        courier = Courier(store, sender, now=unix_time)
         for name, work in (
-            ("courier", courier.run(lambda: worker.id)),
+            ("courier", services.courier.run(lambda: worker.id)),
             ("live", live.run()),
             ("peers", peers.run()),
             ("audit", _keep_audit(audit)),

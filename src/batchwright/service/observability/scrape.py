@@ -182,6 +182,8 @@ class _Families:
         yield from _endpoints(endpoint_figures(services.inference.inner))
         yield from _quotas(services, self._scrape.kept_quotas)
         yield from _worker(services.worker.stats, services.worker.in_flight)
+        given_up = counter("deliveries_given_up", "Messages to webhooks that this process gave up.")
+        yield single(given_up, services.courier.given_up)
         yield from _store(services.store_figures, self._scrape.counts)
 
 

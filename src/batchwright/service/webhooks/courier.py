@@ -6,7 +6,7 @@ which the receiver recognizes it, and the same body, unless the outputs that it 
 
 Messages to one address are sent one after the other, those to different addresses at once, so a slow receiver delays no
 others. If a receiver does not answer at all, its other waiting messages are put off without being tried. If many wait
-for one address, further ones go back to the store for a while.
+for one address, or for all, further ones go back to the store for a while.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _log = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE = 200
 _MOST_HELD = 10_000
-"""Most messages in memory."""
+"""Most messages in memory, besides one for each address."""
 _MOST_OF_ADDRESS = 500
 """Most of them for one address, so that its queue does not keep out messages to others."""
 _POSTPONED = 10.0
-"""Seconds after which the first message beyond these is taken again. Those behind it come back as if the address took
-`_MOST_OF_ADDRESS` in so many seconds, however slow it is, so that thousands are not taken in vain again and again."""
+"""Seconds until the first message over `_MOST_OF_ADDRESS` becomes due again; later ones are spaced as if the address
+took that many in so many seconds, however slow it is, so that thousands are not taken in vain again and again."""
 _GONE = 410
 
 
@@ -89,6 +89,8 @@ class Courier:
         self._now = now
         self._luck = luck
         self._poll = poll
+        self.given_up = 0
+        """Number of messages given up since it was made."""
 
     async def serve(self, *, lease: float = 30.0) -> None:
         """Deliver until cancelled, as a separate worker with a lease of `lease` seconds."""
@@ -116,12 +118,12 @@ class Courier:
             round_ = _Round(self, worker, tasks)
             while True:
                 name = worker()
-                taken = 0 if not name or round_.held >= _MOST_HELD else await self._take(name, round_)
+                taken = await self._take(name, round_) if name else 0
                 if taken < _TAKEN_AT_ONCE:
                     await asyncio.sleep(self._poll)
 
     async def run_once(self, worker: str) -> int:
-        """Take all messages that are due once, and try them unless too many wait. Returns their number."""
+        """Take all messages that are due once, and try them. Returns their number."""
         tried = 0
         while True:
             async with asyncio.TaskGroup() as tasks:
@@ -164,7 +166,7 @@ class Courier:
 
     async def _give_up(self, worker: str, delivery: Delivery, reason: str) -> None:
         _log.warning("webhook %s (%s) is given up: %s", delivery.event_id, delivery.batch_id, reason)
-        await _persistently(self._store.put_off, worker, delivery.id, until=None, reason=reason)
+        self.given_up += await _persistently(self._store.put_off, worker, delivery.id, until=None, reason=reason)
 
     async def put_off(self, worker: str, delivery: Delivery, reason: str) -> None:
         """Have a message tried again later, or give it up if it is too old."""
@@ -220,25 +222,25 @@ class _Round:
         self._waiting: dict[str, deque[tuple[str, Delivery]]] = {}
         self._postponed: dict[str, float] = {}
         """Until when the last message to an address was postponed, if any was since its queue was empty."""
+        self._held = 0
+        """Number of waiting messages, without those being sent."""
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
-    @property
-    def held(self) -> int:
-        """Number of waiting messages, without those being sent."""
-        return sum(map(len, self._waiting.values()))
-
     def add(self, worker: str, delivery: Delivery, now: float) -> float | None:
-        """Hold a message; or else return until when it is to be postponed, since many wait for its address."""
+        """Hold a message; or else return until when it is to be postponed, since others wait for its address."""
         address = _address(delivery.url)
         if address not in self._waiting:
             self._waiting[address] = deque()
             self._tasks.create_task(self._serve(address))
-        if len(self._waiting[address]) < _MOST_OF_ADDRESS:
-            self._waiting[address].append((worker, delivery))
+        waiting = self._waiting[address]
+        # The first for an address is always held, so that many slow addresses do not keep it out.
+        if not waiting or (len(waiting) < _MOST_OF_ADDRESS and self._held < _MOST_HELD):
+            waiting.append((worker, delivery))
+            self._held += 1
             return None
-        before = max(self._postponed.get(address, 0.0), now + _POSTPONED)
-        self._postponed[address] = before + _POSTPONED / _MOST_OF_ADDRESS
-        return before
+        until = max(self._postponed.get(address, 0.0), now + _POSTPONED)
+        self._postponed[address] = until + _POSTPONED / _MOST_OF_ADDRESS
+        return until
 
     async def _serve(self, address: str) -> None:
         """Send the messages to one address until none are left."""
@@ -246,6 +248,7 @@ class _Round:
         silence: str | None = None
         while waiting:
             worker, delivery = waiting.popleft()
+            self._held -= 1
             if worker != self._worker():
                 continue  # the lease was lost, so the message belongs to another worker
             if silence is not None:
