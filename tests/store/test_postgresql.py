@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -269,3 +270,53 @@ def test_an_operation_that_raises_leaves_nothing(emptied: str) -> None:
         await driver.close()
 
     asyncio.run(main())
+
+
+async def _until_one_waits_for_a_lock(connection: psycopg.Connection[Any]) -> None:
+    while True:
+        if connection.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None:
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_a_tenant_is_not_locked_while_lines_of_an_earlier_try_are_removed(emptied: str) -> None:
+    async def scenario(world: World) -> None:
+        store, first, second = world.store, await world.worker(), await world.worker()
+        batch = await world.create()
+        assert await store.take_validation(first) is not None
+        assert await store.add_lines(first, batch.id, new_lines([1]))
+        await store.retire_worker(first)
+        with psycopg.connect(emptied) as holds, psycopg.connect(emptied, autocommit=True) as looks:
+            holds.execute("SELECT 1 FROM batchwright.lines FOR UPDATE")
+            taking = asyncio.create_task(store.take_validation(second))
+            await _until_one_waits_for_a_lock(looks)
+            looks.execute("SELECT 1 FROM batchwright.tenants FOR UPDATE NOWAIT")
+            holds.rollback()
+            taken = await taking
+        assert taken is not None
+        assert taken.id == batch.id
+        assert await store.lines(batch.id, after=0, limit=9) == []
+
+    play(emptied, scenario)
+
+
+def test_lines_that_are_given_back_are_locked_by_the_keys_of_their_batches(emptied: str) -> None:
+    async def scenario(world: World) -> None:
+        store, worker = world.store, await world.worker()
+        for name in ("batch_b", "batch_a"):
+            await store.create_batch(replace(world.new_batch(await world.upload()), id=name))
+            assert await store.take_validation(worker) is not None
+            assert await store.add_lines(worker, name, new_lines([1]))
+            assert await store.begin(worker, name, total=1, model="m")
+        lines = await store.claim(worker, 9)
+        of_batch = "SELECT 1 FROM batchwright.lines WHERE batch = (SELECT key FROM batchwright.batches WHERE id = %s)"
+        with psycopg.connect(emptied) as holds, psycopg.connect(emptied, autocommit=True) as looks:
+            holds.execute(f"{of_batch} FOR UPDATE", ["batch_b"])
+            releasing = asyncio.create_task(store.release(worker, lines))
+            await _until_one_waits_for_a_lock(looks)
+            looks.execute(f"{of_batch} FOR UPDATE NOWAIT", ["batch_a"])
+            holds.rollback()
+            await releasing
+        assert await store.count_lines() == {"pending": 2, "claimed": 0, "suspect": 0}
+
+    play(emptied, scenario)

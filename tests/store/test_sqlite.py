@@ -19,6 +19,7 @@ from tests.store.support import Play, World, play, played, spoil_table
 from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.store import open_store
 from batchwright.store.sqlite import SqliteDriver
+from batchwright.store.transaction import statements
 
 
 @pytest.fixture
@@ -278,3 +279,12 @@ def test_crash_points(path: Path, place: str, durable: int) -> None:
         assert found >= set(acknowledged)
 
     play(str(path), look)
+
+
+def test_messages_that_were_given_up_are_found_by_their_age(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        query = f"EXPLAIN QUERY PLAN {statements('sqlite')['forget_deliveries']}"
+        plan = [row[3] for row in _writer(world).execute(query, {"before": 0.0, "limit": 1})]
+        assert [step for step in plan if "deliveries_given_up (failed_at<?)" in step], plan
+
+    play(scenario)

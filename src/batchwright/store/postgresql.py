@@ -5,9 +5,10 @@ connection is lost in COMMIT, the outcome is unknown. Each transaction therefore
 connection, which shows the outcome as soon as the database answers again: the operation is then either done or run
 again, never both. (The id of a transaction would not do: a server that crashed may give out ids a second time.)
 
-Operations lock rows in one order: worker, batches by key, lines by number. Claims take lines by position, and do
-not wait: they skip locked ones. The one exception takes lines from a dead worker before it frees its batches: if that
-meets a late commit, one of the two is run again.
+Operations lock rows in one order: worker, batches by key, lines by batch and number, tenants by name. Claims lock
+tenants first and take lines by position, but do not wait for these: they skip locked ones. The one exception takes
+lines from a dead worker, and has their tenants rest, before it frees its batches: if that meets a late commit, one of
+the two is run again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Maintenance:
         self._estranged = False
         """Whether it was logged that no files are removed."""
         self._verified = False
-        """Whether the records of files were found sound when the first of the files that are being removed went."""
+        """Whether `verify` passed at the start of the current run of removals."""
         self._burial = _Task(self._bury, _LOOK_FOR_FILES)
         self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
         self._forgetting = _Task(self._forget_messages, _LOOK_FOR_MESSAGES)

@@ -254,32 +254,31 @@ def _record(tx: Tx, batch_id: str) -> BatchRecord:
 def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
     """Take a batch to validate that no other worker has. Lines added by an earlier try are removed.
 
-    It is the oldest one of the tenant whose last turn is longest ago, so that a tenant with many batches does not hold
+    It is the oldest one of the tenant whose last turn was longest ago, so that a tenant with many batches does not hold
     up the others. A worker validates one batch at a time: a batch that it took and neither began nor rejected is
     returned again. None if there is none. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
-    row = tx.row("held_validation", worker=worker, now=tx.now)
-    if row is None:
-        row = _take_in_turn(tx, worker, "tenants_to_validate", "take_validation", "tenant_validates")
+    held = tx.row("held_validation", worker=worker, now=tx.now)
+    row = held or _take_in_turn(tx, worker, "tenants_to_validate", "take_validation")
     if row is None:
         return None
     key, batch_id = row
     tx.run("remove_lines", batch=key)
-    return _record(tx, batch_id)
+    batch = _record(tx, batch_id)
+    if held is None:
+        # Last, since commits of the tenant's results wait for its row.
+        tx.run("tenant_validates", tenant=batch.tenant, now=tx.now)
+    return batch
 
 
-def _take_in_turn(tx: Tx, worker: str, tenants: str, take: str, note: str) -> Row | None:
-    """Take a batch of the first of `tenants` that has one which no worker holds, and note the turn of that tenant.
+def _take_in_turn(tx: Tx, worker: str, tenants: str, take: str) -> Row | None:
+    """Take a batch of the first of `tenants` that has one which no worker holds. The caller notes the turn.
 
-    The last three are names of statements. Returns the row of the batch; None if there is none.
+    The last two are names of statements. Returns the row of the batch; None if there is none.
     """
-    for (tenant,) in tx.rows(tenants):
-        row = tx.row(take, tenant=tenant, worker=worker, now=tx.now)
-        if row is not None:
-            tx.run(note, tenant=tenant, now=tx.now)
-            return row
-    return None
+    taken = (tx.row(take, tenant=tenant, worker=worker, now=tx.now) for (tenant,) in tx.rows(tenants))
+    return next((row for row in taken if row is not None), None)
 
 
 def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
@@ -353,10 +352,14 @@ def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
     not finish is returned again. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
-    row = tx.row("held_finishing", worker=worker)
+    held = tx.row("held_finishing", worker=worker)
+    row = held or _take_in_turn(tx, worker, "tenants_to_finish", "take_finishing")
     if row is None:
-        row = _take_in_turn(tx, worker, "tenants_to_finish", "take_finishing", "tenant_finishes")
-    return None if row is None else _record(tx, row[1])
+        return None
+    batch = _record(tx, row[1])
+    if held is None:
+        tx.run("tenant_finishes", tenant=batch.tenant, now=tx.now)
+    return batch
 
 
 def finish(

@@ -128,9 +128,7 @@ def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
 def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
     """Give claimed lines back uncomputed. Lines that are no longer this worker's do not change."""
     rows = [
-        {"worker": worker, "batch_id": line.batch_id, "number": line.number, "attempt": line.attempt}
-        # In the order in which others lock them.
-        for line in sorted(lines, key=lambda line: (line.batch_id, line.number))
+        {"worker": worker, "batch_id": line.batch_id, "number": line.number, "attempt": line.attempt} for line in lines
     ]
     tx.many("release_lines", rows)
 

@@ -92,14 +92,26 @@ UPDATE lines AS l SET state = 'claimed', attempt = attempt + 1, worker = :worker
 FROM free WHERE l.batch = free.batch AND l.number = free.number
 RETURNING l.position, l.number, l.attempt, l.custom_id, l.first_byte, l.bytes;
 
+-- Locked by key of their batch and number, as by others.
 -- name: release_lines
+WITH given AS MATERIALIZED (
+    SELECT (SELECT key FROM batches WHERE id = batch_id) AS batch, number, attempt, worker
+    FROM unnest(
+        CAST(:worker AS TEXT[]), CAST(:batch_id AS TEXT[]), CAST(:number AS BIGINT[]), CAST(:attempt AS INTEGER[])
+    ) AS line (worker, batch_id, number, attempt)
+    ORDER BY 1, 2
+),
+held AS MATERIALIZED (
+    SELECT l.batch, l.number FROM given
+    CROSS JOIN LATERAL (
+        SELECT batch, number FROM lines
+        WHERE batch = given.batch AND number = given.number AND attempt = given.attempt AND worker = given.worker
+            AND state = 'claimed'
+        LIMIT 1 FOR NO KEY UPDATE
+    ) AS l
+)
 UPDATE lines AS l SET state = CASE WHEN l.crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
-FROM unnest(
-    CAST(:worker AS TEXT[]), CAST(:batch_id AS TEXT[]), CAST(:number AS BIGINT[]), CAST(:attempt AS INTEGER[])
-) AS given (worker, batch_id, number, attempt)
-JOIN batches AS b ON b.id = given.batch_id
-WHERE l.batch = b.key AND l.number = given.number AND l.attempt = given.attempt AND l.worker = given.worker
-    AND l.state = 'claimed';
+FROM held WHERE l.batch = held.batch AND l.number = held.number;
 
 -- name: lock_lines
 SELECT l.number, l.attempt, l.state

@@ -1,5 +1,5 @@
--- Whose batch is validated next, and whose is finished. Tenants take turns: it is that of the one whose last turn is
--- longest ago. Each tenant is looked up in the index, so that it does not matter how many batches it has.
+-- Whose batch is validated next, and whose is finished. Tenants take turns: the tenant whose last turn was longest ago
+-- goes next. Each tenant is looked up in the index, so that it does not matter how many batches it has.
 
 -- name: tenants_to_validate
 WITH RECURSIVE waiting (tenant) AS (
