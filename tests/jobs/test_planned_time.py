@@ -163,6 +163,20 @@ def test_the_time_grows_with_the_job_and_is_said(tmp_path: Path) -> None:
     assert "with answers as long as the lines say" in stream.getvalue()
 
 
+def test_a_plan_says_what_the_kv_cache_holds_with_shared_prefixes_held_once(tmp_path: Path) -> None:
+    measured()
+    path, stream = source(tmp_path, 40, ignore_eos=True), io.StringIO()
+    show_plan(Console(file=stream, width=300), report := run(path, None, dry_run=True))
+    assert report.planned_time is not None
+    assert report.planned_answers is not None
+    about, most = report.planned_time.kv_tokens, report.planned_answers.kv_tokens
+    assert about is not None
+    assert most is not None
+    assert 40 * 50 < about <= most + 40 * 16
+    text = f"take about {min(about, most):,} tokens of the KV cache at a time, at most {most:,} if nothing were shared"
+    assert text in stream.getvalue()
+
+
 def test_lines_that_no_engine_takes_have_no_time(tmp_path: Path) -> None:
     measured()
     path = source(tmp_path, 40, max_tokens=5000)

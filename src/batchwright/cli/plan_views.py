@@ -52,7 +52,7 @@ def show_plan(
         f"{prompts}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )
-    if report.planned_answers is not None and (text := _work_planned(report.planned_answers)):
+    if report.planned_answers is not None and (text := _work_planned(report.planned_answers, report.planned_time)):
         console.print(Text(visible(text)))
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
@@ -102,7 +102,7 @@ def _shortened(text: str) -> str:
     return f"{text[:_SHOWN_OF_TEXT]} [… {left_out:,} characters …] {text[-_SHOWN_OF_TEXT:]}"
 
 
-def _work_planned(answers: AnswersPlanned) -> str:
+def _work_planned(answers: AnswersPlanned, time: PlannedTime | None) -> str:
     """Return what is said about the answers; empty if nothing is known."""
     parts = []
     if answers.expected is not None:
@@ -111,8 +111,12 @@ def _work_planned(answers: AnswersPlanned) -> str:
         parts.append(f"at most {answers.at_most:,}" if parts else f"at most {_generated(answers.at_most)}")
     text = ", ".join(parts)
     if text and answers.kv_tokens:
-        about = "about " if answers.kv_is_estimate else ""
-        text += f"; prompts and answers take at most {about}{answers.kv_tokens:,} tokens of the KV cache at a time"
+        most = f"at most {'about ' if answers.kv_is_estimate else ''}{answers.kv_tokens:,}"
+        if time is None or time.kv_tokens is None:
+            text += f"; prompts and answers take {most} tokens of the KV cache at a time"
+        else:
+            about = counted(min(time.kv_tokens, answers.kv_tokens), "token")
+            text += f"; prompts and answers take about {about} of the KV cache at a time, {most} if nothing were shared"
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
@@ -157,7 +161,10 @@ def _shared(shared: SharedPrompts, prompt_tokens: int, *, is_elsewhere: bool) ->
     share, by_input = (
         tokens / max(1, prompt_tokens) for tokens in (shared.shared_tokens, shared.shared_in_input_order)
     )
-    text = f"{share:.0%} of the prompt tokens are shared prefixes, computed once"
+    text = (
+        f"About {share:.0%} of the prompt tokens are shared prefixes: in the planned order each is computed once, as"
+        " far as it fills blocks of the KV cache"
+    )
     if shared.cache_tokens is not None:
         text += f"; in the order of the input, the cache of {shared.cache_tokens:,} tokens would find {by_input:.0%}"
     root = Tree(f"{text}:")

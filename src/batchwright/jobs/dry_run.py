@@ -55,8 +55,8 @@ class AnswersPlanned:
     at_most: int | None
     """Tokens of all answers, if each has as many as its line allows; None if some line allows any number."""
     kv_tokens: int | None
-    """Tokens of prompts and answers in the KV cache at most, if the longest are computed together; None if they are
-    computed elsewhere."""
+    """Tokens of prompts and answers in the KV cache at most, if the longest are computed together and share nothing;
+    None if they are computed elsewhere."""
     expected: int | None = None
     """About the tokens of all answers, as lines say or as answers to such lines were; None if nothing is known."""
     kv_is_estimate: bool = False

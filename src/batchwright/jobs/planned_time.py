@@ -26,7 +26,7 @@ from batchwright.planning.intervals import covering_error
 from batchwright.request import SamplingParams
 from batchwright.scheduling.scheduler import Scheduler
 from batchwright.simulation.fleet import Fleet, simulate
-from batchwright.simulation.job_time import MOST_STEPPED, job_seconds, lines_to_step
+from batchwright.simulation.job_time import MOST_STEPPED, JobTime, job_time, lines_to_step
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.wire.requests import ENCODER_URLS
 
@@ -55,6 +55,9 @@ class PlannedTime:
     """Number of earlier runs whose answers were used; for a probe: of lines that were answered at least in part."""
     answer_tokens: int | None = None
     """Approximate tokens of all answers, by the same lengths; None if nothing is known about them."""
+    kv_tokens: int | None = None
+    """Approximate most tokens in the KV cache at a time, by the same lengths, with shared prefixes held once; None if
+    no lines were simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +137,19 @@ class SampledJob:
         def drawn(error: float) -> list[SimulatedRequest]:
             return _with_lengths(requests, likely, math.exp(error))
 
+        def taken(lines: Sequence[SimulatedRequest], stepped: int) -> JobTime:
+            return job_time(self.fleet, lines, self.total, prompt_tokens, planned=planned, stepped=stepped)
+
         def seconds(lines: Sequence[SimulatedRequest], stepped: int) -> float:
-            return pace * job_seconds(self.fleet, lines, self.total, prompt_tokens, planned=planned, stepped=stepped)
+            return pace * taken(lines, stepped).seconds
 
         is_open = any(line.is_open for line in self.lines)
         middle = drawn(0.0)
         all_stepped, stepped = (
             lines_to_step(self.fleet, middle, self.total, most) for most in (MOST_STEPPED, MOST_STEPPED // 4)
         )
-        predicted = seconds(middle, all_stepped)
+        expected = taken(middle, all_stepped)
+        predicted = pace * expected.seconds
         least = most = predicted
         if is_open:
             # Both ends are simulated with the same number of lines, and scaled like the middle with that many lines.
@@ -158,6 +165,7 @@ class SampledJob:
             "lines" if not is_open else "limits" if likely is None else likely.source,
             0 if likely is None else likely.runs,
             None if is_open and likely is None else self._scaled(sum(each.output_tokens for each in middle)),
+            expected.kv_tokens,
         )
 
     def _scaled(self, of_sample: int) -> int:

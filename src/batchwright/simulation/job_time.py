@@ -1,10 +1,12 @@
-"""Estimate of a job's duration: a sample of its lines is simulated, and the rest extrapolated."""
+"""Estimate of a job's duration and KV cache: a sample of its lines is simulated, and the rest extrapolated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
+from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.scheduling.slo import StepShape
 from batchwright.simulation.fleet import Fleet, SimulationResult, simulate
 from batchwright.simulation.replica import Served
@@ -18,7 +20,18 @@ _MIDDLE = (0.25, 0.75)
 """Shares of the work between which a job goes at the pace of one that does not end."""
 
 
-def job_seconds(
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """What a job takes."""
+
+    seconds: float
+    """Seconds from the first line to the last."""
+    kv_tokens: int | None
+    """Most tokens held in the KV caches of all engines at a time, with what lines share held once; None if none of the
+    lines were simulated."""
+
+
+def job_time(
     fleet: Fleet,
     lines: Sequence[SimulatedRequest],
     total: int,
@@ -26,8 +39,8 @@ def job_seconds(
     *,
     planned: bool = True,
     stepped: int | None = None,
-) -> float:
-    """Return the seconds from the first line to the last of a job of `total` requests, of which `lines` are a sample.
+) -> JobTime:
+    """Return what a job of `total` requests takes, of which `lines` are a sample.
 
     `prompt_tokens`: tokens of all prompts that are computed, not found in a cache. All `lines` must be computable. If a
     sample is smaller than the job, or has more answers than are worth simulating, the middle of what is simulated gives
@@ -41,17 +54,18 @@ def job_seconds(
     if stepped is None:
         stepped = lines_to_step(fleet, lines, total)
     if not stepped:
-        return _seconds_of_work(fleet, lines, total, prompt_tokens)
+        return JobTime(_seconds_of_work(fleet, lines, total, prompt_tokens), None)
     chosen = [lines[number * len(lines) // stepped] for number in range(stepped)]
     result = simulate(fleet, [], chosen, planned=planned)
+    kv_tokens = BLOCK_SIZE * sum(each.kv_blocks_peak for each in result.replicas)
     further = total - len(chosen)
     if not further:
-        return result.seconds
+        return JobTime(result.seconds, kv_tokens)
     computed = sum(each.request.prompt_tokens - each.cached_tokens for each in result.served)
     prompt_seconds, answer_seconds = fleet.token_seconds
     answer = _mean_answer(lines)
     work = prompt_seconds * max(0.0, prompt_tokens - computed) + answer_seconds * answer * further
-    return result.seconds + _pace(fleet, result) * work
+    return JobTime(result.seconds + _pace(fleet, result) * work, kv_tokens)
 
 
 def lines_to_step(fleet: Fleet, lines: Sequence[SimulatedRequest], total: int, most_stepped: int = MOST_STEPPED) -> int:
