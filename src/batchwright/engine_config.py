@@ -41,9 +41,10 @@ class EngineConfig:
 
     Requests with `traffic="batch"` use what online ones leave. `ttft_ms` and `tpot_ms` are the targets for online
     requests, to the first token and for each token after it: steps carry no more batch tokens than these allow. Batches
-    get at least the share `batch_share` (0 ≤ share < 1) of all tokens computed, however much online traffic there is; 0
-    lets it starve them. Within a class of traffic, a request that is `promote_after` seconds old goes ahead of all
-    priorities; None turns that off.
+    get at least the share `batch_share` (0 ≤ share < 1) of all tokens computed, however much online traffic there is,
+    as far as the same share of `max_num_seqs` (at least one sequence) can use it; 0 lets online traffic starve them.
+    Within a class of traffic, a request that is `promote_after` seconds old goes ahead of all priorities; None turns
+    that off.
 
     Raises ValueError that names the option, its value and what it must be. Whatever depends on the model or the machine
     is checked when the engine is created.

@@ -248,6 +248,7 @@ class Bench:
             assert scheduler.waiting_of(traffic) == len(waiting)
         assert scheduler.has_work == bool(self.alive)
         assert len(running) <= scheduler.max_num_seqs
+        assert sum(sequence.kept for sequence in running) <= max(1, int(self.share * scheduler.max_num_seqs))
         assert 1 <= scheduler.token_budget <= scheduler.max_batch_tokens
         assert running == sorted(running, key=lambda sequence: sequence.urgency)
         if self.in_flight is None:

@@ -163,6 +163,21 @@ def test_one_that_holds_a_place_that_batches_are_owed_keeps_it() -> None:
     bench.drain()
 
 
+def test_what_batches_are_owed_keeps_no_more_than_their_share_of_the_places() -> None:
+    """Long prompts leave them a credit of many tokens, for which sequences that decode could have every place."""
+    bench = Bench(num_blocks=400, prefix_caching=False, max_batch_tokens=64, max_num_seqs=8, batch_share=0.25)
+    kept = 0
+    for _ in range(60):
+        while bench.scheduler.waiting_of("online") < 8:
+            bench.add([0] * 40, 1)
+        while bench.scheduler.waiting_of("batch") < 8:
+            bench.add([1], 200, traffic="batch")
+        plan = bench.step()
+        assert plan.num_tokens > plan.num_batch_tokens
+        kept = max(kept, sum(sequence.kept for sequence in bench.scheduler.running))
+    assert kept == 2
+
+
 def test_decodes_that_do_not_all_fit_take_turns_and_keep_their_blocks() -> None:
     bench = Bench(num_blocks=200, max_num_seqs=16, slo=SloController(tpot=1.0))
     batch = [bench.add([token], 100, traffic="batch") for token in range(10)]

@@ -68,7 +68,7 @@ class Places:
     @property
     def is_full(self) -> bool:
         """Whether a waiting sequence would need another one's place."""
-        return len(self.running) >= self._slots
+        return len(self.running) >= self.slots
 
     @property
     def is_mixed(self) -> bool:
@@ -217,7 +217,7 @@ class Places:
     def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
         """Preempt as many of `lower` as necessary. False, without preempting any, if all would not be enough."""
         others = len(self.running) - len(lower)
-        if not lower or others >= self._slots:
+        if not lower or others >= self.slots:
             return False
         most = urgent.reusable
         if not self.blocks.can_open(urgent.tokens, spare=len(self.running), most=most) and not self.blocks.can_open(
@@ -229,7 +229,8 @@ class Places:
         return True
 
     @property
-    def _slots(self) -> int:
+    def slots(self) -> int:
+        """Most sequences that may run now."""
         # A sequence beyond the budget would hold blocks in vain, and decodes would leave no tokens for prompts.
         return min(self.max_num_seqs, self._token_budget)
 

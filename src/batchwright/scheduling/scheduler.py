@@ -64,9 +64,10 @@ class Scheduler:
     """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
 
     `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
-    batches get regardless of online traffic, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up to it
-    with drafts. `slo` limits the time of steps; without it, there is no limit. `max_scored` is the most tokens of a
-    step whose logits are wanted for the known tokens that follow them. Raises ValueError for a setting out of range.
+    batches get regardless of online traffic, 0 ≤ share < 1, as far as that share of the places (at least one) suffices.
+    Steps of fewer than `draft_rows` tokens are filled up to it with drafts. `slo` limits the time of steps; without it,
+    there is no limit. `max_scored` is the most tokens of a step whose logits are wanted for the known tokens that
+    follow them. Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -420,13 +421,17 @@ class Scheduler:
         owed = self._share.due(self.token_budget) if self._places.wants_batch else 0
         if not owed:
             return 0, False
-        wanted = sum(sequence.remaining for sequence in self._places.batches)
-        while wanted < owed and (waiting := self._places.waiting["batch"].peek()) is not None:
+        batches = self._places.batches
+        wanted = sum(sequence.remaining for sequence in batches)
+        # Once the tokens are paid, the places are still theirs.
+        places = self._share.places(self._places.slots) - sum(sequence.kept for sequence in batches)
+        while wanted < owed and places > 0 and (waiting := self._places.waiting["batch"].peek()) is not None:
             if not self._places.fits(waiting):
                 return min(owed, wanted, self.token_budget), True
             self._places.place(waiting)
             waiting.kept = True
             wanted += waiting.remaining
+            places -= 1
         return min(owed, wanted, self.token_budget), False
 
     def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> StepRoom:

@@ -59,6 +59,10 @@ class BatchShare:
         """Return how many tokens of a step of `step_tokens` batch sequences may have, whatever else is waiting."""
         return max(0, int(min(self._owed, max(1.0, 2.0 * self.share * step_tokens)) + 1e-9))
 
+    def places(self, slots: int) -> int:
+        """Return how many of `slots` places batch sequences may keep against online ones, until they end."""
+        return max(1, int(self.share * slots))
+
     def settle(self, tokens: int, batch_tokens: int, *, wanted: bool) -> None:
         """Record a step of `tokens` tokens, `batch_tokens` of them for batches; `wanted`: there are batch sequences."""
         if not self.share:
