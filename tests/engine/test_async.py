@@ -215,6 +215,34 @@ def test_a_deadline_is_answered(folder: Path, prompts: list[list[int]]) -> None:
     run(main())
 
 
+def test_a_flood_of_requests_is_taken_little_by_little_between_steps(
+    folder: Path, prompts: list[list[int]], expected: list[tuple[int, ...]]
+) -> None:
+    async def main() -> None:
+        async with made(folder) as engine:
+            gate, left = Gate(engine), list[int]()
+            own = engine._engine.core.step
+
+            def step(most: int = 1) -> list[StreamEvent]:
+                left.append(len(engine._commands))
+                return own(most)
+
+            engine._engine.core.step = step  # type: ignore[method-assign]
+            first = asyncio.create_task(engine.generate(prompts[0], LONG))
+            await asyncio.to_thread(gate.reached.wait)
+            flood = [asyncio.create_task(engine.generate(prompt, PARAMS)) for prompt in prompts * 5]
+            while len(engine._commands) < len(flood):  # noqa: ASYNC110 - each task takes a few turns
+                await asyncio.sleep(0)
+            gate.open()
+            responses = await asyncio.gather(*flood)
+            assert [response.token_ids for response in responses] == expected * 5
+            assert len((await first).token_ids) == LONG.max_tokens
+            assert left[:6] == [0, 236, 172, 108, 44, 0]
+            await idle(engine)
+
+    run(main())
+
+
 def test_closing_while_busy_answers_everybody(folder: Path, prompts: list[list[int]]) -> None:
     async def main() -> None:
         async with made(folder) as engine:

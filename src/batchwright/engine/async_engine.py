@@ -28,6 +28,8 @@ from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 
 _Item = StreamEvent | BatchwrightError
+_MOST_COMMANDS = 64
+"""Commands between two steps: to take a request takes the time of its tokenization, and sequences wait meanwhile."""
 
 
 class _Reader:
@@ -257,12 +259,12 @@ class AsyncEngine:
             while not self._closing:
                 # In this order: a command that came between the two calls would otherwise wait for more than one step.
                 self._interruption.clear()
-                self._obey()
+                self._obey(_MOST_COMMANDS)
                 if core.scheduler.has_work:
-                    events = core.step(MOST_STEPS)
+                    events = core.step(1 if self._commands else MOST_STEPS)
                     self._stats = self._engine.stats.copy()
                     self._dispatch(events)
-                else:
+                elif not self._commands:
                     self._stats = self._engine.stats.copy()
                     self._wake.wait()
                     self._wake.clear()
@@ -273,9 +275,11 @@ class AsyncEngine:
             self._closing = True
             self._shut_down()
 
-    def _obey(self) -> None:
-        while self._commands:
+    def _obey(self, most: int) -> None:
+        """Carry out up to `most` commands, in the order in which they came."""
+        while self._commands and most:
             self._commands.popleft()()
+            most -= 1
 
     def _dispatch(self, events: list[StreamEvent]) -> None:
         for event in events:
@@ -289,7 +293,7 @@ class AsyncEngine:
         """End all requests, both those being computed and those whose command came too late."""
         self._ended = True
         try:
-            self._obey()
+            self._obey(len(self._commands))
             events = self._engine.core.close()
             self._stats = self._engine.stats.copy()
             self._dispatch(events)
