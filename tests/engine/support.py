@@ -124,6 +124,7 @@ def nothing_left(engine: Engine) -> bool:
         or engine._unclaimed
         or engine._inboxes
         or core._delivery._callbacks
+        or core._delivery.events
     )
 
 

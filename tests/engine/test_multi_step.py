@@ -190,9 +190,9 @@ def test_an_interrupt_while_tokens_are_handed_out_loses_none(
     while tiny.unfinished:
         with contextlib.suppress(KeyboardInterrupt):
             found.update({each.request_id: list(each.token_ids) for each in tiny.step(MOST_STEPS)})
+    found.update({each.request_id: list(each.token_ids) for each in tiny.step(MOST_STEPS)})
     assert max(runs) > 1
-    assert len(found) >= 3
-    assert found == {name: wanted[name] for name in found}
+    assert found == wanted
     assert nothing_left(tiny)
 
 

@@ -185,12 +185,16 @@ class EngineCore:
         return event
 
     def close(self) -> list[StreamEvent]:
-        """End all requests with `EngineClosed`."""
-        events = self._delivery.end_all("the engine was closed before the request was finished")
+        """End all requests with `EngineClosed`; return all events that the caller does not have yet."""
+        self._delivery.end_all("the engine was closed before the request was finished")
         self._drop_launched()
         self._gauge()
         self._delivery.call_back()
-        return events
+        return self.take_events()
+
+    def take_events(self) -> list[StreamEvent]:
+        """Return the events of a step that was interrupted, which the next one would return."""
+        return self._delivery.take_events()
 
     def step(self, most: int = 1) -> list[StreamEvent]:
         """Compute one step; return the events of streaming requests, and the last event of each request that ended.
@@ -199,10 +203,15 @@ class EngineCore:
         `interruption` is not set.
         """
         expects_successor = self._calls_since_end < _CALLS_OF_SUCCESSOR and self.scheduler.has_free_place
-        events = self._step(1 if expects_successor else most)
+        self._step(1 if expects_successor else most)
         self._drop_launched()
         self._gauge()
-        self._delivery.call_back()
+        events = self.take_events()
+        try:
+            self._delivery.call_back()
+        except BaseException:  # an interrupt
+            self._delivery.events[:0] = events
+            raise
         if self.meter is not None:
             self.meter.between_steps()
         self._left_at = self.clock.now() if self.scheduler.has_work else None
@@ -211,15 +220,14 @@ class EngineCore:
         return events
 
     @torch.inference_mode()
-    def _step(self, most: int) -> list[StreamEvent]:
+    def _step(self, most: int) -> None:
         entered = self.clock.now()
-        events: list[StreamEvent] = []
         step, pause = self._take_launched(), 0.0
         if step is None:
             pause = 0.0 if self._left_at is None else entered - self._left_at
-            plan = self._plan(entered, events)
+            plan = self._plan(entered)
             if not plan.chunks:
-                return events
+                return
             try:
                 several = self.launcher.compute_several(plan, entered, most, self.interruption, self.meter)
                 step = None if several else self.launcher.launch(plan, entered, self.meter)
@@ -227,30 +235,30 @@ class EngineCore:
                 self.scheduler.rollback(plan)  # after an interrupt, too, so that the engine can go on
                 if not isinstance(failure, Exception):
                     raise
-                return events + self._recover(plan, failure)
+                self._recover(plan, failure)
+                return
             pause = pause if pause < _LONGEST_PAUSE else 0.0
             if step is None:
                 self._note_blocks()
-                return events + self._deliver_several(plan, several, entered, pause)
+                self._deliver_several(plan, several, entered, pause)
+                return
         elif entered - self._done_at > _LONGEST_PAUSE:
             self._known_at = self._done_at = entered  # the caller did something else meanwhile
         try:
-            self._launch_next(step, events)
+            self._launch_next(step)
             try:
                 outcomes = self.launcher.outcomes(step, self._launched)
             except Exception as failure:
                 self._undo(step)
-                return events + self._recover(step.plan, failure)
-            return events + self._deliver_step(step, outcomes, pause)
+                self._recover(step.plan, failure)
+                return
+            self._deliver_step(step, outcomes, pause)
         except BaseException:  # an interrupt: tokens that were not delivered are chosen again
             self._undo(step)
             raise
 
-    def _plan(self, now: float, events: list[StreamEvent], before: LaunchedStep | None = None) -> StepPlan:
-        """Plan a step, and end the requests whose deadline has passed; their last events are appended to `events`.
-
-        `before`: the step that is being computed.
-        """
+    def _plan(self, now: float, before: LaunchedStep | None = None) -> StepPlan:
+        """Plan a step, and end the requests whose deadline has passed. `before`: the step that is being computed."""
         plan = self.scheduler.schedule(now)
         for late in plan.expired:
             expired = self._delivery.generations.get(late.ordinal)
@@ -259,7 +267,7 @@ class EngineCore:
                     before.drop_unknown([generation.sequence for generation in expired.owner.generations])
                 seconds = expired.owner.request.deadline
                 error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
-                events.append(self._delivery.fail(expired.owner, error))
+                self._delivery.events.append(self._delivery.fail(expired.owner, error))
         self._note_blocks()
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
@@ -280,7 +288,7 @@ class EngineCore:
             self.scheduler.commit(step.plan)
             self._launched = None
 
-    def _launch_next(self, step: LaunchedStep, events: list[StreamEvent]) -> None:
+    def _launch_next(self, step: LaunchedStep) -> None:
         """Launch the step after `step`, whose tokens may be known only to the device yet, unless it has to wait.
 
         Its work is wasted for sequences whose end could not be foreseen. `step` is committed, since only one plan may
@@ -292,7 +300,7 @@ class EngineCore:
         self.scheduler.commit(step.plan)
         step.reserve_tokens()
         began = self.clock.now()
-        plan = self._plan(began, events, step)
+        plan = self._plan(began, step)
         if not plan.chunks:
             return
         try:
@@ -304,7 +312,7 @@ class EngineCore:
             # It is retried as a step of its own, whose failure affects nothing else.
             _log.warning("a step could not be launched ahead: %s: %s", type(failure).__name__, failure)
 
-    def _deliver_step(self, step: LaunchedStep, outcomes: list[list[Sampled]], pause: float) -> list[StreamEvent]:
+    def _deliver_step(self, step: LaunchedStep, outcomes: list[list[Sampled]], pause: float) -> None:
         """Deliver the tokens of a step that began `pause` seconds after the end of the one before."""
         computing_since, began = max(step.computing_since, self._known_at), max(step.began, self._done_at)
         now = self._known_at = self.clock.now()
@@ -312,19 +320,15 @@ class EngineCore:
             step.committed = True
             self.scheduler.commit(step.plan)
         step.drop_unknown()
-        events = self._delivery.settle_all(step.plan, now)
+        self._delivery.settle_all(step.plan, now)
         for chunk, chosen in zip(step.sampled, outcomes, strict=True):
             if step.is_valid(chunk):
-                events.extend(self._delivery.deliver(chunk, chosen, now))
+                self._delivery.deliver(chunk, chosen, now)
         self._done_at = self.clock.now()
         self._count(step.plan, now - computing_since, self._done_at - began, pause)
-        return events
 
-    def _deliver_several(
-        self, plan: StepPlan, steps: list[DecodedStep], began: float, pause: float
-    ) -> list[StreamEvent]:
+    def _deliver_several(self, plan: StepPlan, steps: list[DecodedStep], began: float, pause: float) -> None:
         """Deliver the tokens of steps, of which the first is `plan`, made at `began`, and the others repeat it."""
-        events: list[StreamEvent] = []
         now = self._known_at = self.clock.now()
         before = now
         of_host = max(0.0, now - began - sum(step.seconds for step in steps)) / len(steps)
@@ -334,7 +338,7 @@ class EngineCore:
             try:
                 self.scheduler.commit(plan)
                 for chunk, token in zip(plan.chunks, step.tokens, strict=True):
-                    events.extend(self._delivery.deliver(chunk, [Sampled(token)], now))
+                    self._delivery.deliver(chunk, [Sampled(token)], now)
             except BaseException:  # an interrupt: tokens that were not delivered are chosen again
                 for chunk in plan.chunks:
                     self.scheduler.repeat_last(chunk.sequence)
@@ -342,7 +346,6 @@ class EngineCore:
             self._done_at = self.clock.now()
             self._count(plan, step.seconds, step.seconds + of_host + self._done_at - before, pause)
             before = self._done_at
-        return events
 
     def _undo(self, step: LaunchedStep) -> None:
         """Undo what was launched after `step`, and have tokens that were not delivered chosen again.
@@ -383,27 +386,29 @@ class EngineCore:
             raise ContextLengthExceeded(reason)
         return prompt
 
-    def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
         """Retry a step that raised and was undone, in smaller steps or one by one; fail only the request at fault.
 
         All requests fail if the body can compute nothing any more, in which case it raises `EngineClosed`.
         """
         if isinstance(error, EngineClosed):
-            return self._delivery.end_all(str(error))
+            self._delivery.end_all(str(error))
+            return
         if ran_out_of_memory(error):
             if self.body.device.type == "cuda":
                 torch.cuda.empty_cache()
             if self.scheduler.shrink(plan):
-                return []
+                return
             failure: BatchwrightError = OutOfMemory(f"out of memory with one sequence in the step: {error}")
         elif len(plan.chunks) > 1:
             self.scheduler.isolate([chunk.sequence for chunk in plan.chunks])
-            return []
+            return
         else:
             failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
         failure.__cause__ = error
         generation = self._delivery.generations.get(plan.chunks[0].sequence.ordinal) if plan.chunks else None
-        return [] if generation is None else [self._delivery.fail(generation.owner, failure)]
+        if generation is not None:
+            self._delivery.events.append(self._delivery.fail(generation.owner, failure))
 
     def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float, pause: float) -> None:
         stats = self.stats

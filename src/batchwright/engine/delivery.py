@@ -31,6 +31,8 @@ class Delivery:
         """Unfinished requests by their ids."""
         self.generations: dict[int, Generation] = {}
         """Unfinished generations by the ordinals of their sequences."""
+        self.events: list[StreamEvent] = []
+        """Events for the caller, who has not taken them yet: a step that is interrupted leaves them to the next."""
         self.meter: WorkMeter | None = None
         """The meter of the work that answers needed, if there is one."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
@@ -42,13 +44,19 @@ class Delivery:
         for generation in state.generations:
             self.generations[generation.sequence.ordinal] = generation
 
-    def settle_all(self, plan: StepPlan, now: float) -> list[StreamEvent]:
-        """End or fail requests according to what a step has shown of their prompts, and return events."""
-        return [event for chunk in plan.chunks if chunk.scored or chunk.ends for event in self._settle(chunk, now)]
+    def take_events(self) -> list[StreamEvent]:
+        """Return the events since the last call."""
+        events, self.events = self.events, []
+        return events
 
-    def deliver(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
+    def settle_all(self, plan: StepPlan, now: float) -> None:
+        """End or fail requests according to what a step has shown of their prompts."""
+        for chunk in plan.chunks:
+            if chunk.scored or chunk.ends:
+                self.events += self._settle(chunk, now)
+
+    def deliver(self, chunk: Chunk, chosen: list[Sampled], now: float) -> None:
         """Deliver the token after the chunk and, as long as its drafts are right, the tokens after them."""
-        events: list[StreamEvent] = []
         accepted = 0
         generation = self.generations.get(chunk.sequence.ordinal)
         if generation is not None:
@@ -61,7 +69,7 @@ class Delivery:
             generation.known = len(chunk.sequence.tokens)
             event = self._deliver_token(generation, outcome, now)
             if event is not None:
-                events.append(event)
+                self.events.append(event)
             if place == len(chunk.drafts) or outcome.token != chunk.drafts[place]:
                 break
             self._scheduler.accept_draft(chunk.sequence)
@@ -70,7 +78,7 @@ class Delivery:
             chunk.sequence.drafter.settle(len(chunk.drafts), accepted)
             self._stats.drafted_tokens += len(chunk.drafts)
             self._stats.accepted_tokens += accepted
-        return events + self._deliver_forced(chunk.sequence, now)
+        self._deliver_forced(chunk.sequence, now)
 
     def fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
         """End a request now with an error and its answer so far, and free its slots and blocks."""
@@ -90,9 +98,10 @@ class Delivery:
         first = state.generations[0]
         return StreamEvent(state.request.request_id, first.index, "", (), first.finish_reason, response)
 
-    def end_all(self, reason: str) -> list[StreamEvent]:
-        """End all requests with `EngineClosed`, and return their last events."""
-        return [self.fail(state, EngineClosed(reason)) for state in list(self.requests.values())]
+    def end_all(self, reason: str) -> None:
+        """End all requests with `EngineClosed`."""
+        for state in list(self.requests.values()):
+            self.events.append(self.fail(state, EngineClosed(reason)))
 
     def call_back(self) -> None:
         """Call the callbacks of the requests that have ended since the last call."""
@@ -168,23 +177,21 @@ class Delivery:
         request_id, reason = state.request.request_id, generation.finish_reason
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
 
-    def _deliver_forced(self, sequence: Sequence, now: float) -> list[StreamEvent]:
+    def _deliver_forced(self, sequence: Sequence, now: float) -> None:
         """Deliver the tokens that a grammar leaves no choice about: known now, and computed in the next step."""
         generation = self.generations.get(sequence.ordinal)
         if generation is None or generation.matcher is None:
-            return []
-        events: list[StreamEvent] = []
+            return
         sequence.forced = 0
         for token in generation.forced():
             generation.forced_tokens += 1
             event = self._deliver_token(generation, Sampled(token), now)
             if event is not None:
-                events.append(event)
+                self.events.append(event)
             self._stats.forced_tokens += 1
             if generation.finish_reason is not None:
                 break
             sequence.forced += 1
-        return events
 
     def _complete(self, state: RequestState, response: InferenceResponse) -> None:
         if self.meter is not None:

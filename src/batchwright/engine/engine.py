@@ -137,10 +137,13 @@ class Engine:
 
     def _advance(self, most: int) -> None:
         """Compute up to `most` steps, and pass their events to whoever waits for them."""
-        events: list[StreamEvent] = []
+        core, events = self.core, list[StreamEvent]()
         around, self._cancelled = self._cancelled, []
         try:
-            events = self.core.step(most)
+            events = core.step(most)
+        except BaseException:  # an interrupt: requests that had ended have their responses all the same
+            events = core.take_events()
+            raise
         finally:
             cancelled, self._cancelled = self._cancelled, around
             self._sort([*events, *cancelled])
