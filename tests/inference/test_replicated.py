@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,16 +22,20 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.inference.inference import Call, WorkUnderWay, why_not_ready
+from batchwright.inference.replicas import messaged_replica
 from batchwright.inference.replicas.messaged_replica import Connection, MessagedReplica
 from batchwright.inference.replicas.messages import (
     Answered,
     Ask,
+    Beat,
+    Chunk,
     FromReplica,
     Ready,
     ToReplica,
     decode_for_replica,
     decoded_error,
     encoded_error,
+    encoded_figures,
     frame,
 )
 from batchwright.inference.replicas.replica import Replica, ReplicaDied, ReplicaFacts
@@ -417,6 +422,37 @@ def test_an_answer_of_a_life_that_was_given_up_is_nobodys() -> None:
         replica.lives[1].told.put_nowait(Answered(lease.id, {"from": "its lease"}))
         assert await line == {"from": "its lease"}
         replica.lives[1].told.put_nowait(None)
+        await inference.close()
+
+    play(main)
+
+
+def test_a_replica_whose_answer_is_read_slowly_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: ManualClock) -> None:
+        monkeypatch.setattr(messaged_replica, "time", SimpleNamespace(monotonic=clock.now))
+        replica = LoopReplica()
+        inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
+
+        async def beat(seconds: int) -> None:
+            for _ in range(seconds):
+                replica.lives[-1].told.put_nowait(Beat(encoded_figures(EngineStats(steps=7))))
+                await asyncio.sleep(1.0)
+
+        bodies = inference.stream(a_call("a b", "online"))
+        first = asyncio.ensure_future(anext(bodies))
+        await beat(1)
+        [call] = [each for each in replica.lives[0].sent if isinstance(each, Ask)]
+        for body in ({"part": 1}, {"part": 2}, None):
+            replica.lives[0].told.put_nowait(Chunk(call.id, body))
+        assert await first == {"part": 1}
+        await beat(2 * int(messaged_replica.PATIENCE))
+        assert len(replica.lives) == 1
+        assert [body async for body in bodies] == [{"part": 2}]
+
+        line = asyncio.create_task(inference.answer(a_call("c")))
+        await beat(int(messaged_replica.PATIENCE) + 9)
+        assert len(replica.lives) == 2
+        line.cancel()
         await inference.close()
 
     play(main)

@@ -72,6 +72,7 @@ class MessagedReplica(Replica):
         self._stats: EngineStats | None = None
         self._numbers = count()
         self._waiting: dict[int, asyncio.Queue[_Item]] = {}
+        """Queues of the calls that the replica has not answered to their end, by number."""
         self._is_up = False
         self._reason: str | None = None
         """Reason for its death that it reported, or for which it was killed."""
@@ -136,7 +137,7 @@ class MessagedReplica(Replica):
                 raise message
             return message.work if isinstance(message, Found) else None
         finally:
-            del self._waiting[number]
+            self._waiting.pop(number, None)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -167,10 +168,10 @@ class MessagedReplica(Replica):
                 if isinstance(message, Raised):
                     ended = True
                     raise decoded_error(message.error)
-                ended = isinstance(message, Answered) or (isinstance(message, Chunk) and message.body is None)
+                ended = _is_last(message)
                 yield message
         finally:
-            del self._waiting[number]
+            self._waiting.pop(number, None)
             if not ended and self._is_up:
                 self._send(Cancel(number))
 
@@ -194,6 +195,9 @@ class MessagedReplica(Replica):
                     self._reason = message.reason
                 elif isinstance(message, (Answered, Chunk, Raised, Found)) and message.id in self._waiting:
                     self._waiting[message.id].put_nowait(message)
+                    if _is_last(message):
+                        # Its reader may take its time: for the replica it is done.
+                        del self._waiting[message.id]
         except ConnectionError:
             pass
         finally:
@@ -222,3 +226,8 @@ class MessagedReplica(Replica):
     def _send(self, message: ToReplica) -> None:
         if self._connection is not None:
             self._connection.send(message)
+
+
+def _is_last(message: FromReplica) -> bool:
+    """Return whether nothing follows `message` for its call."""
+    return isinstance(message, (Answered, Raised, Found)) or (isinstance(message, Chunk) and message.body is None)
