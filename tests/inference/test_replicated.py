@@ -374,6 +374,7 @@ class LoopConnection(Connection):
     def __init__(self) -> None:
         self.sent: list[ToReplica] = []
         self.told: asyncio.Queue[FromReplica | None] = asyncio.Queue()
+        self.ends_in = 0.0
 
     def send(self, message: ToReplica) -> None:
         self.sent.append(message)
@@ -388,6 +389,7 @@ class LoopConnection(Connection):
         self.told.put_nowait(None)
 
     async def end(self) -> ReplicaDied:
+        await asyncio.sleep(self.ends_in)
         return ReplicaDied("its node cannot be reached", by_node=True)
 
 
@@ -453,6 +455,55 @@ def test_a_replica_whose_answer_is_read_slowly_is_not_taken_for_stuck(monkeypatc
         await beat(int(messaged_replica.PATIENCE) + 9)
         assert len(replica.lives) == 2
         line.cancel()
+        await inference.close()
+
+    play(main)
+
+
+def test_a_call_that_comes_while_a_replica_dies_does_not_hide_why() -> None:
+    async def main(clock: ManualClock) -> None:
+        replica = LoopReplica()
+        inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
+        calls = [asyncio.create_task(inference.answer(a_call("a", "online")))]
+        for _ in range(5):
+            await asyncio.sleep(1.0)
+            replica.lives[-1].ends_in = 5.0
+            replica.lives[-1].told.put_nowait(None)
+            await asyncio.sleep(1.0)
+            calls.append(asyncio.create_task(inference.answer(a_call("b", "online"))))
+            await asyncio.sleep(4.1)
+            assert inference.standing == "1 of 1 replicas are not up: its node cannot be reached"
+            await asyncio.sleep(60.0)
+        for _ in range(3):
+            for each in replica.lives[-1].sent:
+                if isinstance(each, Ask):
+                    replica.lives[-1].told.put_nowait(Answered(each.id, {"from": "the last life"}))
+            await asyncio.sleep(1.0)
+        # The calls are not to blame for the nodes.
+        assert await asyncio.gather(*calls) == 6 * [{"from": "the last life"}]
+        replica.lives[-1].told.put_nowait(None)
+        await inference.close()
+
+    play(main)
+
+
+def test_a_slow_reader_of_a_stream_that_broke_off_does_not_take_out_the_next_life() -> None:
+    async def main(clock: ManualClock) -> None:
+        replica = LoopReplica()
+        inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
+        bodies = inference.stream(a_call("a b", "online"))
+        first = asyncio.ensure_future(anext(bodies))
+        await asyncio.sleep(1.0)
+        [call] = [each for each in replica.lives[0].sent if isinstance(each, Ask)]
+        replica.lives[0].told.put_nowait(Chunk(call.id, {"part": 1}))
+        assert await first == {"part": 1}
+        replica.lives[0].told.put_nowait(None)
+        await asyncio.sleep(60.0)
+        assert len(replica.lives) == 2
+        with pytest.raises(EngineClosed, match="part of the answer was sent"):
+            await anext(bodies)
+        assert inference.why_not_ready is None
+        replica.lives[1].told.put_nowait(None)
         await inference.close()
 
     play(main)

@@ -214,13 +214,12 @@ class ReplicatedInference(Route):
         key, entry = self._enter(call)
         try:
             while True:
-                member = await self._placed(entry)
+                member, place = await self._placed(entry), entry.place
                 try:
                     entry.has_reached = member.replica.is_up
                     body = await member.replica.answer(self._with_time_left(entry))
-                except ReplicaDied as error:
-                    self._lose(member, error)
-                    self._require_open()
+                except ReplicaDied:
+                    await self._displaced(entry, place, member)
                     continue
                 self._finish(key, member, body.get("usage"))
                 return body
@@ -232,7 +231,7 @@ class ReplicatedInference(Route):
         usage: Any = None
         try:
             while True:
-                member = await self._placed(entry)
+                member, place = await self._placed(entry), entry.place
                 try:
                     entry.has_reached = member.replica.is_up
                     async with closing(member.replica.stream(self._with_time_left(entry))) as bodies:
@@ -240,14 +239,15 @@ class ReplicatedInference(Route):
                             entry.has_begun = True
                             usage = body.get("usage") or usage
                             yield body
-                except ReplicaDied as error:
-                    self._lose(member, error)
+                except ReplicaDied:
+                    if not entry.has_begun:
+                        await self._displaced(entry, place, member)
+                        continue
+                    # Its reader may be slow: the replica may be up again by now.
                     self._require_open()
-                    if entry.has_begun:
-                        raise EngineClosed(
-                            "the replica that computed this request died after a part of the answer was sent: ask again"
-                        ) from None
-                    continue
+                    raise EngineClosed(
+                        "the replica that computed this request died after a part of the answer was sent: ask again"
+                    ) from None
                 self._finish(key, member, usage)
                 return
         finally:
@@ -321,6 +321,12 @@ class ReplicatedInference(Route):
                         return member
         except TimeoutError:
             raise DeadlineExceeded("the time for this request was over before a replica had a place for it") from None
+
+    async def _displaced(self, entry: _Entry, place: asyncio.Future[_Member], member: _Member) -> None:
+        """Wait until the call has lost its place at a replica that died, which is when it is known why it died."""
+        if entry.place is place:
+            self._lose(member, await member.replica.ended())
+        self._require_open()
 
     def _with_time_left(self, entry: _Entry) -> Call:
         if entry.until is None:
