@@ -215,6 +215,33 @@ async def test_anthropic_has_its_key_in_a_header_of_its_own() -> None:
 
 
 @in_real_time
+async def test_a_batch_of_anthropic_may_be_ours_until_its_results_are_there() -> None:
+    def listed(**fields: object) -> Reply:
+        batch = {"id": "b", "processing_status": "ended", "request_counts": {"succeeded": 1, "errored": 1}}
+        return says({"data": [{**batch, "created_at": "1970-01-01T00:16:50Z", **fields}]})
+
+    results = Reply(200, b'{"custom_id": "0a1b2c3d0000-req_k_1", "result": {"type": "canceled"}}\n')
+    there = listed(results_url="https://api.anthropic.com/v1/messages/batches/b/results")
+    async with Answers(listed(results_url=None), there, results) as server:
+        provider = opened(server, "Anthropic")
+        assert await provider.find(ENTRY, ()) == "unclear"
+        found = await provider.find(ENTRY, ())
+        assert found.id == "b"  # type: ignore[union-attr]
+        await provider.close()
+    # Nothing of it would be paid twice, or nothing is left of it.
+    for other in (
+        listed(results_url=None, request_counts={"canceled": 2}),
+        listed(results_url=None, archived_at="1970-02-01T00:00:00Z"),
+        listed(results_url="https://api.anthropic.com/results", archived_at="1970-02-01T00:00:00Z"),
+    ):
+        async with Answers(other) as server:
+            provider = opened(server, "Anthropic")
+            assert await provider.find(ENTRY, ()) is None
+            assert len(server.requests) == 1
+            await provider.close()
+
+
+@in_real_time
 async def test_a_request_is_never_sent_twice() -> None:
     async with Answers(None, None) as server:
         provider = opened(server, "OpenAI")

@@ -77,9 +77,10 @@ class AnthropicBatches(HttpBatches):
                 continue
             if (batch.created_at or since) < since:
                 continue
-            if batch.ending is None:
+            # Where its results are may be said a little after its end; without a success nothing is paid twice.
+            if batch.ending is None or (batch.succeeded and not batch.files and not batch.lost):
                 unclear = True
-            elif await self._is_marked(batch, _mark(entry.uuid)):
+            elif batch.files and await self._is_marked(batch, _mark(entry.uuid)):
                 return batch
             else:
                 others.add(batch.id)
@@ -132,8 +133,6 @@ class AnthropicBatches(HttpBatches):
 
     async def _is_marked(self, batch: RemoteBatch, mark: str) -> bool:
         """Whether the results of an ended batch have custom ids that begin with `mark`."""
-        if not batch.files:
-            return False
         first = self.result(await self._client.first_line(f"/{_PATH}/{batch.id}/results"))
         return first is not None and first.custom_id.startswith(f"{mark}-")
 
@@ -144,7 +143,9 @@ class AnthropicBatches(HttpBatches):
         values = answer if isinstance(answer, dict) else {}
         counts = {name: count(number) for name, number in part(values, "request_counts").items()}
         status = str(values.get("processing_status") or "")
-        results = text(values.get("results_url"))
+        # The results of an archived batch are no longer available.
+        is_archived = values.get("archived_at") is not None
+        results = None if is_archived else text(values.get("results_url"))
         return RemoteBatch(
             id=id_of(values, "a batch"),
             status=status,
@@ -156,6 +157,7 @@ class AnthropicBatches(HttpBatches):
             created_at=time_of(values.get("created_at")),
             ends_by=time_of(values.get("expires_at")),
             endpoint="/v1/messages",
+            lost=is_archived,
         )
 
 
