@@ -137,6 +137,27 @@ def test_it_may_be_used_in_one_event_loop_after_another() -> None:
     batcher.shutdown()
 
 
+def test_an_event_loop_may_run_again_after_another_one() -> None:
+    """It hears of what was left in it while the next request is computed."""
+
+    async def slow(items: list[str]) -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return upper(items)
+
+    batcher = Batcher(slow)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for loop in loops * 2:
+        task = loop.create_task(batcher.compute("a"))
+        limit = loop.call_later(20, task.cancel)
+        assert loop.run_until_complete(task) == "A"
+        limit.cancel()
+    batcher.shutdown()
+    for loop in loops:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 def test_those_whose_event_loop_ended_count_as_cancelled() -> None:
     async def slow(items: list[str]) -> list[str]:
         await asyncio.sleep(1e6 if "x" in items else 0)

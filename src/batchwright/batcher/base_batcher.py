@@ -313,7 +313,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         self._leave()
         self._core = self._make(here)
         if here is running_loop():
-            self._watch = watch_end(here, weakref.WeakMethod(self._ended))
+            self._watch = watch_end(self._core, weakref.WeakMethod(self._ended))
         return self._core
 
     def _leave(self) -> None:
@@ -324,10 +324,10 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             for call in list(self._cross_loop_calls):
                 call.move(core.loop)
 
-    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Record that an event loop is ending: a request that comes now would not be answered there."""
+    def _ended(self, core: _CoreT) -> None:
+        """Record that the event loop of a core is ending: a request that comes now would not be answered there."""
         with self._starting:
-            if self._core is not None and self._core.loop is loop:
+            if core is self._core:  # otherwise another loop was used since, and perhaps this one again
                 self._leave()
 
     def hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:

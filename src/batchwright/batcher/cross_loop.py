@@ -13,7 +13,9 @@ import contextlib
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_Watched = TypeVar("_Watched")
 
 MOVED: Final = object()
 """Answer of a call whose event loop has ended: the request must be entered again."""
@@ -74,11 +76,13 @@ class CrossLoopCall:
             self.answer.set_result(result)
 
 
-def watch_end(
-    loop: asyncio.AbstractEventLoop, ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]]
-) -> object:
-    """Call `ended(loop)` when the running event loop ends, as long as the returned object is kept."""
-    watch = _last_words(weakref.ref(loop), ended)
+def watch_end(watched: _Watched, ended: weakref.WeakMethod[Callable[[_Watched], None]]) -> object:
+    """Call `ended(watched)` when the running event loop ends, as long as the returned object is kept.
+
+    If it is not kept, the call may still come when that loop runs again: `ended` must know by `watched` whether it is
+    too late.
+    """
+    watch = _last_words(weakref.ref(watched), ended)
     with contextlib.suppress(StopIteration):
         # Its first step, which registers it with the loop, does not wait.
         watch.asend(None).send(None)
@@ -86,16 +90,15 @@ def watch_end(
 
 
 async def _last_words(
-    loop: weakref.ref[asyncio.AbstractEventLoop],
-    ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]],
+    watched: weakref.ref[_Watched], ended: weakref.WeakMethod[Callable[[_Watched], None]]
 ) -> AsyncGenerator[None]:
     # An event loop that ends properly closes the asynchronous generators that were started in it.
     try:
         yield
     finally:
-        here, notify = loop(), ended()
-        if here is not None and notify is not None:
-            notify(here)
+        about, notify = watched(), ended()
+        if about is not None and notify is not None:
+            notify(about)
 
 
 class BackgroundLoop:
