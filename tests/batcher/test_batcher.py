@@ -19,6 +19,7 @@ from batchwright.batcher import (
 from batchwright.clock import ManualClock
 from batchwright.errors import BatcherClosed, Cancelled, DeadlineExceeded, Overloaded
 from batchwright.policies import BySize, FairShare, Policy, Urgency, auto
+from batchwright.request import MAX_DEADLINE
 
 from .virtual import Model, at, outcome, play
 
@@ -348,6 +349,35 @@ def test_a_model_may_take_the_requests_and_answer_with_responses() -> None:
         assert (response.request_id, response.output, response.tokens_generated) == ("mine", "p7", 7)
         assert (response.latency_ms, response.finish_reason, response.metadata) == (1000.0, "length", {"k": 1})
         assert batcher.stats().generated_tokens == 7
+
+    play(main)
+
+
+def test_a_model_that_takes_the_requests_gets_what_is_left_of_their_deadlines() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.deadlines: list[list[float | None]] = []
+
+        async def generate_batch(self, prompts: list[Any], requests: list[InferenceRequest]) -> list[Any]:
+            self.deadlines.append([request.deadline for request in requests])
+            await asyncio.sleep(1.0)
+            return prompts
+
+    async def main(clock: ManualClock) -> None:
+        model = Slow()
+        async with Batcher(model, clock=clock) as batcher:
+            first = asyncio.create_task(batcher.add_request("a"))
+            await asyncio.sleep(0.25)
+            later = [
+                batcher.add_request(InferenceRequest("b", deadline=8.0)),
+                batcher.add_request(InferenceRequest("c", deadline=8.0), deadline=4.0),
+                batcher.add_request("d", deadline=1e12),
+                batcher.add_request("e"),
+            ]
+            responses = await asyncio.gather(first, *later)
+        assert [response.output for response in responses] == ["a", "b", "c", "d", "e"]
+        assert model.deadlines[0] == [None]
+        assert model.deadlines[1:] == [[3.25, 7.25, MAX_DEADLINE, None]]
 
     play(main)
 

@@ -15,6 +15,8 @@ from batchwright.batcher import ParallelBatchProcessor
 from batchwright.batcher.model import DEADLINES_PASSED
 from batchwright.batcher.replicas import Replicas
 from batchwright.clock import ManualClock
+from batchwright.errors import DeadlineExceeded
+from batchwright.request import InferenceResponse
 
 from .virtual import Model, at, play
 
@@ -215,6 +217,26 @@ def test_a_replica_that_answers_with_nothing_of_use_is_taken_out(answer: Callabl
             assert [response.output for response in responses] == ["X"] * 50
             assert [replica.failures for replica in processor.replicas] == [0, 1, 0]
         assert len(broken.batches) == 1
+
+    play(main)
+
+
+def test_what_is_late_is_not_computed_once_more_elsewhere() -> None:
+    class Late:
+        def __init__(self) -> None:
+            self.batches: list[list[str]] = []
+
+        async def generate_batch(self, prompts: list[str]) -> list[Any]:
+            self.batches.append(list(prompts))
+            return [DeadlineExceeded("late") if prompt == "late" else prompt for prompt in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        models = [Late(), Late()]
+        async with ParallelBatchProcessor(models, clock=clock) as processor:
+            calls = [processor.submit(word) for word in ("late", "a", "b")]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [DeadlineExceeded, InferenceResponse, InferenceResponse]
+        assert [batch for model in models for batch in model.batches] == [["late", "a", "b"]]
 
     play(main)
 

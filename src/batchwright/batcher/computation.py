@@ -94,8 +94,10 @@ class BatchExecutor:
         They are not computed again in here, where the error is still referenced, and with it the model's state.
         """
         begin = self._clock.now()
+        takes_requests = self._runner.takes_requests
+        requests = [entry.handed(begin) if takes_requests else entry.request for entry in entries]
         try:
-            outputs = await self._runner.run([entry.prompt for entry in entries], [entry.request for entry in entries])
+            outputs = await self._runner.run([entry.prompt for entry in entries], requests)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from batchwright.batcher.entry import seconds_left
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_entry import TokenEntry
 from batchwright.errors import GenerationError, InvalidRequest
@@ -16,9 +16,6 @@ from batchwright.request import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
     from batchwright.engine.async_engine import AsyncEngine
-
-_SOONEST = 1e-6
-"""Least seconds for a request."""
 
 
 class EngineLoop(TokenCore):
@@ -74,10 +71,9 @@ class EngineLoop(TokenCore):
 
     def _handed(self, sequence: TokenEntry) -> InferenceRequest:
         """Return the request without its callback, which is called here, in the batcher's event loop."""
-        left = sequence.due - self._clock.now()
         return replace(
             cast(InferenceRequest, sequence.request),
             priority=sequence.priority,
-            deadline=None if left == math.inf else max(left, _SOONEST),
+            deadline=seconds_left(sequence.due, self._clock.now()),
             callback=None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import MISSING, fields, replace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.token_lengths import Measure
 from batchwright.errors import BatchwrightError, Cancelled, DeadlineExceeded, GenerationError
 from batchwright.policies import Item
-from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
+from batchwright.request import MAX_DEADLINE, FinishReason, InferenceRequest, InferenceResponse, Usage
 
 _log = logging.getLogger("batchwright.batcher")
 
@@ -21,6 +22,8 @@ _DEFAULTS: dict[str, Any] = {
 """A value for each field of a response, so that setting one does not resize a copy."""
 _NO_USAGE = Usage(0, 0)
 """Usage of a response for which none was reported."""
+_SOONEST = 1e-6
+"""Least seconds that a request is passed on with."""
 
 
 class Entry(Item, eq=False, kw_only=True):
@@ -45,6 +48,12 @@ class Entry(Item, eq=False, kw_only=True):
     @property
     def waits_for_answer(self) -> bool:
         return not self.future.done()
+
+    def handed(self, now: float) -> InferenceRequest | None:
+        """Return the request as a model gets it at `now`: with what is left of its deadline."""
+        if self.request is None or self.due == math.inf:
+            return self.request
+        return replace(self.request, deadline=seconds_left(self.due, now))
 
     def succeed(self, output: Any, now: float, measure: Measure, stats: BatcherStats) -> None:
         """Answer with the model's output. An exception is a failure, and so is a response with an error."""
@@ -143,6 +152,11 @@ class Entry(Item, eq=False, kw_only=True):
     def _times(self, now: float) -> tuple[float, float]:
         until = now if self.started is None else self.started
         return (now - self.arrival) * 1e3, (until - self.arrival) * 1e3
+
+
+def seconds_left(due: float, now: float) -> float | None:
+    """Return the deadline of a request that is passed on at `now`, in seconds from then; None if it has none."""
+    return None if due == math.inf else min(max(due - now, _SOONEST), MAX_DEADLINE)
 
 
 def failed_response(

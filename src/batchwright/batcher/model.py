@@ -34,7 +34,10 @@ class BatchModel(Protocol):
 
 
 class RequestModel(Protocol):
-    """`BatchModel` that takes the parameters of its prompts, None for an item without a request."""
+    """`BatchModel` that takes the parameters of its prompts, None for an item without a request.
+
+    The deadline of a request is what is left of it.
+    """
 
     def generate_batch(self, prompts: list[Any], requests: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...
 
@@ -113,7 +116,8 @@ class ModelCall:
 
     def __init__(self, function: Callable[..., Any], *, threads: int) -> None:
         self._function = function
-        self._takes_requests = _takes_requests(function)
+        self.takes_requests = _takes_requests(function)
+        """Whether the function has a parameter for the requests."""
         self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
         self._executor_of = 0
@@ -123,7 +127,7 @@ class ModelCall:
 
     async def __call__(self, *arguments: Any, requests: list[InferenceRequest | None]) -> Any:
         """Return the function's result, awaited if necessary. Raises what the function raises."""
-        options: dict[str, Any] = {"requests": requests} if self._takes_requests else {}
+        options: dict[str, Any] = {"requests": requests} if self.takes_requests else {}
         if self.in_thread:
             result = await self.in_own_thread(partial(self._function, *arguments, **options))
         else:
@@ -170,6 +174,7 @@ class Runner:
             )
         self._call = ModelCall(call, threads=slots)
         self.in_thread = self._call.in_thread
+        self.takes_requests = self._call.takes_requests
         self._slots = slots
 
     @property

@@ -29,8 +29,9 @@ from typing import Any
 
 from batchwright.batcher.model import DEADLINES_PASSED, Model, Runner, is_being_cancelled, is_failure
 from batchwright.clock import Clock
+from batchwright.errors import DeadlineExceeded
 from batchwright.out_of_memory import ran_out_of_memory
-from batchwright.request import InferenceRequest
+from batchwright.request import InferenceRequest, InferenceResponse
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
@@ -80,6 +81,7 @@ class Replicas(Runner):
         self.replicas = [Replica(Runner(model, slots=1)) for model in models]
         self.tokenizer = self.replicas[0].runner.tokenizer
         self.in_thread = any(replica.runner.in_thread for replica in self.replicas)
+        self.takes_requests = any(replica.runner.takes_requests for replica in self.replicas)
         self._clock = clock
         self._freed: set[asyncio.Future[None]] = set()
 
@@ -236,8 +238,9 @@ class Replicas(Runner):
 
 
 def _may_succeed_elsewhere(output: object) -> bool:
-    # A batch that needs too much memory is computed again in smaller parts.
-    return is_failure(output) and not ran_out_of_memory(output)
+    # A batch that needs too much memory is computed again in smaller parts, and what is late is late everywhere.
+    error = output.error if isinstance(output, InferenceResponse) else output
+    return is_failure(output) and not isinstance(error, DeadlineExceeded) and not ran_out_of_memory(output)
 
 
 def _release(freed: asyncio.Future[None]) -> None:
