@@ -175,6 +175,24 @@ def test_the_delivered_rate_decides_once_the_engine_has_stopped_reporting_its_qu
     assert low == 1 < 4 < pacer.concurrency
 
 
+def test_usage_rises_from_what_was_accepted_and_not_from_what_the_endpoint_was_too_busy_for() -> None:
+    def gap(overloads: int) -> float:
+        """Return the seconds between two requests after a refusal that says that usage rose too fast."""
+        pacer, use = Pacer(1000, first=1000), Use(1.0, 1.0)
+        for number in range(10 + overloads):
+            attempt = pacer.begin(use, 0.0)
+            if number < 10:
+                pacer.succeeded(attempt, 0.1, input_tokens=1, output_tokens=1)
+            else:
+                pacer.overloaded(attempt, 0.1)
+        pacer.refused(pacer.begin(use, 0.2), 0.3, cause="rise")
+        now = 0.3 + pacer.wait(use, 0.3)
+        pacer.begin(use, now)
+        return pacer.wait(use, now)
+
+    assert gap(40) == gap(0) == pytest.approx(0.35)
+
+
 def test_a_limit_stated_without_what_remains_leaves_the_configured_one_in_force() -> None:
     pacer, use = Pacer(1000, [ConfiguredLimit("tokens", 6000.0)], first=1000), Use(100.0, 0.0)
     sent = 0

@@ -233,6 +233,7 @@ class Pacer:
         self._end(attempt)
         self._forgive(attempt, now)
         self._unstated.withdrawn(attempt)
+        self._rise.withdrawn(attempt.at)
         if self.search.overloaded(attempt.epoch) and retry_after is not None:
             self._unstated.block(now + retry_after)
 
