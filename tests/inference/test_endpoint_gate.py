@@ -382,9 +382,9 @@ class Recorder(Pacer):
         self.outcomes.append("overloaded")
         super().overloaded(attempt, now, retry_after)
 
-    def failed(self, attempt: Attempt, now: float) -> None:
+    def failed(self, attempt: Attempt) -> None:
         self.outcomes.append("failed")
-        super().failed(attempt, now)
+        super().failed(attempt)
 
 
 @dataclass(eq=False)

@@ -83,7 +83,7 @@ def play(pacer: Pacer, told: Sequence[ConfiguredLimit], requests: Sequence[Reque
                     entry.counts = Use(0.0, 0.0)
                     pacer.overloaded(attempt, at)
                 case "failed":
-                    pacer.failed(attempt, at)
+                    pacer.failed(attempt)
         return is_any
 
     for request in requests:
@@ -253,7 +253,7 @@ def test_limits_as_they_are_given() -> None:
 def test_the_same_outcome_twice_is_a_mistake() -> None:
     pacer = Pacer(4)
     attempt = pacer.begin(Use(1.0, 1.0), 0.0)
-    pacer.failed(attempt, 1.0)
+    pacer.failed(attempt)
     with pytest.raises(RuntimeError, match="twice"):
         pacer.succeeded(attempt, 1.0, input_tokens=1, output_tokens=1)
     assert pacer.under_way == 0

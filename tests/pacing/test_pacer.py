@@ -77,7 +77,7 @@ def test_any_history_leaves_sound_numbers(
                 case "overload":
                     pacer.overloaded(attempt, now, after)
                 case "fail":
-                    pacer.failed(attempt, now)
+                    pacer.failed(attempt)
         figures = pacer.figures(now)
         assert (figures.sent, figures.refused, figures.under_way) == (sent, refused, len(under_way))
         assert 1 <= figures.concurrency <= most

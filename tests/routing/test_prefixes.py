@@ -99,4 +99,3 @@ def test_pauses_before_a_restart_get_longer_until_it_answers() -> None:
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     restarts.answered()
     assert restarts.died(0.0, luck=1.0) == 0.5
-    assert restarts.deaths == 10

@@ -107,7 +107,7 @@ class Turn:
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
             self._pacer.overloaded(self._attempt, _now(), pause)
         else:
-            self._pacer.failed(self._attempt, _now())
+            self._pacer.failed(self._attempt)
 
     def withdraw(self) -> None:
         """Withdraw the try, since nothing was sent."""
@@ -117,7 +117,7 @@ class Turn:
     def leave(self) -> None:
         """End the try, if nothing was learned from it because its answer was not awaited."""
         if not self._attempt.ended:
-            self._pacer.gave_up(self._attempt, _now())
+            self._pacer.gave_up(self._attempt)
 
 
 @dataclass(slots=True, eq=False)

@@ -237,16 +237,16 @@ class Pacer:
         if self.search.overloaded(attempt.epoch) and retry_after is not None:
             self._unstated.block(now + retry_after)
 
-    def failed(self, attempt: Attempt, now: float) -> None:
+    def failed(self, attempt: Attempt) -> None:
         """Note that a request failed for a reason that says nothing about limits."""
         self._end(attempt)
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, attempt.use.of(key[0]))
 
-    def gave_up(self, attempt: Attempt, now: float) -> None:
+    def gave_up(self, attempt: Attempt) -> None:
         """Note that a request was abandoned: its answer is no longer waited for."""
         self.given_up += 1
-        self.failed(attempt, now)
+        self.failed(attempt)
 
     def rejected(self, attempt: Attempt, now: float) -> None:
         """Note the refusal of a request that will never be accepted, such as one larger than a limit."""

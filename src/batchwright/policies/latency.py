@@ -36,11 +36,6 @@ class LatencyModel:
         self.largest_cells = 0
         """Padded tokens of the largest batch observed."""
 
-    @property
-    def rejected(self) -> int:
-        """Outliers left out since the model was created."""
-        return self._fit.rejected
-
     def observe(self, cells: int, count: int, seconds: float) -> None:
         """Learn that a batch of `count` items, padded to `cells` tokens in total, took `seconds`."""
         is_larger = count > self.largest_count or cells > self.largest_cells

@@ -12,13 +12,10 @@ class Restarts:
 
     def __init__(self, backoff: Backoff = _BACKOFF) -> None:
         self._backoff = backoff
-        self.deaths = 0
-        """Number of deaths since this object was created."""
         self._in_a_row = 0
 
     def died(self, now: float, luck: float = 0.0) -> float:
         """Return the time at which to restart it; `luck`, 0 to 1, selects a point within the jitter."""
-        self.deaths += 1
         self._in_a_row += 1
         return now + self._backoff.pause(self._in_a_row, luck)
 
