@@ -259,7 +259,9 @@ class AsyncEngine:
             while not self._closing:
                 # In this order: a command that came between the two calls would otherwise wait for more than one step.
                 self._interruption.clear()
-                self._obey(_MOST_COMMANDS)
+                # While nothing waits for a step, it may as well be a full one.
+                places = core.scheduler.max_num_seqs
+                self._obey(_MOST_COMMANDS if core.scheduler.has_work else max(_MOST_COMMANDS, places))
                 if core.scheduler.has_work:
                     events = core.step(1 if self._commands else MOST_STEPS)
                     self._stats = self._engine.stats.copy()
