@@ -498,6 +498,18 @@ def test_a_plan_counts_all_completions_of_a_line(tmp_path: Path) -> None:
     assert report.planned_answers.expected == report.planned_answers.at_most == 420
 
 
+def test_a_plan_counts_the_completions_that_lines_do_not_state_themselves(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [{"prompt": "abc"}, {"prompt": "abcd", "n": 2}, {"prompt": "abcde", "n": None}]
+    source = write(tmp_path / "in.jsonl", [{**body, "expected_tokens": 4} for body in bodies])
+    defaults = {"n": 3, "max_tokens": 10}
+    here = run(source, None, model=FakeEngine(slots=8), dry_run=True, defaults=defaults).planned_answers  # type: ignore[arg-type]
+    assert here is not None
+    assert (here.at_most, here.expected) == (8 * 10, 8 * 4)
+    elsewhere = run(source, None, backend="http://localhost:1/v1", dry_run=True, defaults=defaults).planned_answers
+    assert elsewhere is not None
+    assert (elsewhere.at_most, elsewhere.expected) == (6 * 10, 6 * 4), "an endpoint understands null as one"
+
+
 def test_what_the_order_of_the_input_finds_depends_on_the_cache(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", few_shot(40, 4))
     found = []

@@ -274,7 +274,8 @@ class LinePlanner:
         return texts
 
     def _add_answers(self, line: Line, counts: Sequence[int]) -> None:
-        limit, completions = allowed_tokens(line.body, self._limit or LONGEST_COUNTED), _completions(line.body)
+        limit = allowed_tokens(line.body, self._limit or LONGEST_COUNTED)
+        completions = _completions(line.body, self._defaults)
         self._is_bounded &= self._limit is not None or allowed_tokens(line.body, 0) > 0
         self._answers += limit * completions * len(counts)
         expected = limit if goes_on_to_its_limit(line.body, self._defaults) else expected_tokens(line.body)
@@ -299,10 +300,14 @@ def _counts_of_texts(counter: TextCounter, line: Line, inputs: Sequence[Prompt])
     return counter.count(pairs.first_param, pairs.first, most) + counter.count(pairs.param, pairs.second, most)
 
 
-def _completions(body: Mapping[str, Any]) -> int:
+def _completions(body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any]) -> int:
     """Return the completions of each prompt of a body; 1 where an endpoint elsewhere may know better."""
+    if isinstance(defaults, SamplingParams):
+        asked: Mapping[str, Any] = body if body.get("n") is not None else {**body, "n": defaults.n}
+    else:
+        asked = {**defaults, **body}  # a null is sent as it is
     try:
-        return completions_of(body)
+        return completions_of(asked)
     except InvalidRequest:
         return 1
 
