@@ -92,8 +92,13 @@ def told(path: Path) -> tuple[float, float, float, str]:
     return time.seconds, *time.between, time.lengths_from
 
 
-def test_nothing_is_told_of_a_machine_that_measured_nothing(tmp_path: Path) -> None:
-    assert run(source(tmp_path), None, dry_run=True).planned_time is None
+def test_a_machine_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    report = run(source(tmp_path), None, dry_run=True)
+    assert report.planned_time is None
+    assert report.no_planned_time.startswith("this machine keeps no measurements of this model")
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "How long it takes is not known: this machine keeps no measurements of this model" in stream.getvalue()
 
 
 def test_lines_that_tell_their_lengths_leave_the_error_of_the_cost_model_only(tmp_path: Path) -> None:
@@ -180,7 +185,9 @@ def test_a_plan_says_what_the_kv_cache_holds_with_shared_prefixes_held_once(tmp_
 def test_lines_that_no_engine_takes_have_no_time(tmp_path: Path) -> None:
     measured()
     path = source(tmp_path, 40, max_tokens=5000)
-    assert run(path, None, dry_run=True).planned_time is None
+    report = run(path, None, dry_run=True)
+    assert (report.failed, report.planned_time) == (0, None)
+    assert report.no_planned_time == "none of the lines fits into the engine"
     path.write_text(path.read_text() + json.dumps({"prompt": "One more", "max_tokens": 5, "ignore_eos": True}) + "\n")
     report = run(path, None, dry_run=True)
     assert report.planned_time is not None
@@ -243,16 +250,16 @@ def test_a_model_is_probed_where_that_is_asked_for(tmp_path: Path, monkeypatch: 
         run(path, tmp_path / "out.jsonl", probe=True)
 
 
-def test_a_model_that_cannot_be_probed_costs_the_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_cannot_be_probed_costs_the_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
-        raise RuntimeError("out of memory")
+        raise RuntimeError("out of [memory].")
 
     monkeypatch.setattr(job_plan, "load_engine", fails)
     report = run(source(tmp_path), None, dry_run=True, probe=True)
     assert (report.total, report.planned_time) == (300, None)
-    assert "out of memory" in caplog.text
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "How long it takes is not known: out of [memory].\n" in stream.getvalue()
 
 
 def as_probed(tokens: int, seconds: float) -> Callable[..., ProbedAnswers]:

@@ -104,7 +104,7 @@ def test_nothing_is_told_of_a_part_of_a_job(tmp_path: Path, engine: Engine) -> N
     assert (report.resumed, report.succeeded) == (1, 2)
     assert (report.bound_seconds, report.share_of_bound, report.bound) == (None, None, None)
     assert report.no_bound == "earlier runs had finished a part of the job"
-    assert "of the bound" not in shown(report)
+    assert "its share of the bound is not known: earlier runs had finished a part of the job" in shown(report)
 
 
 def test_few_lines_do_not_wait_for_rates_to_be_measured(
@@ -115,6 +115,7 @@ def test_few_lines_do_not_wait_for_rates_to_be_measured(
     report = answered(tmp_path, engine, [{"prompt": f"Number {number}:"} for number in range(63)])
     assert (report.succeeded, report.bound) == (63, None)
     assert "first run of 64 lines or more" in report.no_bound
+    assert f"its share of the bound is not known: {report.no_bound}" in shown(report)
 
 
 def test_the_report_says_how_long_rates_took_and_why_there_are_none(

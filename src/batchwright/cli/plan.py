@@ -15,8 +15,8 @@ _PARAGRAPHS = (
     "Checks every line and says which would fail and why; counts the tokens of the prompts and the most that can be "
     "generated, lines that are identical, and what prompts have in common, which is computed once; with --backend, "
     "what it would cost, as requests and as the provider's batch; without it, how long it would take on this machine, "
-    "from what earlier runs measured, or else from a probe of some seconds. Takes the flags of `run` except those "
-    "about its output.",
+    "from what earlier runs measured, or else from a probe of some seconds, or why that is not known. Takes the "
+    "flags of `run` except those about its output.",
     "Example: batchwright plan reviews.csv --chat --prompt-template 'Is this review good? {review}'",
     "Exit status: 0 all lines can be computed, 3 some cannot, 2 bad usage.",
 )

@@ -57,9 +57,8 @@ def show_plan(
     if report.reordered_fields is not None:
         console.print(f"{fields_in_common(report.reordered_fields)}.", highlight=False)
     if report.planned_time is not None or report.no_planned_time:
-        unknown = f"How long it takes is not known: {report.no_planned_time}."
-        time = report.planned_time
-        console.print(unknown if time is None else _time_planned(time), highlight=False)
+        unknown = f"How long it takes is not known: {report.no_planned_time.rstrip('.')}."
+        console.print(Text(visible(unknown if report.planned_time is None else _time_planned(report.planned_time))))
     if report.shared_prompts is not None and report.shared_prompts.prefixes:
         console.print(_shared(report.shared_prompts, report.prompt_tokens, is_elsewhere=is_elsewhere))
     if report.planned_cost is not None:

@@ -246,9 +246,8 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
 def _bound_rows(report: RunReport) -> list[tuple[str, str]]:
     """How close the run came to what this machine can do, and what the rest of its time went into."""
     if report.share_of_bound is None or report.bound is None:
-        # If time was spent on it, its outcome is shown.
-        tried = report.no_bound and report.rates_seconds >= _LEAST_MEASURING
-        return [("speed", f"its share of the bound is not known: {report.no_bound}")] if tried else []
+        reason = report.no_bound
+        return [("speed", f"its share of the bound is not known: {reason}")] if reason else []
     lost = sorted(report.bound["lost"].items(), key=lambda each: -each[1])
     parts = [f"{share:.0%} {PART_NAMES[name]}" for name, share in lost if share >= LEAST_SHARE_SHOWN]
     text = f"{report.share_of_bound:.0%} of the bound of {report.bound_seconds:,.1f} s"

@@ -42,6 +42,13 @@ _log = logging.getLogger(__name__)
 
 _MODEL_FAILURES = (BatchwrightError, OSError, ValueError, RuntimeError)
 """Errors of a model that is wrong, or too large for the memory that is left; all but the time is planned without it."""
+_NOT_MEASURED = (
+    "this machine keeps no measurements of this model with these options, and without --probe nothing is measured"
+)
+
+
+class _NoTime(Exception):
+    """The time of a job is not known, for a reason that is told; empty where nobody expects it to be."""
 
 
 class _Probes:
@@ -125,7 +132,7 @@ class JobPlan:
                 text_tokenizer=self._text_tokenizer,
                 sample=sample if self._is_here else None,
             ).plan()
-            time = self._time(sample, tokenizer, found, JobSignature.of(self.spec, job.contents))
+            time, no_time = self._time_or_reason(sample, tokenizer, found, JobSignature.of(self.spec, job.contents))
             return RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -140,7 +147,7 @@ class JobPlan:
                 planned_cost=None if costs is None else costs.result(_cached_share(found)),
                 planned_answers=self._with_expected(found.answers, time, job, found),
                 planned_time=time,
-                no_planned_time=self._why_no_time(sample),
+                no_planned_time=no_time,
                 reordered_fields=job.field_reuse,
                 shared_prompts=found.shared if self._finds_shared else None,
             )
@@ -155,15 +162,14 @@ class JobPlan:
         is_local = self.choice.backend is None and self.choice.processes is None and self.choice.ray is None
         return is_local and self.given_engine is None and self.given_inference is None
 
-    def _why_no_time(self, sample: LineSample) -> str:
-        """Why the time of such a job is never predicted; empty where it may be, or an endpoint computes."""
-        if self.choice.processes is not None or self.choice.ray is not None:
-            return "it is predicted for one engine in this process, not for replicas"
-        return (
-            "some lines are for a model that does not generate, whose time is not predicted"
-            if sample.has_others
-            else ""
-        )
+    def _time_or_reason(
+        self, sample: LineSample, tokenizer: Any | None, found: Plan, signature: JobSignature
+    ) -> tuple[PlannedTime | None, str]:
+        """The time of the job; or None, and why it is not known."""
+        try:
+            return self._time(sample, tokenizer, found, signature), ""
+        except _NoTime as reason:
+            return None, str(reason)
 
     @property
     def _finds_shared(self) -> bool:
@@ -171,13 +177,15 @@ class JobPlan:
         config = self.choice.config if self.given_engine is None else self.given_engine.config
         return self.choice.backend is not None or config.prefix_caching
 
-    def _time(
-        self, sample: LineSample, tokenizer: Any | None, found: Plan, signature: JobSignature
-    ) -> PlannedTime | None:
-        """The time of the job; None if nothing of the model was measured on this machine, or is now."""
+    def _time(self, sample: LineSample, tokenizer: Any | None, found: Plan, signature: JobSignature) -> PlannedTime:
+        """The time of the job. Raises `_NoTime`, as where the model was never measured on this machine, nor is now."""
+        if self.choice.processes is not None or self.choice.ray is not None:
+            raise _NoTime("it is predicted for one engine in this process, not for replicas")
+        if sample.has_others:
+            raise _NoTime("some lines are for a model that does not generate, whose time is not predicted")
         model = self.choice.model
         if model is None or tokenizer is None or not sample.is_usable:
-            return None
+            raise _NoTime
         shared = found.shared.shared_tokens if self.planned else found.shared.shared_in_input_order
         if not self._finds_shared:
             shared = 0
@@ -186,15 +194,17 @@ class JobPlan:
                 kept = find_costs(model, self.choice.config)
                 if kept is None and self.probes:
                     kept = probes.costs()
-                if kept is None or (job := sample.job(kept, self.choice.config, self.spec, tokenizer.encode)) is None:
-                    return None
+                if kept is None:
+                    raise _NoTime(_NOT_MEASURED)
+                job = sample.job(kept, self.choice.config, self.spec, tokenizer.encode)
+                if job is None:
+                    raise _NoTime("none of the lines fits into the engine")
                 likely = likely_lengths(earlier_answers(model), signature, job.limits)
                 probed = None
                 if self.probes and job.open_lines and (likely is None or likely.is_of_others):
                     probed = self._probed(probes, job)
         except _MODEL_FAILURES as error:
-            _log.warning("how long the job takes is not known: %s", error)
-            return None
+            raise _NoTime(str(error) or type(error).__name__) from error
         pace = 1.0
         if probed is not None:
             job = job.with_costs(find_costs(model, self.choice.config) or kept)

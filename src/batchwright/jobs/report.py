@@ -67,9 +67,9 @@ class RunReport:
     planned_answers: AnswersPlanned | None = None
     """Of a dry run: what the job would generate at most."""
     planned_time: PlannedTime | None = None
-    """Of a dry run: the seconds that the job would take; None if the model was never measured on this machine."""
+    """Of a dry run: the seconds that the job would take; None if they are not known."""
     no_planned_time: str = ""
-    """Of a dry run: why the time of such a job is never predicted; empty if it may be."""
+    """Of a dry run: why they are not known; empty if they are, or if nobody expects it, as of an endpoint."""
     reordered_fields: FieldReuse | None = None
     """With `reorder_fields`: the share of the fields' text that rows have in common with earlier ones from the first
     field on, in the order of the template (`before`) and in theirs (`after`)."""
