@@ -36,6 +36,7 @@ def test_only_json_is_there_where_that_is_asked_for(source: Path) -> None:
     assert (done.exit_code, done.stderr) == (3, "")
     plan = json.loads(done.stdout)
     assert (plan["total"], plan["failed"], plan["failures"][0]["param"]) == (2, 1, "prompt")
+    assert plan["inputs"] == [str(source)]
     both = CliRunner().invoke(app, ["run", str(source), "--dry-run", *ELSEWHERE, "--report", "-"])
     assert json.loads(both.stdout)["failed"] == 1
     assert both.stderr.startswith("Plan: 2 lines")

@@ -136,6 +136,7 @@ class JobPlan:
             return RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
+                inputs=self.spec.shown_inputs,
                 total=job.total,
                 failed=job.total - found.valid,
                 failures=list(found.failures),

@@ -34,7 +34,6 @@ from batchwright.jobs.lines import asks_for_form
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.ordered_records import ordered_records
-from batchwright.jobs.remote.addresses import shown_address
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.report_page.page import save_page
 from batchwright.jobs.run_bound import RunBound
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _IN_BATCHES = RetryPolicy(most_in_vain=sys.maxsize)
 """A batch may end with many failures at once, and lines then wait in the next one for hours: that is not an outage."""
-_INPUTS_NAMED = 10
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
 
@@ -438,7 +436,7 @@ class JobRun:
             failed=job.finished.failed + self._tally.failed,
             resumed=len(job.finished),
             failures=list(job.finished.failures + self._tally.failures),
-            inputs=self._inputs,
+            inputs=self.spec.shown_inputs,
             series=self._recorder.series(),
             lengths=self._recorder.lengths(),
             interrupted=interrupted,
@@ -459,10 +457,6 @@ class JobRun:
         if self.page_path is not None:
             save_page(report, self.page_path)
         return report
-
-    @property
-    def _inputs(self) -> list[str]:
-        return [shown_address(name) for name in self.spec.inputs[:_INPUTS_NAMED]]
 
     def _bound_figures(self, job: Job, *, interrupted: bool) -> dict[str, Any]:
         if self._bound is None:

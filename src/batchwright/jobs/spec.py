@@ -15,7 +15,7 @@ from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.compression import pyarrow_for
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.output_forms import OutputForm, output_form_of
-from batchwright.jobs.remote.addresses import scheme_of
+from batchwright.jobs.remote.addresses import scheme_of, shown_address
 from batchwright.jobs.remote.parts import MANIFEST
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.schema_columns import columns_of
@@ -26,6 +26,7 @@ from batchwright.wire.requests import OPENAI_DEFAULTS
 TABLES = ("csv", "tsv", "parquet", "arrow")
 _NEWER = frozenset({*FORM_FIELDS, "prompt_logprobs_start"})
 """Sampling parameters that a job only includes if they are set, since older jobs do not have them."""
+_INPUTS_SHOWN = 10
 
 RetryFailed: TypeAlias = Literal["passing", "all"]
 """Failed lines that are tried again: those whose error may be temporary, or all."""
@@ -78,6 +79,11 @@ class JobSpec:
     """Options of the engine that affect results."""
     model_files: str | None = None
     """See `JobIdentity`."""
+
+    @property
+    def shown_inputs(self) -> list[str]:
+        """The first names of the input, without what may be secret."""
+        return [shown_address(name) for name in self.inputs[:_INPUTS_SHOWN]]
 
     @property
     def to_stream(self) -> bool:
