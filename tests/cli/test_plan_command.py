@@ -31,6 +31,12 @@ def test_the_plan_is_on_standard_output(command: list[str], source: Path) -> Non
     assert done.stderr == ""
 
 
+def test_a_path_that_is_given_twice_is_read_once(source: Path) -> None:
+    pattern = str(source.with_name("[i]n.jsonl"))
+    done = CliRunner().invoke(app, ["plan", str(source), str(source), pattern, *ELSEWHERE])
+    assert done.stdout.startswith("Plan: 2 lines")
+
+
 def test_only_json_is_there_where_that_is_asked_for(source: Path) -> None:
     done = CliRunner().invoke(app, ["plan", str(source), *ELSEWHERE, "--json"])
     assert (done.exit_code, done.stderr) == (3, "")

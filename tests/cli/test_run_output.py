@@ -262,6 +262,18 @@ def test_a_price_that_is_not_known_is_said_of_an_endpoint_elsewhere(model: str |
         assert ("Nothing was sent." if is_elsewhere else "No result was written.") in shown
 
 
+def test_how_many_lines_are_identical_is_said_in_numbers_that_agree() -> None:
+    for copies, told in (
+        (0, "3 lines, 0 of them would fail; 5 prompt tokens."),
+        (1, "fail, 1 is identical to another and computed with it; 5"),
+        (2, "fail, 2 are identical to others and computed with them; 5"),
+    ):
+        stream = io.StringIO()
+        report = RunReport(output="-", model="m", total=3, prompt_tokens=5, deduplicated=copies)
+        show_plan(Console(file=stream, width=200), report)
+        assert told in stream.getvalue()
+
+
 def test_names_and_messages_are_no_markup() -> None:
     figures = PacerFigures(2, 0, 0, 1, found_concurrency=False, found_per_minute=None, limits=(), blocked_seconds=0.0)
     pacing = {"1 https://a/v1 [/m]": figures, "2 https://a/v1 [b]n": figures}

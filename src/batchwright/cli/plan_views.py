@@ -43,13 +43,11 @@ def show_plan(
     `is_elsewhere`: an endpoint computes the lines with `model`, for at most `budget` dollars. `via`:
     see `run`.
     """
-    copies = report.deduplicated
-    identical = f", {copies:,} are identical to others and computed with them" if copies else ""
     nothing = "Nothing was sent." if is_elsewhere else "No result was written."
     prompts = _prompt_tokens(report.prompt_tokens, report.prompt_tokens_estimated)
     console.print(
-        f"Plan: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
-        f"{prompts}{' in the others' if report.failed else ''}. {nothing}",
+        f"Plan: {counted(report.total, 'line')}, {report.failed:,} of them would fail{_identical(report.deduplicated)}"
+        f"; {prompts}{' in the others' if report.failed else ''}. {nothing}",
         highlight=False,
     )
     if report.planned_answers is not None and (text := _work_planned(report.planned_answers, report.planned_time)):
@@ -87,6 +85,12 @@ def show_plan(
             console.print(Text(_shortened(visible(request.text.rstrip("\n"))), style="dim"))
     if report.failures:
         console.print(failures_table(report))
+
+
+def _identical(lines: int) -> str:
+    if lines == 1:
+        return ", 1 is identical to another and computed with it"
+    return f", {lines:,} are identical to others and computed with them" if lines else ""
 
 
 def _prompt_tokens(tokens: int, is_estimate: bool) -> str:

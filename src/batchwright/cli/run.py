@@ -164,7 +164,9 @@ def run_command(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...", help="Files, addresses, or - for standard input (JSON Lines unless --input-format)."
+            metavar="INPUT...",
+            help="Files, addresses, or - for standard input (JSON Lines unless --input-format). A path that is given "
+            "twice, as by itself and by a pattern, is read once.",
         ),
     ],
     output: Annotated[str | None, io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
