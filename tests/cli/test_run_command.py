@@ -236,7 +236,7 @@ def test_usage_errors_are_one_line_and_status_2(
         ([utf16, "-o", out], "UTF-16"),
         ([source, "-o", out, "--system", "x"], "--chat"),
         ([source, "-o", out, "--report", tmp_path], "report"),
-        ([source, "-o", out, "--temperature", "99"], "temperature"),
+        ([source, "-o", out, "--temperature", "2.5"], "temperature"),
         ([source], "--output"),
     ]
     before = sorted(tmp_path.iterdir())

@@ -15,6 +15,7 @@ import typer
 from batchwright.engine_config import EngineConfig, EngineOption, engine_options
 from batchwright.errors import InputError
 from batchwright.inference.endpoint_keys import KEY_FLAG_REFUSED
+from batchwright.wire.fields import MAX_TEMPERATURE
 
 
 def with_flags(
@@ -87,6 +88,8 @@ _SAMPLING: dict[str, tuple[Any, str, str]] = {
 
 
 _METAVARS = {"choices": "A,B,...", "regex": "PATTERN", "json_schema": "FILE"}
+_BOUNDS: dict[str, dict[str, float]] = {"temperature": {"min": 0.0, "max": MAX_TEMPERATURE}}
+"""Ranges of flags if they are those of lines, and not of `SamplingParams`."""
 
 
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +97,7 @@ def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     # With an endpoint, what is left out has the endpoint's own default.
     group = "Sampling, where lines do not say"
     flags = [
-        flag(name, kind, text, group, default, metavar=_METAVARS.get(name))
+        flag(name, kind, text, group, default, metavar=_METAVARS.get(name), **_BOUNDS.get(name, {}))
         for name, (kind, text, default) in _SAMPLING.items()
     ]
     return with_flags(command, "sampling", flags, _sampling_of)
