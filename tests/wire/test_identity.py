@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.request import SamplingParams
-from batchwright.wire.identity import cacheable_prompt, identity_of
+from batchwright.wire.identity import cacheable_prompt, counts_whole, identity_of
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 BODY = {"prompt": "a", "temperature": 0}
@@ -18,6 +18,7 @@ SAME: list[dict[str, Any]] = [
     {"prompt": "a", "temperature": 0.0},
     {**BODY, "user": "u", "metadata": {"k": "v"}, "priority": 1, "deadline_ms": 5, "stream": False},
     {**BODY, "top_p": None},
+    {**BODY, "n": 1, "stop": None},
 ]
 OTHERS: list[dict[str, Any]] = [
     {**BODY, "prompt": "b"},
@@ -38,6 +39,9 @@ SAME_HERE: list[dict[str, Any]] = [
     {**BODY, "max_tokens": 9, "max_completion_tokens": 5},
     {**BODY, "max_tokens": 5, "seed": 1},
     {**BODY, "max_tokens": 5, "seed": 2, "top_p": 0.5, "top_k": 40, "min_p": 0.1},
+    {**BODY, "max_tokens": 5, "stop": []},
+    {**BODY, "max_tokens": 5, "stop_token_ids": [], "logit_bias": {}, "ignore_eos": False, "min_tokens": 0},
+    {**BODY, "max_tokens": 5, "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "top_p": 1},
 ]
 """For a model here."""
 OTHERS_HERE: list[dict[str, Any]] = [
@@ -55,6 +59,9 @@ OTHERS_HERE: list[dict[str, Any]] = [
     {**BODY, "max_tokens": 5, "temperature": 0.5, "seed": 2},
     {**BODY, "max_tokens": 5, "temperature": 0.5, "seed": 2, "top_p": 0.5},
     {**BODY, "max_tokens": 5, "repetition_penalty": 1.1},
+    {**BODY, "max_tokens": 5, "n": True},
+    {**BODY, "max_tokens": 5, "stop": {}},
+    {**BODY, "max_tokens": 5, "ignore_eos": 0},
 ]
 NEVER: list[dict[str, Any]] = [
     {"prompt": "a"},
@@ -112,6 +119,28 @@ def test_defaults_count_as_if_they_were_in_the_body() -> None:
     assert identity_of(COMPLETION_URL, {"prompt": "a"}, {"seed": 3}) is not None
     biased = identity_of(COMPLETION_URL, {**BODY, "logit_bias": {"5": 1.5}, "stop": ["x"]})
     assert identity_of(COMPLETION_URL, BODY, {"logit_bias": {5: 1.5}, "stop": ("x",)}) == biased is not None
+
+
+def test_to_state_a_default_is_to_leave_the_field_out_unless_the_job_has_another() -> None:
+    plain, one, several, null = BODY, {**BODY, "n": 1}, {**BODY, "n": 2}, {**BODY, "n": None}
+    for here in (False, True):
+        same = [identity_of(CHAT_URL, body, SamplingParams(), here=here) for body in (plain, one, null)]
+        assert same[0] == same[1] == same[2]
+        for defaults in (SamplingParams(n=2), {"n": 2}):
+            found = [identity_of(CHAT_URL, body, defaults, here=here) for body in (plain, one, several, null)]
+            assert found[0] == found[2]
+            # Null may be one or two, according to what computes it.
+            assert len({*found}) == 3
+    # An endpoint may refuse an empty list of stop texts, and a model here a number of responses.
+    assert identity_of(CHAT_URL, {**BODY, "stop": []}) != identity_of(CHAT_URL, BODY)
+    assert identity_of(RESPONSES_URL, one, here=True) != identity_of(RESPONSES_URL, plain, here=True)
+
+
+def test_a_body_that_states_a_default_does_not_count_unchanged() -> None:
+    assert counts_whole({**BODY, "n": 2, "stop": ["x"], "top_p": 0.5})
+    defaults: list[dict[str, Any]] = [{"n": 1}, {"stop": []}, {"top_p": 1}, {"presence_penalty": 0.0}]
+    for stated in defaults:
+        assert not counts_whole({**BODY, **stated})
 
 
 def test_the_default_model_is_that_model() -> None:

@@ -13,7 +13,14 @@ from batchwright.errors import InvalidRequest
 from batchwright.request import SamplingParams
 from batchwright.wire.answer_forms import FORM_NAMES
 from batchwright.wire.fields import RANGES, sampling_overrides
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, ENCODER_URLS, RESPONSES_URL, with_defaults
+from batchwright.wire.requests import (
+    CHAT_URL,
+    COMPLETION_URL,
+    ENCODER_URLS,
+    OPENAI_DEFAULTS,
+    RESPONSES_URL,
+    with_defaults,
+)
 
 _WITHOUT_EFFECT = frozenset({
     "deadline", "deadline_ms", "expected_tokens", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
@@ -28,6 +35,21 @@ _OF_DRAWS = frozenset({"min_p", "seed", "top_k", "top_p"})
 """Fields that do not affect greedy answers of a model here."""
 _REAL = frozenset({"frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p"})
 """Fields whose whole-number values may be written as integers or as floats."""
+_LEFT_OUT: Mapping[str, object] = {"n": 1}
+"""Values that mean the same as leaving the field out, wherever chats and completions are computed."""
+_LEFT_OUT_HERE: Mapping[str, object] = {
+    **{
+        name: getattr(OPENAI_DEFAULTS, name)
+        for name in (
+            "frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty", "repetition_penalty",
+            "temperature", "top_k", "top_p",
+        )
+    },
+    "logit_bias": {},
+    "stop": [],
+    "stop_token_ids": [],
+}  # fmt: skip
+"""Those of a model here. Another may have defaults of its own."""
 _LIMITS = frozenset({"max_completion_tokens", "max_tokens"})
 """Names of the same limit; a model here uses the first if both are given."""
 _UNENCODABLE = (ValueError, OverflowError, TypeError, RecursionError)
@@ -50,7 +72,8 @@ def identity_of(
     request that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
 
     `here`: batchwright's own engine computes them. It is known that its greedy answers do not depend on how tokens are
-    drawn, and that `max_completion_tokens` is `max_tokens`. Neither is known of a provider.
+    drawn, that `max_completion_tokens` is `max_tokens`, and which values are its defaults. Of a provider it is only
+    known that it makes one choice where no number is given.
     """
     asked: Mapping[str, Any] = body
     if endpoint not in ENCODER_URLS:
@@ -65,8 +88,14 @@ def identity_of(
     }
     if model is not None:
         fields.setdefault("model", model)
-    if here and endpoint in (CHAT_URL, COMPLETION_URL):
-        fields = _as_computed(asked, fields)
+    if endpoint in (CHAT_URL, COMPLETION_URL):
+        left_out = _LEFT_OUT_HERE if here else _LEFT_OUT
+        for name in left_out.keys() & fields.keys():
+            # A job may have another default, which null stands for, too.
+            if _is_default(name, asked[name], left_out) and not _is_given(name, defaults):
+                del fields[name]
+        if here:
+            fields = _as_computed(asked, fields)
     try:
         # Defaults may have keys that are not texts; only JSON makes them texts.
         values: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True)
@@ -79,7 +108,9 @@ def identity_of(
 def counts_whole(body: Mapping[str, Any]) -> bool:
     """Return whether all of a body counts unchanged, so that a model here refuses all requests equal to it, or none."""
     return not (_WITHOUT_EFFECT & body.keys()) and not any(
-        value is None or (isinstance(value, float) and name not in _REAL and value.is_integer())
+        value is None
+        or (isinstance(value, float) and name not in _REAL and value.is_integer())
+        or (name in _LEFT_OUT_HERE and _is_default(name, value, _LEFT_OUT_HERE))
         for name, value in body.items()
     )
 
@@ -109,6 +140,19 @@ def cache_scope(endpoint: str, body: Mapping[str, Any]) -> bytes:
         return _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
     except _UNENCODABLE:
         return b""
+
+
+def _is_default(name: str, value: object, left_out: Mapping[str, object]) -> bool:
+    """Return whether a field has its value in `left_out`, in a type that a model here takes."""
+    default = left_out[name]
+    return value == default and (type(value) is type(default) or (name in _REAL and type(value) is int))
+
+
+def _is_given(name: str, defaults: SamplingParams | Mapping[str, Any] | None) -> bool:
+    """Return whether `defaults` have another value for a field than OpenAI's."""
+    if isinstance(defaults, SamplingParams):
+        return bool(getattr(defaults, name) != getattr(OPENAI_DEFAULTS, name))
+    return defaults is not None and name in defaults
 
 
 def _as_computed(asked: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
