@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from batchwright.errors import InputError
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written, beside the one that it will replace."""
@@ -30,6 +32,26 @@ def is_special(path: Path) -> bool:
 def followed(path: Path) -> Path:
     """The target of a link; any other path is returned as it is."""
     return path.resolve() if path.is_symlink() else path
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Whether both are names of one file, through links of any kind too."""
+    if path.resolve() == other.resolve():
+        return True
+    with suppress(OSError):
+        return path.samefile(other)
+    return False
+
+
+def require_writable(role: str, path: Path, others: Mapping[str, Iterable[Path]]) -> None:
+    """Raise `InputError` if `role` cannot be a file at `path`, or if that is one of `others`, by what these are."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"{role} {path}: must be a file in a folder that exists")
+    if is_special(path):
+        return
+    for what, files in others.items():
+        if any(is_same_file(path, each) for each in files):
+            raise InputError(f"{role} {path} is {what}: name another file")
 
 
 def write_shared(path: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,40 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_costs_are_measured(
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"vl_convert; install it: pip install 'batchwright\[report\]'"):
         told("--trace", trace, "--plot", tmp_path / "plot.svg")
+
+
+@pytest.mark.parametrize("link", [None, Path.hardlink_to, Path.symlink_to])
+@pytest.mark.parametrize("flag", ["--trace", "--job", "--costs"])
+def test_what_is_read_is_not_written(
+    flag: str, link: Callable[[Path, Path], None] | None, trace: Path, costs: Path, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.jsonl"
+    job.write_text('{"prompt_tokens": 100, "output_tokens": 9}\n')
+    read = {"--trace": trace, "--job": job, "--costs": costs}
+    options = [part for pair in read.items() for part in pair]
+    before = read[flag].read_bytes()
+    written = read[flag]
+    if link is not None:
+        written = tmp_path / "other.svg"
+        link(written, read[flag])
+    for output in ("--save-costs", *(("--plot",) if link is not None else ())):
+        with pytest.raises(InputError, match=rf"{output} {written} is the file of {flag}: name another file"):
+            told(*options, output, written)
+    assert read[flag].read_bytes() == before
+
+
+def test_a_job_of_several_files_is_not_written(costs: Path, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"prompt_tokens": 100, "output_tokens": 9}\n')
+    with pytest.raises(InputError, match=r"--save-costs .*b\.jsonl is the file of --job"):
+        told("--job", tmp_path / "[ab].jsonl", "--costs", costs, "--save-costs", tmp_path / "b.jsonl")
+
+
+def test_costs_and_a_plot_are_two_files(trace: Path, costs: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.svg"
+    with pytest.raises(InputError, match=rf"--plot {both} is the file of --save-costs"):
+        told("--trace", trace, "--costs", costs, "--save-costs", both, "--plot", both)
+    assert not both.exists()
 
 
 def test_what_was_simulated_is_told_when_a_plot_cannot_be_written(

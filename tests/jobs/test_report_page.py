@@ -365,7 +365,10 @@ def test_the_command_makes_a_page_of_several_reports(tmp_path: Path) -> None:
 def test_the_command_refuses_to_write_over_a_report(tmp_path: Path) -> None:
     one = written(tmp_path / "one.json")
     before = one.read_bytes()
-    for output, said in ((one, "is one of the reports"), (tmp_path / "none/page.html", "in a folder that exists")):
+    link = tmp_path / "link.html"
+    link.hardlink_to(one)
+    refused = ((one, "is one of the reports"), (link, "is one of the reports"), (tmp_path / "none/page.html", "exists"))
+    for output, said in refused:
         done = CliRunner().invoke(app, ["report", str(one), "-o", str(output)])
         assert isinstance(done.exception, InputError)
         assert said in str(done.exception)

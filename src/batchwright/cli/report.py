@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from batchwright.errors import InputError
-
 HELP = "\n\n".join(
     (
         "Make a page of plots of one or several runs.",
@@ -27,16 +25,14 @@ def report_command(
     title: Annotated[str | None, typer.Option(help="Its title (default: the names of the runs).")] = None,
 ) -> None:
     """See `HELP`."""
-    from batchwright.durable_files import replacing
+    from batchwright.durable_files import replacing, require_writable
     from batchwright.jobs.report_page.charts import Run
-    from batchwright.jobs.report_page.page import page_of, require_libraries, require_writable
+    from batchwright.jobs.report_page.page import page_of, require_libraries
     from batchwright.jobs.report_page.reading import names_of, read_report
 
     to_stream = str(output) == "-"
     if not to_stream:
-        require_writable(output)
-        if output.resolve() in [path.resolve() for path in reports]:
-            raise InputError(f"{output} is one of the reports: name another file for the page")
+        require_writable("page", output, {"one of the reports": reports})
     require_libraries()
     runs = [Run(name, read_report(path)) for name, path in zip(names_of(reports), reports, strict=True)]
     page = page_of(runs, title).encode()

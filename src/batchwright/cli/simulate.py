@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.markup import escape
 from batchwright.cli.flags import with_engine_flags
 from batchwright.cli.quantities import duration
 from batchwright.cli.visible_text import visible
+from batchwright.durable_files import require_writable
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.models import DEFAULT_MODEL, require_generating
@@ -105,7 +106,6 @@ def simulate_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.jobs.report_page.page import require_writable
     from batchwright.kept_costs import write_costs
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
@@ -115,10 +115,10 @@ def simulate_command(
     numbers = _numbers(replicas)
     if price_per_hour is not None and not 0.0 <= price_per_hour <= _MOST_DOLLARS:
         raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
-    if plot is not None:
-        _check_plot(plot)
-    if save_costs is not None:
-        require_writable(save_costs, "--save-costs")
+    if plot is not None or save_costs is not None:
+        read = {"--trace": trace, "--costs": costs, "--model": model}
+        others = {flag: [Path(given)] for flag, given in read.items() if given is not None}
+        _check_written(plot, save_costs, others | {"--job": [] if job is None else _local_files(job)})
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
     kept = _measured_costs(console, name, engine) if costs is None else _costs_in(costs, model)
@@ -175,14 +175,27 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _check_plot(plot: Path) -> None:
-    """Raise `InputError` or `MissingExtra` if no plot can be drawn there."""
-    from batchwright.cli.simulation_plots import require_library
-    from batchwright.jobs.report_page.page import require_writable
+def _local_files(job: str) -> list[Path]:
+    """Return the files of a job, unless they are elsewhere."""
+    from batchwright.jobs.input_names import STREAM, expanded
+    from batchwright.jobs.remote.addresses import scheme_of
 
+    return [] if job == STREAM or scheme_of(job) is not None else [Path(name) for name in expanded([job])]
+
+
+def _check_written(plot: Path | None, save_costs: Path | None, read: Mapping[str, list[Path]]) -> None:
+    """Raise `InputError` or `MissingExtra` for files that cannot be written, or that flags name to be `read`."""
+    from batchwright.cli.simulation_plots import require_library
+
+    others = {f"the file of {flag}": files for flag, files in read.items()}
+    if save_costs is not None:
+        require_writable("--save-costs", save_costs, others)
+        others["the file of --save-costs"] = [save_costs]
+    if plot is None:
+        return
     if plot.suffix not in (".svg", ".html"):
         raise InputError(f"--plot {plot}: must be a file named .svg or .html")
-    require_writable(plot, "--plot")
+    require_writable("--plot", plot, others)
     require_library()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.durable_files import is_special
+from batchwright.durable_files import is_same_file, require_writable
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputError, InvalidRequest, shown
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
@@ -388,11 +388,8 @@ def _check_report(path: Path | None, spec: JobSpec, *, writes: bool) -> None:
 
 
 def _check_writable(role: str, path: Path, spec: JobSpec) -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{role} {path}: must be a file in a folder that exists")
-    others = [Path(name).resolve() for name in (*spec.inputs, spec.output) if name != STREAM]
-    if path.resolve() in others and not is_special(path):
-        raise InputError(f"{role} {path} is the input or the output: name another file")
+    others = [Path(name) for name in (*spec.inputs, spec.output) if name != STREAM]
+    require_writable(role, path, {"the input or the output": others})
 
 
 def _page_path(given: str | os.PathLike[str] | None, report: Path | None, spec: JobSpec, dry_run: bool) -> Path | None:
@@ -406,7 +403,7 @@ def _page_path(given: str | os.PathLike[str] | None, report: Path | None, spec: 
     if str(path) == STREAM:
         raise InputError("report_html cannot be standard output: name a file, such as report.html")
     _check_writable("report_html", path, spec)
-    if report is not None and path.resolve() == report.resolve():
+    if report is not None and is_same_file(path, report):
         raise InputError(f"report and report_html are both {path}: name another file for one of them")
     require_libraries()
     return path

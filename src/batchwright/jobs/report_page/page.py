@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from batchwright.durable_files import replacing
-from batchwright.errors import InputError
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.report_page import frame
 from batchwright.jobs.report_page.charts import Run, charts_of
@@ -23,12 +22,6 @@ _NO_REASON = "the report has no bound, and does not say why, as those of earlier
 def require_libraries() -> None:
     """Raise `MissingExtra` if what draws the page is not installed."""
     frame.require_libraries("a page of reports")
-
-
-def require_writable(path: Path, name: str = "page") -> None:
-    """Raise `InputError` if the page, or what else `name` says, cannot be a file at `path`."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{name} {path}: must be a file in a folder that exists")
 
 
 def page_of(runs: Sequence[Run], title: str | None = None) -> str:
