@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -97,6 +98,19 @@ class KeptCosts(msgspec.Struct, frozen=True):
         """
         measured, given = self.identity.get("model"), fingerprint(model)
         return measured is None or measured == given or ("/" in measured) != ("/" in given)
+
+    def measured_otherwise(self, chosen: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the options of the engine, by name, with which these were measured, where others are `chosen`.
+
+        An option that is left to the engine (None, auto), or that the file does not have, is no other one.
+        """
+        given = {name: str(chosen[name]) for name in _OPTIONS if chosen.get(name) not in (None, "auto")}
+        found = {name: self.identity[name] for name in given if name in self.identity}
+        if "device" in found:
+            # Devices of a kind take the same time.
+            given["device"] = given["device"].partition(":")[0]
+            found["device"] = self.facts.device
+        return {name: value for name, value in found.items() if value != given[name]}
 
     @property
     def record(self) -> StepRecord:

@@ -479,6 +479,41 @@ def test_costs_of_another_model_than_the_one_named_are_refused(trace: Path, cost
         told(*options, "--model", "org/other")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--dtype", "float32"), "with dtype=bfloat16, not with --dtype float32"),
+        (("--quantization", "int8"), "with quantization=None, not with --quantization int8"),
+        (("--attention", "native"), "with attention=sdpa, not with --attention native"),
+        (("--body", "transformers"), "with body=fused, not with --body transformers"),
+        (("--device", "cuda"), "with device=cpu, not with --device cuda"),
+        (("--deterministic",), "with deterministic=False, not with --deterministic"),
+        (("--tensor-parallel", "2"), "with tensor_parallel=1, not with --tensor-parallel 2"),
+        (("--dtype", "bfloat16", "--device", "cpu", "--no-deterministic", "--tensor-parallel", "1"), None),
+        (("--dtype", "auto", "--max-num-seqs", "8"), None),
+        ((), None),
+    ],
+)
+def test_costs_of_another_engine_than_the_flags_name_are_refused(
+    trace: Path, costs: Path, flags: tuple[str, ...], said: str | None
+) -> None:
+    measured = {"dtype": "bfloat16", "quantization": "None", "deterministic": "False", "device": "auto"}
+    measured |= {"tensor_parallel": "1", "body": "fused", "attention": "sdpa"}
+    write_costs(costs, msgspec.structs.replace(read_costs(costs), identity=measured))
+    options = ("--trace", trace, "--costs", costs, *flags)
+    if said is None:
+        told(*options)
+        return
+    with pytest.raises(InputError, match=f"--costs {costs}: was measured {said}: leave the flag out, or measure"):
+        told(*options)
+
+
+def test_costs_of_a_deterministic_engine_are_not_those_of_another(trace: Path, costs: Path) -> None:
+    write_costs(costs, msgspec.structs.replace(read_costs(costs), identity={"deterministic": "True"}))
+    with pytest.raises(InputError, match="with deterministic=True, not with --no-deterministic"):
+        told("--trace", trace, "--costs", costs, "--no-deterministic")
+
+
 def test_a_model_of_which_nothing_is_known_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, saved = tmp_path / "model", tmp_path / "saved.json"
     tiny_model(model, "llama", **TINY)

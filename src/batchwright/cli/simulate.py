@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -71,13 +71,17 @@ _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever th
 _MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
 _MODEL = f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL})."
-_COSTS = "A file of step costs, such as one that --save-costs wrote on another machine."
+_COSTS = (
+    "A file of step costs, such as one that --save-costs wrote on another machine; refused if they were measured of "
+    "another model, or with other options of the engine, than the flags name."
+)
 _SAVE_COSTS = "Write the step costs that were used."
 _PLOT = "Draw the outcome: an .svg or .html file."
 
 
 @with_engine_flags
 def simulate_command(
+    context: typer.Context,
     trace: Annotated[Path | None, _traffic(metavar="FILE", help=_TRACE)] = None,
     rate: Annotated[float | None, _traffic(metavar="R", help=_RATE)] = None,
     poisson: Annotated[bool, _traffic("--poisson", help=_POISSON)] = False,
@@ -121,7 +125,7 @@ def simulate_command(
         _check_written(plot, save_costs, others | {"--job": [] if job is None else _local_files(job)})
     console = Console(stderr=True)
     online = _online(trace, rate, requests, (prompt_tokens, output_tokens), seed, poisson=poisson, has_job=bool(job))
-    kept = _measured_costs(console, name, engine) if costs is None else _costs_in(costs, model)
+    kept = _measured_costs(console, name, engine) if costs is None else _costs_in(costs, model, context.params)
     if save_costs is not None:
         write_costs(save_costs, kept)
     try:
@@ -304,8 +308,12 @@ def _measured_costs(console: Console, model: str, config: EngineConfig) -> KeptC
             return measure_costs(engine, progress)
 
 
-def _costs_in(file: Path, model: str | None) -> KeptCosts:
-    """Return the step costs in `file`. Raises `InputError` if they are those of another model than `model`, if any."""
+def _costs_in(file: Path, model: str | None, given: Mapping[str, Any]) -> KeptCosts:
+    """Return the step costs in `file`.
+
+    `given`: values of flags by name. Raises `InputError` if the costs are those of another model than `model`, if any,
+    or of an engine with other options.
+    """
     from batchwright.kept_costs import read_costs
 
     try:
@@ -318,6 +326,13 @@ def _costs_in(file: Path, model: str | None) -> KeptCosts:
         raise InputError(
             f"--costs {file}: was measured of another model than --model {model}: name the one that it was measured "
             "of, or measure this one with --save-costs on the machine that is to serve"
+        )
+    for name, measured in kept.measured_otherwise(given).items():
+        flag = f"--{'no-' * (given[name] is False)}{name.replace('_', '-')}"
+        value = "" if isinstance(given[name], bool) else f" {given[name]}"
+        raise InputError(
+            f"--costs {file}: was measured with {name}={measured}, not with {flag}{value}: leave the flag out, or "
+            "measure steps with it by --save-costs on the machine that is to serve"
         )
     return kept
 
