@@ -256,6 +256,35 @@ def test_lines_that_ask_the_same_are_computed_once(tmp_path: Path, costs: Path) 
 
 
 @pytest.mark.usefixtures("words")
+@pytest.mark.parametrize(
+    ("flags", "lines", "tokens"),
+    [
+        ((), 5, 5 * 256),
+        (("--seed", "3"), 5, 5 * 256),
+        (("--temperature", "0"), 3, 256 * 3),
+        (("--job-seed", "3", "--max-tokens", "7"), 2, 7 * 2),
+        (("--n", "2", "--max-tokens", "7"), 10, 10 * 7),
+        (("--ignore-eos", "--max-tokens", "7", "--expected-tokens", "3"), 5, 5 * 7),
+    ],
+)
+def test_the_parameters_of_a_job_are_those_of_its_run(
+    tmp_path: Path, costs: Path, flags: tuple[str, ...], lines: int, tokens: int
+) -> None:
+    job = tmp_path / "job.jsonl"
+    asked = [{"prompt": "A word"}] * 3 + [{"prompt": "A word", "temperature": 0.5}] * 2
+    job.write_text("".join(json.dumps(each) + "\n" for each in asked))
+    [found] = told("--job", job, "--costs", costs, *flags)
+    assert (found["job_lines"], found["output_tokens"]) == (lines, tokens)
+
+
+def test_parameters_of_a_job_need_one(trace: Path, costs: Path) -> None:
+    with pytest.raises(InputError, match="temperature, n: sampling is that of the lines of a --job"):
+        told("--trace", trace, "--costs", costs, "--temperature", "0", "--n", "2")
+    result = CliRunner().invoke(app, ["simulate", "--job", "job.jsonl", "--costs", str(costs), "--temperature", "-1"])
+    assert result.exit_code == 2
+
+
+@pytest.mark.usefixtures("words")
 def test_the_format_of_a_job_is_told_and_one_for_all_files(tmp_path: Path, costs: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt\nWrite a poem\n")
     (tmp_path / "b.data").write_text('{"prompt": "A word"}\n')
@@ -500,7 +529,7 @@ def test_costs_of_another_engine_than_the_flags_name_are_refused(
     measured = {"dtype": "bfloat16", "quantization": "None", "deterministic": "False", "device": "auto"}
     measured |= {"tensor_parallel": "1", "body": "fused", "attention": "sdpa"}
     write_costs(costs, msgspec.structs.replace(read_costs(costs), identity=measured))
-    options = ("--trace", trace, "--costs", costs, *flags)
+    options: tuple[str | Path, ...] = ("--trace", trace, "--costs", costs, *flags)
     if said is None:
         told(*options)
         return

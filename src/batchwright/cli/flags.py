@@ -103,6 +103,24 @@ def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     return with_flags(command, "sampling", flags, _sampling_of)
 
 
+def with_job_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command`, which has a `--seed` of its own and no endpoints, with the same flags for the lines of a job.
+
+    The job's seed is `--job-seed`.
+    """
+    group = "Sampling of the job, where its lines do not say"
+    names = {name: "job_seed" if name == "seed" else name for name in _SAMPLING}
+    flags = [
+        flag(names[name], kind, text, group, default.partition("; with --backend")[0], metavar=_METAVARS.get(name))
+        for name, (kind, text, default) in _SAMPLING.items()
+    ]
+
+    def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
+        return _sampling_of({name: given[flag_name] for name, flag_name in names.items()})
+
+    return with_flags(command, "sampling", flags, sampling_of)
+
+
 def _sampling_of(given: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters of the flags that are given, by name. Raises `InputError`."""
     chosen = {name: value for name, value in given.items() if value is not None}

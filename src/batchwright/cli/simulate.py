@@ -14,12 +14,12 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from batchwright.cli.flags import with_engine_flags
+from batchwright.cli.flags import with_engine_flags, with_job_sampling_flags
 from batchwright.cli.quantities import duration
 from batchwright.cli.visible_text import visible
 from batchwright.durable_files import require_writable
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InputError
+from batchwright.errors import InputError, InvalidRequest
 from batchwright.models import DEFAULT_MODEL, require_generating
 from batchwright.pricing.rates import money
 from batchwright.request import SamplingParams
@@ -68,7 +68,6 @@ _JOB = (
     "answers. Its lines are there from the start, as a batch, in the order of `run`."
 )
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
-_MAX_TOKENS = "Most tokens of an answer of the job, where its line does not say, as for run."
 _EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
 _MODEL = f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL})."
 _COSTS = (
@@ -80,6 +79,7 @@ _PLOT = "Draw the outcome: an .svg or .html file."
 
 
 @with_engine_flags
+@with_job_sampling_flags
 def simulate_command(
     context: typer.Context,
     trace: Annotated[Path | None, _traffic(metavar="FILE", help=_TRACE)] = None,
@@ -90,9 +90,6 @@ def simulate_command(
     output_tokens: Annotated[float, _traffic(min=1, help=_OUTPUTS, show_default=True)] = 200.0,
     job: Annotated[str | None, _traffic(metavar="FILE", help=_JOB)] = None,
     input_format: Annotated[str | None, _traffic(help=_FORMAT)] = None,
-    max_tokens: Annotated[
-        int, _traffic(min=1, metavar="N", help=_MAX_TOKENS, show_default=True)
-    ] = SamplingParams().max_tokens,
     expected_tokens: Annotated[int | None, _traffic(min=1, metavar="N", help=_EXPECTED)] = None,
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas to try.")] = "1",
     model: Annotated[str | None, typer.Option(help=_MODEL, show_default=False)] = None,
@@ -100,12 +97,13 @@ def simulate_command(
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="What one replica costs.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that the simulation draws.")] = 0,
     as_json: Annotated[bool, _output("--json", help="Print a JSON array instead of a table.")] = False,
     plot: Annotated[Path | None, _output(metavar="FILE", help=_PLOT)] = None,
     save_costs: Annotated[Path | None, _output(metavar="FILE", help=_SAVE_COSTS)] = None,
     *,
     engine: EngineConfig,
+    sampling: dict[str, Any],
 ) -> None:
     """See `HELP`."""
     from rich.console import Console
@@ -114,6 +112,7 @@ def simulate_command(
     from batchwright.simulation.fleet import Fleet, simulate
     from batchwright.simulation.outcome import outcome_of
 
+    defaults = _defaults(sampling, has_job=job is not None)
     name = DEFAULT_MODEL if model is None else model
     require_generating(name)
     numbers = _numbers(replicas)
@@ -135,7 +134,6 @@ def simulate_command(
     step_costs = kept.costs
     lengths = None
     if job is not None:
-        defaults = SamplingParams(max_tokens=max_tokens)
         [replica] = Fleet(1, sizes, engine, step_costs).engines()
         with _status(console, f"counting the tokens of {job}", "lines") as counted:
             lengths = _lengths(
@@ -167,6 +165,20 @@ def simulate_command(
         from batchwright.cli.simulation_plots import draw
 
         draw(outcomes, plot, has_slo=engine.ttft_ms is not None or engine.tpot_ms is not None)
+
+
+def _defaults(sampling: Mapping[str, Any], *, has_job: bool) -> SamplingParams:
+    """Return the parameters of the lines of a job that do not set them. Raises `InputError` if there is no job."""
+    from batchwright.jobs.run import sampling_defaults
+
+    if sampling and not has_job:
+        raise InputError(f"{', '.join(sampling)}: sampling is that of the lines of a --job, and there is none")
+    try:
+        defaults = sampling_defaults(None, sampling)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from error
+    assert isinstance(defaults, SamplingParams)
+    return defaults
 
 
 def _numbers(text: str) -> list[int]:
