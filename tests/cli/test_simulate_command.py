@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -19,9 +20,13 @@ from typer.testing import CliRunner
 from batchwright import kept_costs
 from batchwright.cli.main import app
 from batchwright.errors import InputError, MissingExtra, UnsupportedModel
+from batchwright.jobs.earlier_answers import JobSignature, keep_answers
+from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import EngineFacts, KeptCosts, read_costs, write_costs
+from batchwright.lines.forecast import AnswerTally
 from batchwright.models import fingerprint
 from batchwright.models.cache import cache_dir
+from batchwright.request import SamplingParams
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 
@@ -282,6 +287,41 @@ def test_parameters_of_a_job_need_one(trace: Path, costs: Path) -> None:
         told("--trace", trace, "--costs", costs, "--temperature", "0", "--n", "2")
     result = CliRunner().invoke(app, ["simulate", "--job", "job.jsonl", "--costs", str(costs), "--temperature", "-1"])
     assert result.exit_code == 2
+
+
+@pytest.mark.usefixtures("words")
+def test_answers_are_as_long_as_those_of_earlier_runs(tmp_path: Path, costs: Path) -> None:
+    job = tmp_path / "job.jsonl"
+    stated = [{"prompt": "Two words", "expected_tokens": 50}, {"prompt_tokens": 9, "output_tokens": 40}]
+    lines = [*[{"prompt": f"Word {number}"} for number in range(20)], *stated]
+    job.write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    def simulated(*flags: str) -> tuple[str, int, str]:
+        options = ("--job", str(job), "--costs", str(costs), *flags)
+        [found] = told(*options)
+        text = CliRunner().invoke(app, ["simulate", *options], catch_exceptions=False).stderr
+        [note] = [line for line in text.splitlines() if line.startswith("job lines: answers")]
+        return found["job_lengths_from"], found["output_tokens"] - 90, note
+
+    source, tokens, note = simulated()
+    assert (source, tokens) == ("limits", 20 * 256)
+    assert "are as long as lines allow" in note
+    assert "give --expected-tokens" in note
+    greedy = SamplingParams(temperature=0.0)
+    spec = JobSpec(inputs=(str(job),), output="-", model="smollm2-135m", defaults=greedy)
+    content = hashlib.sha256(job.read_bytes()).hexdigest()
+    tally = AnswerTally()
+    for _ in range(20):
+        tally.count({"usage": {"completion_tokens": 30}, "choices": [{"finish_reason": "stop"}]}, 256)
+    keep_answers("smollm2-135m", JobSignature.of(spec, [content]), tally)
+    assert simulated("--temperature", "0")[:2] == ("same job", 20 * 30)
+    source, tokens, note = simulated()
+    assert (source, tokens) == ("earlier runs", 20 * 30)
+    assert "are as in 1 earlier run of the model, where the file does not say" in note
+    assert simulated("--expected-tokens", "7")[:2] == ("expected_tokens", 20 * 7)
+    # Costs of another model tell which one is meant, and these are not its answers.
+    write_costs(costs, msgspec.structs.replace(read_costs(costs), identity={"model": "0" * 64}))
+    assert simulated()[0] == "limits"
 
 
 @pytest.mark.usefixtures("words")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 from rich.tree import Tree
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchwright.jobs.dry_run import AnswersPlanned
+    from batchwright.jobs.earlier_answers import LengthSource
     from batchwright.jobs.planned_time import PlannedTime
     from batchwright.jobs.prompt_survey import SharedPrefix, SharedPrompts
     from batchwright.jobs.report import RunReport
@@ -134,18 +135,22 @@ def _time_planned(time: PlannedTime) -> str:
             f"It takes between about {least} and {most} on this machine once the model is loaded: how long answers of"
             " this model are is not known yet."
         )
-    runs = counted(time.runs, "earlier run")
-    lengths = {
-        "lines": "with answers as long as the lines say",
-        "same job": f"with answers as in {runs} of this job",
-        "same templates": f"with answers as in {runs} with these templates",
-        "earlier runs": f"with answers as in {runs} of the model",
-        "probe": f"with answers like those to {counted(time.runs, 'line')} of it",
-    }
     return (
         f"It takes about {seconds} on this machine once the model is loaded ({least} to {most} in nine "
-        f"cases of ten), {lengths[time.lengths_from]}."
+        f"cases of ten), with answers {answers_like(time.lengths_from, time.runs)}."
     )
+
+
+def answers_like(lengths_from: Literal["lines"] | LengthSource, number: int) -> str:
+    """Return which answers those of a job are assumed to be like; `number`: of runs, or of lines."""
+    runs = counted(number, "earlier run")
+    return {
+        "lines": "as long as the lines say",
+        "same job": f"as in {runs} of this job",
+        "same templates": f"as in {runs} with these templates",
+        "earlier runs": f"as in {runs} of the model",
+        "probe": f"like those to {counted(number, 'line')} of it",
+    }[lengths_from]
 
 
 def _rounded(seconds: float) -> str:

@@ -68,7 +68,10 @@ _JOB = (
     "answers. Its lines are there from the start, as a batch, in the order of `run`."
 )
 _FORMAT = "With --job: jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
-_EXPECTED = "Tokens of an answer of the job, where the file does not say (default: as many as a line allows)."
+_EXPECTED = (
+    "Tokens of an answer of the job, where the file does not say (default: like the answers of earlier runs of it, "
+    "else of the model, else as many as a line allows)."
+)
 _MODEL = f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL})."
 _COSTS = (
     "A file of step costs, such as one that --save-costs wrote on another machine; refused if they were measured of "
@@ -137,7 +140,7 @@ def simulate_command(
         [replica] = Fleet(1, sizes, engine, step_costs).engines()
         with _status(console, f"counting the tokens of {job}", "lines") as counted:
             lengths = _lengths(
-                job, input_format, name, sizes.max_model_len, replica, defaults, expected_tokens, counted
+                job, input_format, name, kept, sizes.max_model_len, replica, defaults, expected_tokens, seed, counted
             )
     lines = [] if lengths is None else lengths.requests
     outcomes = []
@@ -153,6 +156,7 @@ def simulate_command(
             tpot_ms=engine.tpot_ms,
             price_per_hour=price_per_hour,
             left_out=() if lengths is None else lengths.left_out,
+            lengths_from=None if lengths is None else lengths.lengths_from,
         )
         outcomes.append(outcome)
     if as_json:
@@ -160,7 +164,7 @@ def simulate_command(
     else:
         _print(kept, step_costs.within(0.9), outcomes, engine)
         if lengths is not None:
-            _print_notes(lengths)
+            _print_notes(lengths, expected_tokens)
     if plot is not None:
         from batchwright.cli.simulation_plots import draw
 
@@ -268,13 +272,16 @@ def _lengths(
     job: str,
     input_format: str | None,
     model: str,
+    kept: KeptCosts,
     longest: int,
     replica: SimulatedReplica,
     defaults: SamplingParams,
     expected_tokens: int | None,
+    seed: int,
     progress: Callable[[int], None],
 ) -> JobLengths:
     from batchwright.inference.loading import load_tokenizer
+    from batchwright.jobs.earlier_answers import earlier_answers
     from batchwright.jobs.job_lengths import job_lengths
 
     return job_lengths(
@@ -284,6 +291,8 @@ def _lengths(
         longest=longest,
         refusal=replica.refusal,
         expected_tokens=expected_tokens,
+        runs=lambda: earlier_answers(model) if kept.may_be_of(model) else (),
+        seed=seed,
         input_format=input_format,
         progress=progress,
     )
@@ -368,8 +377,9 @@ def _print(kept: KeptCosts, error: float, outcomes: list[Outcome], config: Engin
     print(f"by {kept.steps:,} steps measured on {where}; 90% of them within {error:.1%}", file=sys.stderr)
 
 
-def _print_notes(lengths: JobLengths) -> None:
-    """Say which parts of a job's file are not simulated."""
+def _print_notes(lengths: JobLengths, expected_tokens: int | None) -> None:
+    """Say where the lengths of answers are known from, and which parts of a job's file are not simulated."""
+    print(f"job lines: answers {_answers(lengths, expected_tokens)}", file=sys.stderr)
     for each in lengths.left_out:
         print(f"job lines: {visible(each.described)}", file=sys.stderr)
     if not lengths.results:
@@ -380,6 +390,22 @@ def _print_notes(lengths: JobLengths) -> None:
         else "prefixes that they share are not known; give the input of their run to have these"
     )
     print(f"job lines: {lengths.results:,} are results, which have lengths and no text: {prefixes}", file=sys.stderr)
+
+
+def _answers(lengths: JobLengths, expected_tokens: int | None) -> str:
+    """Return what answers are assumed to be like."""
+    from batchwright.cli.plan_views import answers_like
+
+    if lengths.lengths_from == "expected_tokens":
+        return f"have {expected_tokens:,} tokens, as --expected-tokens says, where the file does not say"
+    if lengths.lengths_from == "limits":
+        return (
+            "are as long as lines allow, where the file does not say, since no run tells how long they are: give "
+            "--expected-tokens, or the results of a run as --job"
+        )
+    return f"are {answers_like(lengths.lengths_from, lengths.runs)}" + (
+        "" if lengths.lengths_from == "lines" else ", where the file does not say; --expected-tokens says otherwise"
+    )
 
 
 def _rows(outcomes: list[Outcome], config: EngineConfig) -> list[tuple[str, list[str | None]]]:

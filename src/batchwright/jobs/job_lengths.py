@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from batchwright.errors import BatchwrightError, ContextLengthExceeded, InputError, InvalidRequest
+from batchwright.jobs.earlier_answers import JobSignature, LengthSource, LikelyLengths, RunAnswers, likely_lengths
 from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.lines import BadLine, Line, LineParser
-from batchwright.jobs.sources import InputFormat, Record
+from batchwright.jobs.sources import InputFormat, Record, fingerprint_of, version_of
 from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.jobs.table_sources import open_source
 from batchwright.jobs.templates import Templates
@@ -32,6 +35,9 @@ _MAX_LINE_BYTES = 2**30
 _LENGTHS = frozenset({"prompt_tokens", "output_tokens"})
 """Fields of a line that states its lengths."""
 _PROMPT_DETAILS = "prompt_tokens_details"
+LengthsFrom: TypeAlias = Literal["lines", "expected_tokens", "limits"] | LengthSource
+"""Where the lengths of answers are known from: all from lines or results; for those of which these do not say it, from
+the caller, from earlier runs, or as long as lines allow."""
 _WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
 
@@ -46,6 +52,9 @@ class JobLengths:
     """Lines that are results of an earlier run, of which there is no text."""
     cached_tokens: int
     """Prompt tokens that this run found in its cache."""
+    lengths_from: LengthsFrom
+    runs: int
+    """Number of earlier runs whose answers were used."""
 
 
 class _InvalidLengths(ValueError):
@@ -88,21 +97,24 @@ def job_lengths(
     longest: int,
     refusal: Callable[[SimulatedRequest], str | None] = lambda request: None,
     expected_tokens: int | None = None,
+    runs: Callable[[], Sequence[RunAnswers]] = tuple,
+    seed: int = 0,
     input_format: str | None = None,
     progress: Callable[[int], None] = lambda lines: None,
 ) -> JobLengths:
     """Return the lines of a job as requests to simulate, from files in any form that `run` reads, except a stream.
 
     The lengths of answers are those of result lines of an earlier run, where the file has these, or of lines such as
-    `{"prompt_tokens": 300, "output_tokens": 120}`; else the number that a line itself expects, else `expected_tokens`,
-    or without it the most that a line allows. `longest`: most tokens of a prompt and its answer. `refusal` returns why
+    `{"prompt_tokens": 300, "output_tokens": 120}`; else the number that a line itself expects, else `expected_tokens`;
+    without it, they are drawn with `seed` as a plan draws them, from those of earlier `runs` of the model, or if these
+    say nothing, the most that a line allows. `longest`: most tokens of a prompt and its answer. `refusal` returns why
     an engine would never compute a request; None: it would. `tokenizer` is called when prompts must be counted.
     `input_format`: see `run`; None: that of the extension. `progress` is called with the number of lines so far. The
     prompt of a table's row is in its column `prompt`. Of lines with identical requests, only the first is computed, as
     in `run`. Lines that cannot be computed are left out. Raises `InputError` if there are no others, and what reading
     the file and loading the tokenizer raise.
     """
-    spec = JobSpec(inputs=expanded([name]), output=STREAM, model=None, input_format=input_format)
+    spec = JobSpec(inputs=expanded([name]), output=STREAM, model=None, defaults=defaults, input_format=input_format)
     if spec.from_stream:
         raise InputError(f"{name} is a stream, of which no job to simulate is read: save it to a file first")
     resolved = spec.resolved_format()
@@ -113,10 +125,10 @@ def job_lengths(
         tokenizer=tokenizer,
         defaults=defaults,
         longest=longest,
-        expected_tokens=expected_tokens,
     )
     ledger = _Ledger()
     found: list[SimulatedRequest] = []
+    are_open: list[int] = []
     results = cached_tokens = 0
     records = open_source(spec.paths, resolved, max_line_bytes=_MAX_LINE_BYTES).records()
     for count, record in enumerate(records):
@@ -124,6 +136,7 @@ def job_lengths(
         fields = _fields_of(record, resolved)
         try:
             requests = None if fields is None else _stated(fields, record.number)
+            is_stated = requests is not None
             if requests is None:
                 requests = lines.requests(record)
             if reason := next(filter(None, map(refusal, requests)), None):
@@ -136,12 +149,19 @@ def job_lengths(
         if fields is not None and _is_result(fields):
             results += 1
             cached_tokens += token_count(fields["response"]["body"], "cached_tokens", _PROMPT_DETAILS)
-        found += requests
+        if not is_stated:
+            are_open += [place for place, each in enumerate(requests, len(found)) if each.expected_tokens is None]
+        found += requests if is_stated else with_lengths(requests, None)
     if not found:
         needed = ": its rows need a column 'prompt', or 'prompt_tokens' and 'output_tokens'" if is_table else ""
         why = "".join(f"; {each.described}" for each in ledger.found)
         raise InputError(f"{name} has no line that can be computed{needed}{why}")
-    return JobLengths(found, ledger.found, results, cached_tokens)
+    unknown = [found[place] for place in are_open]
+    likely = _earlier(runs, spec, unknown) if unknown and expected_tokens is None else None
+    for place, request in zip(are_open, _expected(unknown, expected_tokens, likely, seed), strict=True):
+        found[place] = request
+    lengths_from = _source(likely, expected_tokens) if unknown else "lines"
+    return JobLengths(found, ledger.found, results, cached_tokens, lengths_from, 0 if likely is None else likely.runs)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,7 +172,6 @@ class _Lines:
     tokenizer: Callable[[], Any]
     defaults: SamplingParams
     longest: int
-    expected_tokens: int | None
     encode: Callable[[Any], list[int]] | None = None
     asked: set[bytes] = field(default_factory=set)
     """Requests of earlier lines that always have the same answer."""
@@ -176,7 +195,51 @@ class _Lines:
             if identity in self.asked:
                 raise _LeftOut("identical")
             self.asked.add(identity)
-        return [_expected(each, self.expected_tokens) for each in requests]
+        return requests
+
+
+def _expected(
+    requests: Sequence[SimulatedRequest], tokens: int | None, likely: LikelyLengths | None, seed: int
+) -> list[SimulatedRequest]:
+    """Return requests of which lines do not say how long the answers are, with answers of `tokens`, or likely ones."""
+    if tokens is None:
+        return with_lengths(requests, likely, seed=seed)
+    return [replace(each, output_tokens=min(each.limit, tokens)) for each in requests]
+
+
+def _source(likely: LikelyLengths | None, tokens: int | None) -> LengthsFrom:
+    if tokens is not None:
+        return "expected_tokens"
+    return "limits" if likely is None else likely.source
+
+
+def with_lengths(
+    requests: Sequence[SimulatedRequest], likely: LikelyLengths | None, factor: float = 1.0, seed: int = 0
+) -> list[SimulatedRequest]:
+    """Return the requests with answers of likely lengths, each `factor` times as long, unless lines say their lengths.
+
+    `likely`: None: each is as long as its line allows. `seed`: of which has which length.
+    """
+    # Evenly spaced shares, shuffled: every sample has its part of long answers.
+    shares = [(place + 0.5) / len(requests) for place in range(len(requests))]
+    random.Random(seed).shuffle(shares)
+    found = []
+    for each, share in zip(requests, shares, strict=True):
+        tokens = each.expected_tokens
+        if tokens is None:
+            tokens = round(factor * each.limit) if likely is None else likely.drawn(each.limit, share, factor)
+        found.append(replace(each, output_tokens=max(1, min(each.limit, tokens)), max_tokens=each.limit))
+    return found
+
+
+def _earlier(
+    runs: Callable[[], Sequence[RunAnswers]], spec: JobSpec, requests: Sequence[SimulatedRequest]
+) -> LikelyLengths | None:
+    """Return what `runs` say about the answers to `requests` of a job."""
+    if not (kept := runs()):
+        return None
+    contents = [fingerprint_of(path, version_of(path)) for path in spec.paths]
+    return likely_lengths(kept, JobSignature.of(spec, contents), Counter(each.limit for each in requests))
 
 
 def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] | None:
@@ -193,12 +256,6 @@ def _fields_of(record: Record, input_format: InputFormat) -> Mapping[str, Any] |
 
 def _number_of(value: object) -> object:
     return int(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
-
-
-def _expected(request: SimulatedRequest, tokens: int | None) -> SimulatedRequest:
-    """A request whose answer is as long as its line says, else has `tokens` tokens; None: as many as it may."""
-    expected = tokens if request.expected_tokens is None else request.expected_tokens
-    return request if expected is None else replace(request, output_tokens=min(request.limit, expected))
 
 
 def _is_result(fields: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ lines allow.
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from batchwright.engine_config import EngineConfig
 from batchwright.jobs.block_sample import BlockSample
 from batchwright.jobs.earlier_answers import LengthSource, LikelyLengths
-from batchwright.jobs.job_lengths import simulated_requests
+from batchwright.jobs.job_lengths import simulated_requests, with_lengths
 from batchwright.jobs.lines import Line
 from batchwright.jobs.spec import JobSpec
 from batchwright.kept_costs import KeptCosts
@@ -135,7 +134,7 @@ class SampledJob:
         requests = [each for line in self.lines for each in line.requests]
 
         def drawn(error: float) -> list[SimulatedRequest]:
-            return _with_lengths(requests, likely, math.exp(error))
+            return with_lengths(requests, likely, math.exp(error))
 
         def taken(lines: Sequence[SimulatedRequest], stepped: int) -> JobTime:
             return job_time(self.fleet, lines, self.total, prompt_tokens, planned=planned, stepped=stepped)
@@ -231,22 +230,6 @@ def _computable(
         for each in requests
         if each.prompt_tokens + each.limit <= longest and scheduler.refusal(each.prompt_tokens, each.limit) is None
     ]
-
-
-def _with_lengths(
-    requests: Sequence[SimulatedRequest], likely: LikelyLengths | None, factor: float
-) -> list[SimulatedRequest]:
-    """The requests with answers of likely lengths, each `factor` times as long, unless their lengths are given."""
-    # Evenly spaced shares, shuffled: every sample has its part of long answers.
-    shares = [(place + 0.5) / len(requests) for place in range(len(requests))]
-    random.Random(0).shuffle(shares)
-    found = []
-    for each, share in zip(requests, shares, strict=True):
-        tokens = each.expected_tokens
-        if tokens is None:
-            tokens = round(factor * each.limit) if likely is None else likely.drawn(each.limit, share, factor)
-        found.append(replace(each, output_tokens=max(1, min(each.limit, tokens)), max_tokens=each.limit))
-    return found
 
 
 def _beyond(middle: float, bound: float, error: float) -> float:

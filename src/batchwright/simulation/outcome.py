@@ -63,6 +63,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of batches, refused ones included: those of the job, and of a trace that has some."""
     job_left_out: tuple[LeftOut, ...] = ()
     """Lines of its file that are not simulated, by reason."""
+    job_lengths_from: str | None = None
+    """Where the lengths of its answers are known from, of which lines do not say it: `expected_tokens`, `same job` or
+    `earlier runs` (of the model), `limits` (they are as long as lines allow); `lines`: all say it."""
     job_seconds: float | None
     """Seconds until the last of `job_lines` had ended; None if there were none, or all were refused."""
     seconds: float
@@ -97,10 +100,11 @@ def outcome_of(
     tpot_ms: float | None = None,
     price_per_hour: float | None = None,
     left_out: tuple[LeftOut, ...] = (),
+    lengths_from: str | None = None,
 ) -> Outcome:
     """Return the figures of a simulation, judged by these goals; `price_per_hour`: dollars for one replica.
 
-    `left_out`: lines of the job's file that are not in it.
+    `left_out`: lines of the job's file that are not in it; `lengths_from`: see `Outcome.job_lengths_from`.
     """
     online, lines = result.of("online"), result.of("batch")
     answered = [each for each in result.served if not each.refused]
@@ -119,6 +123,7 @@ def outcome_of(
         tpot_ms=times_of([each.tpot * 1e3 for each in online if not each.refused and each.tpot is not None]),
         job_lines=len(lines),
         job_left_out=left_out,
+        job_lengths_from=lengths_from,
         job_seconds=max((each.ended_at for each in lines if not each.refused), default=None),
         seconds=result.seconds,
         prompt_tokens=sum(each.request.prompt_tokens for each in answered),
