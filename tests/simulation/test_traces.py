@@ -96,6 +96,13 @@ def test_our_own_log() -> None:
         ('{"at": 0, "prompt_tokens": true, "output_tokens": 2}', "prompt_tokens"),
         ('{"at": 0, "prompt_tokens": 1, "output_tokens": 2, "class": "other"}', "class='other'"),
         ('{"at": 0, "prompt_tokens": 1}', "output_tokens=None"),
+        (
+            '{"prompt": "Write a poem"}',
+            r"trace.x is no trace: line 1 has no field of one; known are CSV with TIMESTAMP, .*, and JSON Lines "
+            "with timestamp, .* or at, prompt_tokens, output_tokens; prompts are a --job",
+        ),
+        ('{"timestamp": 0, "output_length": 2}', "is no trace: line 1 has no field of one"),
+        ('{"prompt_tokens": 1, "output_tokens": 2}', "line 1: at=None: must be a number"),
         (f"{LOGGED}garbage here", "line 2: JSON is malformed"),
         (f"{LOGGED}[1,2]", "line 2: .* must be an object"),
         (f"{LOGGED}{LOGGED.rstrip()},", "line 2: JSON is malformed"),

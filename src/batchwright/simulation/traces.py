@@ -29,6 +29,10 @@ from batchwright.simulation.requests import SimulatedRequest
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
 _LOGGED = ("at", "prompt_tokens", "output_tokens")
+_KNOWN = (
+    f"known are CSV with {', '.join(_AZURE)}, and JSON Lines with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}; "
+    "prompts are a --job"
+)
 _HASHED_TOKENS = 512
 _TRUNCATED = "Input data was truncated"
 """What msgspec says about an incomplete JSON text."""
@@ -125,10 +129,7 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | No
     try:
         columns = rows.fieldnames or ()
         if missing := [each for each in _AZURE if each not in columns]:
-            raise InputError(
-                f"{name} is no trace: it has no column {missing[0]}; known are CSV with {', '.join(_AZURE)}, and JSON "
-                f"Lines with {', '.join(_MOONCAKE)} or {', '.join(_LOGGED)}"
-            )
+            raise InputError(f"{name} is no trace: it has no column {missing[0]}; {_KNOWN}")
         for row in rows:
             yield _azure(row)
     except UnicodeDecodeError:
@@ -146,6 +147,8 @@ def _json_rows(lines: Iterator[str], name: str) -> Iterator[SimulatedRequest | N
             row = msgspec.json.decode(line)
             if not isinstance(row, dict):
                 raise ValueError(f"{shown(row)}: must be an object")
+            if "input_length" not in row and row.keys().isdisjoint(_LOGGED):
+                raise InputError(f"{name} is no trace: line {number} has no field of one; {_KNOWN}")
             yield _mooncake(row) if "input_length" in row else logged(row)
         except (TypeError, ValueError) as error:
             if not _is_torn(line, str(error)):
