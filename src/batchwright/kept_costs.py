@@ -15,6 +15,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,14 @@ def find_costs(model: str, config: EngineConfig) -> KeptCosts | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        _log.warning("step costs are ignored: %s", error)
+        _say_ignored(str(error))
         return None
+
+
+@cache
+def _say_ignored(reason: str) -> None:
+    """Warn that costs are ignored, once for each reason: a command looks for the same file several times."""
+    _log.warning("step costs are ignored: %s", reason)
 
 
 def keep_costs(

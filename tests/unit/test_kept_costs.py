@@ -110,8 +110,10 @@ def test_a_broken_file_counts_as_none_and_is_replaced(
     [path] = cache.rglob("*.json")
     path.write_bytes(content)
     assert find_costs(DEFAULT_MODEL, EngineConfig()) is None
-    assert "ignored" in caplog.text
+    assert find_costs(DEFAULT_MODEL, EngineConfig()) is None
+    assert caplog.text.count("ignored") == 1
     assert keep_costs(DEFAULT_MODEL, EngineConfig(), FACTS, record()) is not None
+    assert caplog.text.count("ignored") == 1
     assert find_costs(DEFAULT_MODEL, EngineConfig()) is not None
 
 
