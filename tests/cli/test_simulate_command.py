@@ -87,6 +87,26 @@ def test_a_trace_for_several_numbers_of_replicas(trace: Path, costs: Path) -> No
     assert one["job_seconds"] is None
 
 
+def test_what_is_refused_of_a_trace_is_said_with_the_reason(tmp_path: Path, costs: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lengths = [(5000, 20), (100, 5), (6000, 9), (3000, 9)]
+    rows = [{"at": at, "prompt_tokens": prompt, "output_tokens": out} for at, (prompt, out) in enumerate(lengths)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Of 1,024 bytes a block of 16 tokens: 2,048 tokens.
+    options = ("--trace", trace, "--costs", costs, "--replicas", "1,2", "--kv-memory", "128KiB")
+    for found in told(*options):
+        told_of = [(each["reason"], each["requests"]) for each in found["refusals"]]
+        assert (found["refused"], told_of) == (3, [("context", 2), ("kv_cache", 1)])
+    result = CliRunner().invoke(app, ["simulate", *map(str, options)], catch_exceptions=False)
+    said = [line for line in result.stderr.splitlines() if line.startswith("requests: ")]
+    assert said[0] == (
+        "requests: 2 refused, longer than the context of the model (the first: 5,000 prompt tokens and 20 of the answer "
+        "exceed the 4,096 of the model)"
+    )
+    assert said[1].startswith("requests: 1 refused, longer than the KV cache (3000 prompt tokens and max_tokens=9 need")
+    assert len(said) == 2
+
+
 def test_a_rate_stretches_the_trace(trace: Path, costs: Path) -> None:
     slow, fast = (told("--trace", trace, "--costs", costs, "--rate", rate)[0] for rate in ("1", "20"))
     assert slow["seconds"] == pytest.approx(39.0, abs=2.0)

@@ -163,6 +163,9 @@ def simulate_command(
         typer.echo(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode())
     else:
         _print(kept, step_costs.within(0.9), outcomes, engine)
+        # Replicas are alike: what one refuses, all do.
+        for refused in outcomes[0].refusals:
+            print(f"requests: {refused.described}", file=sys.stderr)
         if lengths is not None:
             _print_notes(lengths, expected_tokens)
     if plot is not None:

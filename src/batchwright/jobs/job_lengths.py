@@ -24,6 +24,7 @@ from batchwright.planning.prefix_tree import block_ids
 from batchwright.request import SamplingParams
 from batchwright.scheduling.sizes import BLOCK_SIZE
 from batchwright.simulation.outcome import LeftOut, WhyLeftOut
+from batchwright.simulation.replica import Refusal
 from batchwright.simulation.requests import SimulatedRequest
 from batchwright.simulation.traces import MOST_TOKENS, logged
 from batchwright.wire.fields import expected_tokens as body_expected_tokens
@@ -95,7 +96,7 @@ def job_lengths(
     *,
     defaults: SamplingParams,
     longest: int,
-    refusal: Callable[[SimulatedRequest], str | None] = lambda request: None,
+    refusal: Callable[[SimulatedRequest], Refusal | None] = lambda request: None,
     expected_tokens: int | None = None,
     runs: Callable[[], Sequence[RunAnswers]] = tuple,
     seed: int = 0,
@@ -140,7 +141,7 @@ def job_lengths(
             if requests is None:
                 requests = lines.requests(record)
             if reason := next(filter(None, map(refusal, requests)), None):
-                raise _LeftOut("too_long", reason)
+                raise _LeftOut("too_long", reason.message)
         except _LeftOut as left_out:
             ledger.add(record.number, left_out)
             continue

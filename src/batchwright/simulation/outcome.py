@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from batchwright.simulation.fleet import Fleet, SimulationResult
-from batchwright.simulation.replica import Served
+from batchwright.simulation.replica import Served, WhyRefused
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -48,6 +48,22 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.lines:,} left out, {_REASONS[self.reason]} ({where}{message})"
 
 
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that could never be computed, for one reason."""
+
+    reason: WhyRefused
+    requests: int
+    message: str
+    """What is said of the first of them."""
+
+    @property
+    def described(self) -> str:
+        """The text that is shown for them."""
+        limit = "context of the model" if self.reason == "context" else "KV cache"
+        which = "the first: " if self.requests > 1 else ""
+        return f"{self.requests:,} refused, longer than the {limit} ({which}{self.message})"
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Results of simulating a number of replicas; figures without data are None."""
 
@@ -55,6 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     online_requests: int
     refused: int
     """Requests that could never be computed: too long for the model, or for the KV cache."""
+    refusals: tuple[Refused, ...] = ()
+    """The same, by reason."""
     slo_attainment: float | None
     """Share of the online requests that met the goals, or were answered where there are none."""
     ttft_ms: Times | None
@@ -118,6 +136,7 @@ def outcome_of(
         replicas=fleet.replicas,
         online_requests=len(online),
         refused=len(result.served) - len(answered),
+        refusals=_refusals(result.served),
         slo_attainment=sum(_met(each, ttft_ms, tpot_ms) for each in online) / len(online) if online else None,
         ttft_ms=times_of([each.ttft * 1e3 for each in online if not each.refused]),
         tpot_ms=times_of([each.tpot * 1e3 for each in online if not each.refused and each.tpot is not None]),
@@ -157,6 +176,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _refusals(served: Sequence[Served]) -> tuple[Refused, ...]:
+    found: dict[WhyRefused, list[str]] = {}
+    for each in served:
+        if each.refusal is not None:
+            found.setdefault(each.refusal.reason, []).append(each.refusal.message)
+    return tuple(Refused(reason=reason, requests=len(said), message=said[0]) for reason, said in found.items())
 
 
 def _met(served: Served, ttft_ms: float | None, tpot_ms: float | None) -> bool:

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 from batchwright.scheduling import Scheduler, Sequence, StepPlan
 from batchwright.scheduling.slo import StepShape
 from batchwright.scheduling.step_costs import StepCosts
 from batchwright.simulation.requests import SimulatedRequest, own_token
+
+WhyRefused: TypeAlias = Literal["context", "kv_cache"]
+
+
+class Refusal(NamedTuple):
+    """Why a request could never be computed."""
+
+    reason: WhyRefused
+    """What it is too long for."""
+    message: str
 
 
 @dataclass(slots=True, eq=False)
@@ -22,13 +33,17 @@ class Served:
     request: SimulatedRequest
     serial: int
     sequence: Sequence | None = None
-    refused: bool = False
-    """Whether it could never be computed."""
+    refusal: Refusal | None = None
     first_token_at: float = 0.0
     ended_at: float = 0.0
     cached_tokens: int = 0
     """Tokens of its prompt that were found in the cache."""
     preemptions: int = 0
+
+    @property
+    def refused(self) -> bool:
+        """Whether it could never be computed."""
+        return self.refusal is not None
 
     @property
     def ttft(self) -> float:
@@ -83,20 +98,20 @@ class SimulatedReplica:
     def is_computing(self) -> bool:
         return self._step is not None
 
-    def refusal(self, request: SimulatedRequest) -> str | None:
+    def refusal(self, request: SimulatedRequest) -> Refusal | None:
         """Return why a request could never be computed; None if it could."""
         prompt, limit = request.prompt_tokens, request.limit
         if prompt + limit > self._max_model_len:
-            return (
-                f"{prompt:,} prompt tokens and {limit:,} of the answer exceed the {self._max_model_len:,} of the model"
-            )
-        return self.scheduler.refusal(prompt, limit)
+            longest = f"the {self._max_model_len:,} of the model"
+            return Refusal("context", f"{prompt:,} prompt tokens and {limit:,} of the answer exceed {longest}")
+        message = self.scheduler.refusal(prompt, limit)
+        return None if message is None else Refusal("kv_cache", message)
 
     def add(self, served: Served) -> bool:
         """Take a request. If it could never be computed, refuse it and return False."""
         request = served.request
-        if self.refusal(request) is not None:
-            served.refused = True
+        if (refusal := self.refusal(request)) is not None:
+            served.refusal = refusal
             return False
         sequence = Sequence(
             tokens=request.tokens(served.serial),
