@@ -100,8 +100,8 @@ def test_what_is_refused_of_a_trace_is_said_with_the_reason(tmp_path: Path, cost
     result = CliRunner().invoke(app, ["simulate", *map(str, options)], catch_exceptions=False)
     said = [line for line in result.stderr.splitlines() if line.startswith("requests: ")]
     assert said[0] == (
-        "requests: 2 refused, longer than the context of the model (the first: 5,000 prompt tokens and 20 of the answer "
-        "exceed the 4,096 of the model)"
+        "requests: 2 refused, longer than the context of the model (the first: 5,000 prompt tokens and 20 of the "
+        "answer exceed the 4,096 of the model)"
     )
     assert said[1].startswith("requests: 1 refused, longer than the KV cache (3000 prompt tokens and max_tokens=9 need")
     assert len(said) == 2
@@ -477,6 +477,14 @@ def test_a_job_of_several_files_is_not_written(costs: Path, tmp_path: Path) -> N
         (tmp_path / name).write_text('{"prompt_tokens": 100, "output_tokens": 9}\n')
     with pytest.raises(InputError, match=r"--save-costs .*b\.jsonl is the file of --job"):
         told("--job", tmp_path / "[ab].jsonl", "--costs", costs, "--save-costs", tmp_path / "b.jsonl")
+
+
+def test_a_schema_is_not_written(costs: Path, tmp_path: Path) -> None:
+    schema, job = tmp_path / "schema.json", tmp_path / "job.jsonl"
+    schema.write_text("{}")
+    job.write_text('{"prompt_tokens": 100, "output_tokens": 9}\n')
+    with pytest.raises(InputError, match=r"--save-costs .*schema\.json is the file of --json-schema"):
+        told("--job", job, "--costs", costs, "--json-schema", schema, "--save-costs", schema)
 
 
 def test_costs_and_a_plot_are_two_files(trace: Path, costs: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def simulate_command(
     if price_per_hour is not None and not 0.0 <= price_per_hour <= _MOST_DOLLARS:
         raise InputError(f"--price-per-hour {price_per_hour:g}: must be a number of dollars up to {_MOST_DOLLARS:,.0f}")
     if plot is not None or save_costs is not None:
-        read = {"--trace": trace, "--costs": costs, "--model": model}
+        read = {"--trace": trace, "--costs": costs, "--model": model, "--json-schema": context.params["json_schema"]}
         others = {flag: [Path(given)] for flag, given in read.items() if given is not None}
         _check_written(plot, save_costs, others | {"--job": [] if job is None else _local_files(job)})
     console = Console(stderr=True)
