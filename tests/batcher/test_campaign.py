@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.policies.test_breaker import MOST_IN_VAIN
 
 from batchwright import InferenceRequest, InferenceResponse, Overloaded
 from batchwright.batcher import (
@@ -43,9 +44,6 @@ from batchwright.testing import VirtualLoop
 
 REQUESTS = 10_000
 """Least number of requests in the campaign."""
-_SEARCH_OF_OUTAGE = 48
-"""Calls that it may take to find out that a model is down, whatever waits: a batch of 24 is halved down to its single
-requests, of which those in halves that have failed already say nothing of the model; larger ones take fewer."""
 _INSTANT = 1e-6
 
 Waits = Mapping[int, float] | float
@@ -128,7 +126,7 @@ class Model:
             self.failed += 1
             raise ConnectionError("down") if self.mood == "down" else ValueError("poison")
         outputs: list[Any] = [LookupError(prompt) if "odd" in prompt else prompt.upper() for prompt in prompts]
-        if self.mood == "short" and self._rng.random() < 0.3:
+        if self.mood == "short" and self._rng.random() < 0.7:
             self.failed += 1
             return outputs[1:]
         return outputs
@@ -290,7 +288,7 @@ class Machine(RuleBasedStateMachine):
         taken, needed = self.models[0].calls - calls, self._whole_batches - batches
         # Requests that are tried again by themselves are calls that somebody asked for.
         if not self.retries:
-            assert taken <= 1.2 * needed + _SEARCH_OF_OUTAGE, f"{taken} calls for {needed} batches of an outage"
+            assert taken <= 1.2 * needed + MOST_IN_VAIN, f"{taken} calls for {needed} batches of an outage"
 
     def _turn(self) -> None:
         """Let everything happen that happens now."""
