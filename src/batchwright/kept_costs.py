@@ -103,7 +103,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
     def measured_otherwise(self, chosen: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the options of the engine, by name, with which these were measured, where others are `chosen`.
 
-        An option that is left to the engine (None, auto), or that the file does not have, is no other one.
+        An option that is or was left to the engine (None, auto), or that the file does not have, is no other one.
         """
         given = {name: str(chosen[name]) for name in _OPTIONS if chosen.get(name) not in (None, "auto")}
         found = {name: self.identity[name] for name in given if name in self.identity}
@@ -111,7 +111,7 @@ class KeptCosts(msgspec.Struct, frozen=True):
             # Devices of a kind take the same time.
             given["device"] = given["device"].partition(":")[0]
             found["device"] = self.facts.device
-        return {name: value for name, value in found.items() if value != given[name]}
+        return {name: value for name, value in found.items() if value not in (given[name], "auto")}
 
     @property
     def record(self) -> StepRecord:

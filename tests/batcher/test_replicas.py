@@ -235,8 +235,12 @@ def test_what_is_late_is_not_computed_once_more_elsewhere() -> None:
         async with ParallelBatchProcessor(models, clock=clock) as processor:
             calls = [processor.submit(word) for word in ("late", "a", "b")]
             results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [DeadlineExceeded, InferenceResponse, InferenceResponse]
-        assert [batch for model in models for batch in model.batches] == [["late", "a", "b"]]
+            assert [type(result) for result in results] == [DeadlineExceeded, InferenceResponse, InferenceResponse]
+            assert [batch for model in models for batch in model.batches] == [["late", "a", "b"]]
+            assert isinstance((await processor.batcher.add_request("late")).error, DeadlineExceeded)
+            assert [replica.failures for replica in processor.replicas] == [0, 0]
+            assert processor.batcher._runner.slots == 2
+        assert sum(batch == ["late"] for model in models for batch in model.batches) == 1
 
     play(main)
 

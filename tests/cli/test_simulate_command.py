@@ -303,10 +303,13 @@ def test_the_parameters_of_a_job_are_those_of_its_run(
 
 
 def test_parameters_of_a_job_need_one(trace: Path, costs: Path) -> None:
-    with pytest.raises(InputError, match="temperature, n: sampling is that of the lines of a --job"):
+    with pytest.raises(InputError, match="--temperature, --n: sampling is that of the lines of a --job"):
         told("--trace", trace, "--costs", costs, "--temperature", "0", "--n", "2")
-    result = CliRunner().invoke(app, ["simulate", "--job", "job.jsonl", "--costs", str(costs), "--temperature", "-1"])
-    assert result.exit_code == 2
+    with pytest.raises(InputError, match="--max-tokens, --job-seed: sampling is that of"):
+        told("--trace", trace, "--costs", costs, "--job-seed", "3", "--max-tokens", "2")
+    for temperature in ("-1", "2.5"):
+        options = ["simulate", "--job", "job.jsonl", "--costs", str(costs), "--temperature", temperature]
+        assert CliRunner().invoke(app, options).exit_code == 2
 
 
 @pytest.mark.usefixtures("words")
@@ -603,6 +606,11 @@ def test_costs_of_another_engine_than_the_flags_name_are_refused(
         return
     with pytest.raises(InputError, match=f"--costs {costs}: was measured {said}: leave the flag out, or measure"):
         told(*options)
+
+
+def test_what_was_left_to_the_engine_may_be_what_a_flag_names(trace: Path, costs: Path) -> None:
+    write_costs(costs, msgspec.structs.replace(read_costs(costs), identity={"dtype": "auto", "attention": "auto"}))
+    told("--trace", trace, "--costs", costs, "--dtype", "bfloat16", "--attention", "native")
 
 
 def test_costs_of_a_deterministic_engine_are_not_those_of_another(trace: Path, costs: Path) -> None:

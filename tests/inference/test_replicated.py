@@ -487,8 +487,30 @@ def test_a_call_that_comes_while_a_replica_dies_does_not_hide_why() -> None:
     play(main)
 
 
-def test_a_slow_reader_of_a_stream_that_broke_off_does_not_take_out_the_next_life() -> None:
+def test_a_call_with_a_deadline_does_not_wait_longer_for_a_replica_that_dies_slowly() -> None:
     async def main(clock: ManualClock) -> None:
+        replica = LoopReplica()
+        inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
+        replica.lives[0].ends_in = 9.0
+        replica.lives[0].told.put_nowait(None)
+        await asyncio.sleep(1.0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(DeadlineExceeded, match="while its replica was ending"):
+            await inference.answer(a_call("a", "online", deadline_ms=2000))
+        assert loop.time() - began == pytest.approx(2.0)
+        await asyncio.sleep(60.0)
+        replica.lives[-1].told.put_nowait(None)
+        await inference.close()
+
+    play(main)
+
+
+def test_a_slow_reader_of_a_stream_that_broke_off_does_not_take_out_the_next_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(clock: ManualClock) -> None:
+        monkeypatch.setattr(messaged_replica, "time", SimpleNamespace(monotonic=clock.now))
         replica = LoopReplica()
         inference = await ReplicatedInference.opened_by_first([replica], clock=clock)
         bodies = inference.stream(a_call("a b", "online"))
@@ -499,6 +521,10 @@ def test_a_slow_reader_of_a_stream_that_broke_off_does_not_take_out_the_next_lif
         assert await first == {"part": 1}
         replica.lives[0].told.put_nowait(None)
         await asyncio.sleep(60.0)
+        assert len(replica.lives) == 2
+        for _ in range(2 * int(messaged_replica.PATIENCE)):
+            replica.lives[-1].told.put_nowait(Beat(encoded_figures(EngineStats(steps=7))))
+            await asyncio.sleep(1.0)
         assert len(replica.lives) == 2
         with pytest.raises(EngineClosed, match="part of the answer was sent"):
             await anext(bodies)

@@ -36,7 +36,7 @@ class BatchModel(Protocol):
 class RequestModel(Protocol):
     """`BatchModel` that takes the parameters of its prompts, None for an item without a request.
 
-    The deadline of a request is what is left of it.
+    The deadline of a request is what was left of it when the batch began.
     """
 
     def generate_batch(self, prompts: list[Any], requests: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...

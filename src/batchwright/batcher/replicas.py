@@ -120,6 +120,8 @@ class Replicas(Runner):
             begin = self._clock.now()
             try:
                 outputs = await replica.runner.run(prompts, requests)
+                if all(map(_is_late, outputs)):
+                    return outputs, replica
                 if not all(map(is_failure, outputs)):
                     self._succeeded(replica, suspect, len(prompts), self._clock.now() - begin)
                     return outputs, replica
@@ -238,9 +240,13 @@ class Replicas(Runner):
 
 
 def _may_succeed_elsewhere(output: object) -> bool:
-    # A batch that needs too much memory is computed again in smaller parts, and what is late is late everywhere.
-    error = output.error if isinstance(output, InferenceResponse) else output
-    return is_failure(output) and not isinstance(error, DeadlineExceeded) and not ran_out_of_memory(output)
+    # A batch that needs too much memory is computed again in smaller parts.
+    return is_failure(output) and not _is_late(output) and not ran_out_of_memory(output)
+
+
+def _is_late(output: object) -> bool:
+    """Return whether the deadline of a request has passed: what is late is late everywhere."""
+    return isinstance(output.error if isinstance(output, InferenceResponse) else output, DeadlineExceeded)
 
 
 def _release(freed: asyncio.Future[None]) -> None:

@@ -111,7 +111,15 @@ def with_job_sampling_flags(command: Callable[..., None]) -> Callable[..., None]
     group = "Sampling of the job, where its lines do not say"
     names = {name: "job_seed" if name == "seed" else name for name in _SAMPLING}
     flags = [
-        flag(names[name], kind, text, group, default.partition("; with --backend")[0], metavar=_METAVARS.get(name))
+        flag(
+            names[name],
+            kind,
+            text,
+            group,
+            default.partition("; with --backend")[0],
+            metavar=_METAVARS.get(name),
+            **_BOUNDS.get(name, {}),
+        )
         for name, (kind, text, default) in _SAMPLING.items()
     ]
 

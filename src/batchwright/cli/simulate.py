@@ -179,7 +179,9 @@ def _defaults(sampling: Mapping[str, Any], *, has_job: bool) -> SamplingParams:
     from batchwright.jobs.run import sampling_defaults
 
     if sampling and not has_job:
-        raise InputError(f"{', '.join(sampling)}: sampling is that of the lines of a --job, and there is none")
+        names = {"seed": "job-seed", "schema": "json-schema"}
+        flags = [f"--{names.get(each, each.replace('_', '-'))}" for each in sampling]
+        raise InputError(f"{', '.join(flags)}: sampling is that of the lines of a --job, and there is none")
     try:
         defaults = sampling_defaults(None, sampling)
     except InvalidRequest as error:

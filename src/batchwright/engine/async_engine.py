@@ -28,8 +28,8 @@ from batchwright.planning.needed_work import Answered
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, Score, StreamEvent
 
 _Item = StreamEvent | BatchwrightError
-_MOST_COMMANDS = 64
-"""Commands between two steps: to take a request takes the time of its tokenization, and sequences wait meanwhile."""
+_MOST_TAKEN = 64
+"""Requests that are taken between two steps: sequences wait meanwhile for as long as these take to tokenize."""
 
 
 class _Reader:
@@ -76,6 +76,8 @@ class AsyncEngine:
         self._interruption = self._engine.core.interruption
         self._forms = FormCompiler(self._engine.core.grammars)
         self._commands: deque[Callable[[], None]] = deque()
+        self._added = 0
+        """Requests that came since the last step."""
         self._wake = threading.Event()
         self._closing = False
         self._ended = False
@@ -237,6 +239,7 @@ class AsyncEngine:
         form: Form | None,
         scores: PromptScores | None,
     ) -> None:
+        self._added += 1
         try:
             self._engine.core.add(request, stream=stream, submitted_at=submitted_at, form=form, scores=scores)
         except BatchwrightError as error:
@@ -261,7 +264,7 @@ class AsyncEngine:
                 self._interruption.clear()
                 # While nothing waits for a step, it may as well be a full one.
                 places = core.scheduler.max_num_seqs
-                self._obey(_MOST_COMMANDS if core.scheduler.has_work else max(_MOST_COMMANDS, places))
+                self._obey(_MOST_TAKEN if core.scheduler.has_work else max(_MOST_TAKEN, places))
                 if core.scheduler.has_work:
                     events = core.step(1 if self._commands else MOST_STEPS)
                     self._stats = self._engine.stats.copy()
@@ -278,10 +281,10 @@ class AsyncEngine:
             self._shut_down()
 
     def _obey(self, most: int) -> None:
-        """Carry out up to `most` commands, in the order in which they came."""
-        while self._commands and most:
+        """Carry out commands in the order in which they came, until they have added `most` requests."""
+        self._added = 0
+        while self._commands and self._added < most:
             self._commands.popleft()()
-            most -= 1
 
     def _dispatch(self, events: list[StreamEvent]) -> None:
         for event in events:
@@ -295,7 +298,8 @@ class AsyncEngine:
         """End all requests, both those being computed and those whose command came too late."""
         self._ended = True
         try:
-            self._obey(len(self._commands))
+            while self._commands:
+                self._obey(_MOST_TAKEN)
             events = self._engine.core.close()
             self._stats = self._engine.stats.copy()
             self._dispatch(events)

@@ -209,14 +209,14 @@ class EngineCore:
         events = self.take_events()
         try:
             self._delivery.call_back()
+            if self.meter is not None:
+                self.meter.between_steps()
+            self._left_at = self.clock.now() if self.scheduler.has_work else None
+            ended = any(event.response is not None for event in events)
+            self._calls_since_end = 0 if ended else self._calls_since_end + 1
         except BaseException:  # an interrupt
             self._delivery.events[:0] = events
             raise
-        if self.meter is not None:
-            self.meter.between_steps()
-        self._left_at = self.clock.now() if self.scheduler.has_work else None
-        ended = any(event.response is not None for event in events)
-        self._calls_since_end = 0 if ended else self._calls_since_end + 1
         return events
 
     @torch.inference_mode()

@@ -22,9 +22,10 @@ EPOCH = ".epoch"
 """Suffix of the token of the run that wrote results which are copied elsewhere."""
 LEASE = ".lease"
 """Suffix of the token of the run that holds the lease of an output elsewhere."""
-_SUFFIXES = (STATE, SPENT, BATCHES, LINES, ROWS, INPUT, MAKING, EPOCH, LEASE, TEMPORARY)
+_SUFFIXES = (STATE, SPENT, BATCHES, LINES, ROWS, INPUT + TEMPORARY, MAKING, EPOCH, LEASE, TEMPORARY)
 
 
 def is_own_name(name: str, output: str) -> bool:
     """Return whether `name` is that of `output`, or of a file that a run has beside it, whatever follows its suffix."""
-    return name == output or any(name.startswith(output + suffix) for suffix in _SUFFIXES)
+    # `reviews.input.jsonl` is no file of the output `reviews`.
+    return name in (output, output + INPUT) or any(name.startswith(output + suffix) for suffix in _SUFFIXES)

@@ -208,6 +208,8 @@ class MessagedReplica(Replica):
                 death = ReplicaDied(self._reason, by_node=death.by_node)
             for replies in self._waiting.values():
                 replies.put_nowait(ReplicaDied(str(death), by_node=death.by_node))
+            # Their readers may take their time, while a new process has nothing to compute.
+            self._waiting.clear()
             self._dead.set_result(death)
 
     def _shows_progress(self, message: FromReplica) -> bool:

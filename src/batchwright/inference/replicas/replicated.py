@@ -323,9 +323,17 @@ class ReplicatedInference(Route):
             raise DeadlineExceeded("the time for this request was over before a replica had a place for it") from None
 
     async def _displaced(self, entry: _Entry, place: asyncio.Future[_Member], member: _Member) -> None:
-        """Wait until the call has lost its place at a replica that died, which is when it is known why it died."""
+        """Wait until the call has lost its place at a replica that died, which is when it is known why it died.
+
+        Raises `DeadlineExceeded` if the call has no time for that.
+        """
         if entry.place is place:
-            self._lose(member, await member.replica.ended())
+            try:
+                async with asyncio.timeout_at(entry.until):
+                    death = await member.replica.ended()
+            except TimeoutError:
+                raise DeadlineExceeded("the time for this request was over while its replica was ending") from None
+            self._lose(member, death)
         self._require_open()
 
     def _with_time_left(self, entry: _Entry) -> Call:
