@@ -56,13 +56,9 @@ class Served:
     job: float
     """Seconds until the last line of the job had ended."""
 
-    @property
-    def figures(self) -> tuple[float, float, float]:
-        return _p99(self.ttft), _p99(self.tpot), self.job
-
 
 def _figures(served: Sequence[Served]) -> tuple[float, float, float]:
-    """Return the figures of several rounds: percentiles of the requests of all of them, and the mean of the job."""
+    """Return the 99th percentiles of the requests of all rounds, and the mean time of the job."""
     ttft, tpot = [each for one in served for each in one.ttft], [each for one in served for each in one.tpot]
     return _p99(ttft), _p99(tpot), statistics.mean(one.job for one in served)
 
@@ -105,7 +101,7 @@ async def _page(model: str, seconds: float, rounds: int) -> str:
                 _predicted(each, sizes, online, job) for each in (costs, fitted(record.measurements))
             )
             cells = []
-            each_round = zip(*(each.figures for each in served), strict=True)
+            each_round = zip(*(_figures([each]) for each in served), strict=True)
             for place, (figure, real) in enumerate(zip(_figures(served), each_round, strict=True)):
                 errors.append(predicted[place] / figure - 1.0)
                 errors_after.append(predicted_after[place] / figure - 1.0)

@@ -95,12 +95,7 @@ _BOUNDS: dict[str, dict[str, float]] = {"temperature": {"min": 0.0, "max": MAX_T
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with flags for sampling in place of its parameter `sampling`, a dict of those that are given."""
     # With an endpoint, what is left out has the endpoint's own default.
-    group = "Sampling, where lines do not say"
-    flags = [
-        flag(name, kind, text, group, default, metavar=_METAVARS.get(name), **_BOUNDS.get(name, {}))
-        for name, (kind, text, default) in _SAMPLING.items()
-    ]
-    return with_flags(command, "sampling", flags, _sampling_of)
+    return with_flags(command, "sampling", _sampling_flags("Sampling, where lines do not say"), _sampling_of)
 
 
 def with_job_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -108,25 +103,28 @@ def with_job_sampling_flags(command: Callable[..., None]) -> Callable[..., None]
 
     The job's seed is `--job-seed`.
     """
-    group = "Sampling of the job, where its lines do not say"
-    names = {name: "job_seed" if name == "seed" else name for name in _SAMPLING}
-    flags = [
+    flags = _sampling_flags("Sampling of the job, where its lines do not say", seed="job_seed", has_endpoints=False)
+
+    def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
+        return _sampling_of({"seed" if name == "job_seed" else name: value for name, value in given.items()})
+
+    return with_flags(command, "sampling", flags, sampling_of)
+
+
+def _sampling_flags(group: str, *, seed: str = "seed", has_endpoints: bool = True) -> list[inspect.Parameter]:
+    """Return the flags for sampling. `seed`: the name of that of the seed."""
+    return [
         flag(
-            names[name],
+            seed if name == "seed" else name,
             kind,
             text,
             group,
-            default.partition("; with --backend")[0],
+            default if has_endpoints else default.partition("; with --backend")[0],
             metavar=_METAVARS.get(name),
             **_BOUNDS.get(name, {}),
         )
         for name, (kind, text, default) in _SAMPLING.items()
     ]
-
-    def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
-        return _sampling_of({name: given[flag_name] for name, flag_name in names.items()})
-
-    return with_flags(command, "sampling", flags, sampling_of)
 
 
 def _sampling_of(given: dict[str, Any]) -> dict[str, Any]:

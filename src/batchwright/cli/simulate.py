@@ -176,11 +176,11 @@ def simulate_command(
 
 def _defaults(sampling: Mapping[str, Any], *, has_job: bool) -> SamplingParams:
     """Return the parameters of the lines of a job that do not set them. Raises `InputError` if there is no job."""
+    from batchwright.jobs.common_failure import SAMPLING_FLAGS
     from batchwright.jobs.run import sampling_defaults
 
     if sampling and not has_job:
-        names = {"seed": "job-seed", "schema": "json-schema"}
-        flags = [f"--{names.get(each, each.replace('_', '-'))}" for each in sampling]
+        flags = ["--job-seed" if name == "seed" else SAMPLING_FLAGS[name] for name in sampling]
         raise InputError(f"{', '.join(flags)}: sampling is that of the lines of a --job, and there is none")
     try:
         defaults = sampling_defaults(None, sampling)

@@ -12,9 +12,10 @@ from batchwright.wire.fields import ANSWER_LIMITS
 
 _ENOUGH = 20
 """Failed lines after which the others are assumed to fail for the same reason."""
-_FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)} | {
+SAMPLING_FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)} | {
     "schema": "--json-schema"
 }
+"""Flags of `batchwright run` by the names of sampling parameters."""
 _ABOUT_FIELDS = frozenset({400, 422})
 """Statuses with which an endpoint says that a field is missing, or is not what it takes."""
 
@@ -93,8 +94,8 @@ def _reason_of(
     if param == "model":
         return _Reason("model", code, "Name a model that the endpoint has with --model")
     name = "max_tokens" if param in ANSWER_LIMITS else param
-    if name not in _FLAGS or (name != param and body.get(name) is not None):
+    if name not in SAMPLING_FLAGS or (name != param and body.get(name) is not None):
         return None
     if not isinstance(defaults, Mapping) or defaults.get(name) is not None:
-        return _Reason(param, code, f"Change {_FLAGS[name]}, or leave it out")
-    return _Reason(param, code, f"Give it for all lines with {_FLAGS[name]}")
+        return _Reason(param, code, f"Change {SAMPLING_FLAGS[name]}, or leave it out")
+    return _Reason(param, code, f"Give it for all lines with {SAMPLING_FLAGS[name]}")
