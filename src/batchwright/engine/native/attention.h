@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "quantization.h"
 #include "sharing.h"
@@ -169,13 +170,12 @@ class Tile {
   // The rows row..row+count-1 go through what they see of the range's keys.
   void pass(int64_t row, int64_t count, const KeyRange& range) {
     const Blocks chunk{&blocks_[range.at], ahead_};
-    int32_t least = seen_[row], most = least;
-    for (int64_t r = 1; r < count; ++r) least = std::min(least, seen_[row + r]), most = std::max(most, seen_[row + r]);
+    const int32_t most = *std::max_element(&seen_[row], &seen_[row] + count);
     const int64_t keys = std::min<int64_t>(most, range.end) - range.chunk, blocks = (keys + kBlock - 1) / kBlock;
     if (keys <= 0) return;
     score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk, blocks, scores_.data(), Strips());
     if (p_.softcap > 0) cap(row, count, blocks);
-    if (least < range.chunk + blocks * kBlock || p_.window > 0) mask(row, count, range.chunk, blocks);
+    mask(row, count, range.chunk, blocks);
     online_softmax(row, count, blocks);
     float scales[kStrip<T>];
     if constexpr (C::kScaled)
@@ -189,22 +189,29 @@ class Tile {
         scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * factors_[row + r] / p_.softcap);
   }
 
+  // Only keys near the end of what a row sees, and those before its window, are looked at.
   void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
-    const VecI lane = lane_numbers();
     for (int64_t r = 0; r < count; ++r) {
-      const int32_t seen = seen_[row + r];
-      const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
-      for (int64_t b = 0; b < blocks; ++b) {
-        float* scores = &scores_[r * kChunk + b * kBlock];
-        const VecI key = lane + static_cast<int32_t>(chunk + b * kBlock);
-        store(scores, select((VecI)((key < seen) & (key >= from)), load(scores), broadcast(kNever)));
-      }
+      float* scores = &scores_[r * kChunk];
+      const int64_t end = seen_[row + r] - chunk;  // of the keys that it sees in this chunk
+      for (int64_t b = std::max<int64_t>(0, end) / kBlock; b < blocks; ++b) hide(scores + b * kBlock, 0, end - b * kBlock);
+      const int64_t begin = p_.window > 0 ? end - p_.window : 0;
+      for (int64_t b = 0; b < blocks && b * kBlock < begin; ++b)
+        hide(scores + b * kBlock, begin - b * kBlock, kBlock);
     }
+  }
+
+  // All 16 scores but those from `begin` to before `end`.
+  static void hide(float* scores, int64_t begin, int64_t end) {
+    const VecI lane = lane_numbers();
+    const VecI seen = (lane >= static_cast<int32_t>(begin)) & (lane < static_cast<int32_t>(end));
+    store(scores, select(seen, load(scores), broadcast(kNever)));
   }
 
   // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
   void online_softmax(int64_t row, int64_t count, int64_t blocks) {
     constexpr float kLog2E = 1.44269504088896341f;
+    constexpr int kDegree = std::is_same_v<T, bf16> ? 3 : 5;  // weights are rounded to T
     float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
       RegF most = load_register(&scores_[r * kChunk]);
@@ -222,7 +229,7 @@ class Tile {
     for (int64_t r = 0; r < count; ++r) {
       RegF total = load_register(&sums_[(row + r) * kWidth]) * spread(shrink[r]);
       for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kWidth) {
-        const RegF w = exp2(multiply_add(spread(-base[r]), load_register(&scores_[k]), spread(factor[r])));
+        const RegF w = exp2<kDegree>(multiply_add(spread(-base[r]), load_register(&scores_[k]), spread(factor[r])));
         total += w;
         if constexpr (C::kScaled) store_register(&scores_[k], w);
         else store_register(reinterpret_cast<T*>(weights_.data()) + k, w);

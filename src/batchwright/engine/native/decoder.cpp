@@ -337,7 +337,7 @@ void help_others(std::deque<Decoder<E>>& decoders, int thread, Spent* spent) {
 template <class E>
 void decode(const Model& model, const Step& step) {
   const int threads = omp_get_max_threads();
-  const std::vector<Part> parts = cut(model, step, threads);
+  const std::vector<Part> parts = cut(model, step, threads, kMostRows<E>);
   std::vector<Progress> progress(parts.size());
   std::vector<Spent> spent(parts.size());
   std::deque<Decoder<E>> decoders;

@@ -14,7 +14,6 @@ struct Part {
   std::vector<int> after;  // parts before this one that write keys and values which it reads, in each layer
 };
 
-constexpr int64_t kLeastRows = 24;  // of a part, on average; measured on two cores
 // What it costs to read a number of the cache for a decode, in multiplications: measured at 22 GB/s and 460 GFLOP/s a core.
 constexpr double kDecodeKeyCost = 20;
 // What several rows read together, those of a prompt or of a shared prefix, at two thirds of the rate of products.
@@ -104,12 +103,14 @@ inline bool find_dependencies(const Step& step, std::vector<Part>& parts) {
   return true;
 }
 
-// The parts of a step, of like cost; a single one is to be computed by all threads together.
+// The parts of a step, of like cost; a single one is to be computed by all threads together, as is the case unless each
+// part has more rows, on average, than the `tile_rows` that are multiplied at a time: only what is read for several tiles
+// is worth to be read by every thread.
 // A sequence that two parts share, and sequences with one beginning that come in one step, of which a later one finds the
 // blocks of the first in the prefix cache, let a part depend on others.
-inline std::vector<Part> cut(const Model& model, const Step& step, int threads) {
+inline std::vector<Part> cut(const Model& model, const Step& step, int threads, int64_t tile_rows) {
   const std::vector<Part> whole{{0, step.rows, {}}};
-  if (threads < 2 || step.rows < threads * kLeastRows) return whole;
+  if (threads < 2 || step.rows <= threads * tile_rows) return whole;
   const std::vector<double> before = row_costs(model, step);
   std::vector<Part> parts;
   int64_t first = 0;

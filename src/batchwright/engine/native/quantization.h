@@ -37,14 +37,22 @@ inline VecI rounded(VecF x) {
 }
 
 inline void store_shorts(int16_t* to, VecI x) {
+#if defined(__AVX512F__)
+  const __m256i shorts = _mm512_cvtepi32_epi16((__m512i)x);
+#else
   typedef int16_t Shorts __attribute__((vector_size(32)));
   const Shorts shorts = __builtin_convertvector(x, Shorts);
+#endif
   std::memcpy(to, &shorts, sizeof shorts);
 }
 
 inline void store_bytes(void* to, VecI x) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x);
+#else
   typedef uint8_t Bytes __attribute__((vector_size(16)));
   const Bytes bytes = __builtin_convertvector(x, Bytes);
+#endif
   std::memcpy(to, &bytes, sizeof bytes);
 }
 

@@ -80,9 +80,15 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
   const int64_t units = head_dim / C::kPerUnit;
   typename C::Sum acc[R][V] = {};
   const char *keys[B], *later[B];
-  for (int b = 0; b < B; ++b) keys[b] = blocks[b].keys, later[b] = blocks.later(b).keys;
+  for (int b = 0; b < B; ++b) {
+    keys[b] = blocks[b].keys, later[b] = blocks.later(b).keys;
+    if constexpr (C::kScaled) {
+      __builtin_prefetch(block_scales<T>(later[b], head_dim), 0, 2);
+      __builtin_prefetch(block_scales<T>(blocks.later(b).values, head_dim), 0, 2);
+    }
+  }
   for (int64_t u = 0; u < units; ++u) {
-    for (int b = 0; b < B; ++b) __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 3);
+    for (int b = 0; b < B; ++b) __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 2);
     for (int part = 0; part < C::kParts; ++part) {
       typename C::Part k[V];
       for (int v = 0; v < V; ++v)

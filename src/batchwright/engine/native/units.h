@@ -64,9 +64,13 @@ struct Units<Shorts> {
 
 // Signed bytes as units of 16-bit numbers.
 inline RegU load_bytes_as_shorts(const void* from) {
+#if defined(__AVX512BW__)
+  return (RegU)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
+#else
   typedef int8_t Bytes __attribute__((vector_size(kRegisterBytes / 2)));
   typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
   return (RegU)__builtin_convertvector(load_as<Bytes>(from), Numbers);
+#endif
 }
 
 }  // namespace bw
