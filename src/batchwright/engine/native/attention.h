@@ -105,8 +105,8 @@ class Tile {
     } else {
       const Quantization found = quantization_of(query, p_.head_dim, kInt16Max);
       int16_t* shorts = reinterpret_cast<int16_t*>(to);
-      for (int64_t d = 0; d < p_.head_dim; d += kLanes)
-        store_shorts(shorts + d, rounded(load(query + d) * found.inverse));
+      for (int64_t d = 0; d < p_.head_dim; d += kWidth)
+        store_shorts(shorts + d, load_register(query + d) * spread(found.inverse));
       return found.scale;
     }
   }
@@ -176,11 +176,12 @@ class Tile {
     score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk, blocks, scores_.data(), Strips());
     if (p_.softcap > 0) cap(row, count, blocks);
     mask(row, count, range.chunk, blocks);
+    if constexpr (C::kScaled) {
+      take_value_scales(chunk, keys);
+      find_rounding(row, count, range.chunk, keys);
+    }
     online_softmax(row, count, blocks);
-    float scales[kStrip<T>];
-    if constexpr (C::kScaled)
-      for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, chunk, keys);
-    add_values<T>(count, weights_.data(), scales, chunk, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
+    add_values<T>(count, weights_.data(), scales_, chunk, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
   }
 
   void cap(int64_t row, int64_t count, int64_t blocks) {
@@ -203,15 +204,13 @@ class Tile {
 
   // All 16 scores but those from `begin` to before `end`.
   static void hide(float* scores, int64_t begin, int64_t end) {
-    const VecI lane = lane_numbers();
-    const VecI seen = (lane >= static_cast<int32_t>(begin)) & (lane < static_cast<int32_t>(end));
-    store(scores, select(seen, load(scores), broadcast(kNever)));
+    store(scores, select(lanes_between(begin, end), load(scores), broadcast(kNever)));
   }
 
   // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
   void online_softmax(int64_t row, int64_t count, int64_t blocks) {
     constexpr float kLog2E = 1.44269504088896341f;
-    constexpr int kDegree = std::is_same_v<T, bf16> ? 3 : 5;  // weights are rounded to T
+    constexpr int kDegree = std::is_same_v<T, float> ? 5 : 3;  // values have 8 bits, other than float
     float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
       RegF most = load_register(&scores_[r * kChunk]);
@@ -231,8 +230,11 @@ class Tile {
       for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kWidth) {
         const RegF w = exp2<kDegree>(multiply_add(spread(-base[r]), load_register(&scores_[k]), spread(factor[r])));
         total += w;
-        if constexpr (C::kScaled) store_register(&scores_[k], w);
-        else store_register(reinterpret_cast<T*>(weights_.data()) + k, w);
+        if constexpr (C::kScaled)
+          store_rounded(reinterpret_cast<int16_t*>(weights_.data()) + k,
+                        w * load_register(&value_scales_[k - r * kChunk]) * spread(rounding_[r]));
+        else
+          store_register(reinterpret_cast<T*>(weights_.data()) + k, w);
       }
       store_register(&sums_[(row + r) * kWidth], total);
       if (shrink[r] != 1.0f) {
@@ -243,24 +245,36 @@ class Tile {
     }
   }
 
-  // The weights of row r, times the scales of the values, in 16 bits. Returns their scale.
-  float round_weights(int64_t r, const Blocks& chunk, int64_t keys) {
-    const VecI lane = lane_numbers();
-    VecF most = {}, spoilt = {};
+  // The scales of a chunk's values; 0 behind its last key, where none have been written.
+  void take_value_scales(const Blocks& chunk, int64_t keys) {
     for (int64_t k = 0; k < keys; k += kBlock) {
-      // Scales behind the last key have not been written.
-      const VecI written = (VecI)(lane + static_cast<int32_t>(k) < static_cast<int32_t>(keys));
-      const VecF scales = select(written, load(block_scales<T>(chunk[k / kBlock].values, p_.head_dim)), VecF{});
-      const VecF w = load(&scores_[r * kChunk + k]) * scales;
-      most = max(most, w);
-      spoilt += w * 0.0f;
-      store(&scores_[r * kChunk + k], w);
+      const VecF scales = load(block_scales<T>(chunk[k / kBlock].values, p_.head_dim));
+      store(&value_scales_[k], select(lanes_between(0, keys - k), scales, VecF{}));
     }
-    const Quantization found(max(most), sum(spoilt), kInt16Max);
-    int16_t* shorts = reinterpret_cast<int16_t*>(weights_.data()) + r * kChunk;
-    for (int64_t k = 0; k < keys; k += kBlock)
-      store_shorts(shorts + k, rounded(load(&scores_[r * kChunk + k]) * found.inverse));
-    return found.scale;
+  }
+
+  // How the weights of rows in a chunk, times the scales of its values, become numbers of 16 bits. They are at most the
+  // greatest of the scales that a row sees. One that is not finite spoils all rows.
+  void find_rounding(int64_t row, int64_t count, int64_t chunk, int64_t keys) {
+    const float all = largest_value_scale(0, keys);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t end = std::min(keys, seen_[row + r] - chunk);
+      const int64_t begin = p_.window > 0 ? std::max<int64_t>(0, seen_[row + r] - chunk - p_.window) : 0;
+      const float seen = begin == 0 && end == keys ? all : largest_value_scale(begin, end);
+      const Quantization found(seen, kInt16Max);
+      rounding_[r] = found.inverse;
+      scales_[r] = found.scale + all * 0.0f;
+    }
+  }
+
+  float largest_value_scale(int64_t begin, int64_t end) const {
+    Largest largest;
+    for (int64_t k = begin / kBlock * kBlock; k < end; k += kBlock) {
+      const VecF scales = select(lanes_between(begin - k, end - k), load(&value_scales_[k]), VecF{});
+      for (int64_t at = 0; at < kLanes; at += kWidth)
+        largest.see(load_register(reinterpret_cast<const float*>(&scales) + at));
+    }
+    return largest.value();
   }
 
   void write(int64_t r) {
@@ -268,6 +282,9 @@ class Tile {
     const float* out = &out_[r * p_.head_dim];
     for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(to_[r] + d, load_register(out + d) * inverse);
   }
+
+  // In 16 bits, a little above the greatest number becomes that.
+  static void store_rounded(int16_t* to, RegF x) { store_shorts(to, min(x, spread(kInt16Max))); }
 
   Problem p_;
   const AttentionPlan& plan_;
@@ -278,6 +295,8 @@ class Tile {
   std::vector<Block> blocks_;
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
+  float value_scales_[kChunk] = {};  // of a chunk, and by the rows of a strip: what weights are multiplied with, and numbers with
+  float rounding_[kStrip<T>] = {}, scales_[kStrip<T>] = {};
   std::vector<float> factors_;  // by each row: its scores are multiplied with this
   std::vector<int32_t> seen_;  // by each row: keys up to its own position
   std::vector<Row*> to_;

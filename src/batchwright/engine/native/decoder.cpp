@@ -63,7 +63,7 @@ struct Scratch {
 
 template <class E>
 class Decoder {
-  using Cache = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;  // keys and values
+  using Cache = CacheOf<E>;
 
  public:
   // Computes one of the parts of `step` by `team` of its `threads`. The part's progress is one of `progress` [parts], and
@@ -170,7 +170,7 @@ class Decoder {
     norm_rows(layer.post_norm);
     product(layer.gate_up, input(s_.rows), layer.down,
             [this](int64_t row, int64_t column, VecF gate, VecF up) {
-              bw::store(scratch_.inner + row * m_.intermediate + column / 2, silu(gate) * up);
+              bw::store(scratch_.inner + row * m_.intermediate + column / 2, rough_silu(gate) * up);
             });
     product(layer.down, prepared(scratch_.inner, m_.intermediate, m_.mix), next, adder());
   }
@@ -277,9 +277,12 @@ class Decoder {
       mixed.resize(dim);
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < s_.rows; ++row) {
-        for (int64_t d = 0; d < dim; d += kLanes) bw::store(&mixed[d], load(x + row * dim + d));
-        mix(mixed.data(), dim, vectors);
-        round_row(mixed.data(), dim, row);
+        if (vectors == 1) {
+          round_row(x + row * dim, dim, row);
+        } else {
+          mix(x + row * dim, mixed.data(), dim, vectors);
+          round_row(mixed.data(), dim, row);
+        }
       }
       return input(s_.rows);
     } else {
@@ -337,7 +340,7 @@ void help_others(std::deque<Decoder<E>>& decoders, int thread, Spent* spent) {
 template <class E>
 void decode(const Model& model, const Step& step) {
   const int threads = omp_get_max_threads();
-  const std::vector<Part> parts = cut(model, step, threads, kMostRows<E>);
+  const std::vector<Part> parts = cut<E>(model, step, threads);
   std::vector<Progress> progress(parts.size());
   std::vector<Spent> spent(parts.size());
   std::deque<Decoder<E>> decoders;

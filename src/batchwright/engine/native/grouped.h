@@ -156,6 +156,8 @@ struct Rows<g8> {
 
 template <>
 constexpr int64_t kMostRows<g8> = kMostGroupedRows;
+template <>
+inline constexpr double kProductRate<g8> = kWidth == 16 ? 1.4 : 1;
 
 template <>
 class GroupedProduct<g8> {
@@ -222,9 +224,7 @@ void quantize_groups(const T* x, int64_t dim, g8* out, RowGroup* groups) {
       sum += whole;
       store_bytes(out + g * kGrouped + d, whole);
     }
-    int32_t total = 0;
-    for (int64_t lane = 0; lane < kLanes; ++lane) total += sum[lane];
-    groups[g] = {found.scale, total};
+    groups[g] = {found.scale, total(sum)};
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "model.h"
@@ -14,22 +15,28 @@ struct Part {
   std::vector<int> after;  // parts before this one that write keys and values which it reads, in each layer
 };
 
-// What it costs to read a number of the cache for a decode, in multiplications: measured at 22 GB/s and 460 GFLOP/s a core.
-constexpr double kDecodeKeyCost = 20;
-// What several rows read together, those of a prompt or of a shared prefix, at two thirds of the rate of products.
-constexpr double kSharedKeyCost = 1.5;
+// Keys and values beside products of E.
+template <class E>
+using CacheOf = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;
+
+// What it costs to read a byte of the cache for a decode, in multiplications of bfloat16: measured with two cores.
+constexpr double kDecodeByteCost = 7.5;
+// What it costs to multiply with a number that several rows read together, those of a prompt or of a shared prefix.
+constexpr double kSharedKeyCost = 1.3;
 
 // What finding the likeliest token costs, as a part of multiplying with the whole head.
 constexpr double kScreenCost = 0.55;
 
-// [rows + 1]: multiplications of all rows before a row, in a layer; the head is spread over the layers.
-inline std::vector<double> row_costs(const Model& model, const Step& step) {
+// [rows + 1]: what all rows before a row cost in a layer, in multiplications of E; the head is spread over the layers.
+template <class E>
+std::vector<double> row_costs(const Model& model, const Step& step) {
   const Layer& layer = model.layers[0];
   const double row = model.hidden * (layer.qkv.outputs + layer.gate_up.outputs) +
                      layer.output.inputs * model.hidden + layer.down.inputs * model.hidden;
   const double head = static_cast<double>(model.head.inputs) * model.head.outputs / model.num_layers;
-  const double decode_key = kDecodeKeyCost * 2 * model.kv_heads * model.head_dim;
-  const double shared_key = kSharedKeyCost * 2 * model.heads * model.head_dim;
+  constexpr double byte_cost = kDecodeByteCost * kProductRate<E>, key_cost = kSharedKeyCost * kProductRate<E>;
+  const double decode_key = byte_cost * 2 * model.kv_heads * head_bytes<CacheOf<E>>(model.head_dim) / kBlock;
+  const double shared_key = key_cost * 2 * model.heads * model.head_dim;
   std::vector<double> before(step.rows + 1);
   int64_t logit = 0, last_decode = -1;
   for (int64_t s = 0; s < step.sequences; ++s) {
@@ -103,15 +110,16 @@ inline bool find_dependencies(const Step& step, std::vector<Part>& parts) {
   return true;
 }
 
-// The parts of a step, of like cost; a single one is to be computed by all threads together, as is the case unless each
-// part has more rows, on average, than the `tile_rows` that are multiplied at a time: only what is read for several tiles
-// is worth to be read by every thread.
+// The parts of a step, of like cost; a single one is to be computed by all threads together. That is so unless a part has
+// more rows, on average, than are multiplied at a time: weights that are read for one tile only are not read by every
+// thread.
 // A sequence that two parts share, and sequences with one beginning that come in one step, of which a later one finds the
 // blocks of the first in the prefix cache, let a part depend on others.
-inline std::vector<Part> cut(const Model& model, const Step& step, int threads, int64_t tile_rows) {
+template <class E>
+std::vector<Part> cut(const Model& model, const Step& step, int threads) {
   const std::vector<Part> whole{{0, step.rows, {}}};
-  if (threads < 2 || step.rows <= threads * tile_rows) return whole;
-  const std::vector<double> before = row_costs(model, step);
+  if (threads < 2 || step.rows <= threads * kMostRows<E>) return whole;
+  const std::vector<double> before = row_costs<E>(model, step);
   std::vector<Part> parts;
   int64_t first = 0;
   for (int part = 1; part <= threads; ++part) {

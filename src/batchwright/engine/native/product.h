@@ -168,8 +168,8 @@ inline __attribute__((always_inline)) void hadamard(VecF* x) {
   }
 }
 
-template <int N>
-void mix(float* x, int64_t dim) {
+template <int N, class T>
+void mix(const T* x, float* out, int64_t dim) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(N));
   for (int64_t d = 0; d < dim; d += N * kLanes) {
     VecF v[N];
@@ -177,18 +177,19 @@ void mix(float* x, int64_t dim) {
     for (int i = 0; i < N; ++i) v[i] = load(x + d + i * kLanes);
     hadamard<N>(v);
 #pragma GCC unroll 32
-    for (int i = 0; i < N; ++i) store(x + d + i * kLanes, v[i] * scale);
+    for (int i = 0; i < N; ++i) store(out + d + i * kLanes, v[i] * scale);
   }
 }
 
-// The Hadamard transform of each `vectors` vectors, lane by lane, in place; `vectors` is a power of two up to 32.
-inline void mix(float* x, int64_t dim, int64_t vectors) {
+// The Hadamard transform of each `vectors` vectors, lane by lane; `vectors` is a power of two up to 32, `out` may be `x`.
+template <class T>
+void mix(const T* x, float* out, int64_t dim, int64_t vectors) {
   switch (vectors) {
-    case 2: return mix<2>(x, dim);
-    case 4: return mix<4>(x, dim);
-    case 8: return mix<8>(x, dim);
-    case 16: return mix<16>(x, dim);
-    case 32: return mix<32>(x, dim);
+    case 2: return mix<2>(x, out, dim);
+    case 4: return mix<4>(x, out, dim);
+    case 8: return mix<8>(x, out, dim);
+    case 16: return mix<16>(x, out, dim);
+    case 32: return mix<32>(x, out, dim);
   }
 }
 

@@ -1,6 +1,8 @@
 // Rounding rows to whole numbers with one scale: the greatest value becomes `most`.
 #pragma once
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace bw {
@@ -9,25 +11,48 @@ namespace bw {
 struct Quantization {
   float inverse, scale;
 
-  // `largest` is the greatest absolute value; `spoilt` is NaN if there is NaN or infinity, else 0.
-  Quantization(float largest, float spoilt, float most) {
+  // `largest` is the greatest absolute value, or not finite if there is NaN or infinity.
+  Quantization(float largest, float most) {
     // The inverse of anything smaller would be infinite, so it becomes 0, with any scale.
     const bool some = largest > 1e-30f;
     inverse = some ? most / largest : 0.0f;
-    scale = (some ? largest / most : 1.0f) + spoilt;
+    scale = (some ? largest / most : 1.0f) + largest * 0.0f;
   }
+};
+
+// The greatest absolute value of what it has seen, by lanes, or a number that is not finite if there was one. The bits of
+// absolute values are in the order of the values, NaN and infinity last.
+class Largest {
+ public:
+  void see(RegF x) {
+    const RegI bits = (RegI)x & 0x7fffffff;
+    most_ = bits > most_ ? bits : most_;
+  }
+
+  float value() const { return max_of(most_); }
+
+ private:
+  static float max_of(RegI bits) {
+#if defined(__AVX512F__)
+    const int32_t most = _mm512_reduce_max_epi32((__m512i)bits);
+#else
+    int32_t most = bits[0];
+    for (int64_t lane = 1; lane < kWidth; ++lane) most = std::max(most, bits[lane]);
+#endif
+    float out;
+    std::memcpy(&out, &most, sizeof out);
+    return out;
+  }
+
+  RegI most_ = {};
 };
 
 // Of x [dim]; `dim` is a multiple of 16.
 template <class T>
 Quantization quantization_of(const T* x, int64_t dim, float most) {
-  RegF largest = {}, spoilt = {};
-  for (int64_t d = 0; d < dim; d += kWidth) {
-    const RegF v = load_register(x + d);
-    largest = max(largest, max(v, -v));
-    spoilt += v * spread(0.0f);
-  }
-  return {max(largest), sum(spoilt), most};
+  Largest largest;
+  for (int64_t d = 0; d < dim; d += kWidth) largest.see(load_register(x + d));
+  return {largest.value(), most};
 }
 
 // x, whole numbers once rounded, below 2^22 in size.
@@ -36,12 +61,15 @@ inline VecI rounded(VecF x) {
   return (VecI)(x + magic) - (VecI)magic;
 }
 
-inline void store_shorts(int16_t* to, VecI x) {
+// x, rounded to whole numbers, in 16 bits.
+inline void store_shorts(int16_t* to, RegF x) {
+  const RegF magic = spread(kRounding);
+  const RegI whole = (RegI)(x + magic) - (RegI)magic;
 #if defined(__AVX512F__)
-  const __m256i shorts = _mm512_cvtepi32_epi16((__m512i)x);
+  const __m256i shorts = _mm512_cvtepi32_epi16((__m512i)whole);
 #else
-  typedef int16_t Shorts __attribute__((vector_size(32)));
-  const Shorts shorts = __builtin_convertvector(x, Shorts);
+  typedef int16_t Shorts __attribute__((vector_size(kRegisterBytes / 2)));
+  const Shorts shorts = __builtin_convertvector(whole, Shorts);
 #endif
   std::memcpy(to, &shorts, sizeof shorts);
 }
@@ -54,6 +82,28 @@ inline void store_bytes(void* to, VecI x) {
   const Bytes bytes = __builtin_convertvector(x, Bytes);
 #endif
   std::memcpy(to, &bytes, sizeof bytes);
+}
+
+// to[i * N + place] = x[i] for all i below `count`, a multiple of 16. Nothing else is written: another thread may write it.
+template <int64_t N, class T>
+void store_every(T* to, const T* x, int64_t count, int64_t place) {
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  if constexpr (N == 2 && sizeof(T) == 2) {
+    const __mmask32 mask = place == 0 ? 0x55555555u : 0xaaaaaaaau;
+    const __m128i bits = _mm_cvtsi32_si128(place == 0 ? 0 : 16);
+    for (; i < count; i += 16)
+      _mm512_mask_storeu_epi16(to + i * N, mask,
+                               _mm512_sll_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(x + i)), bits));
+  } else if constexpr (N == 2 && sizeof(T) == 1) {
+    const __mmask64 mask = place == 0 ? 0x5555555555555555u : 0xaaaaaaaaaaaaaaaau;
+    const __m128i bits = _mm_cvtsi32_si128(place == 0 ? 0 : 8);
+    for (; i + 32 <= count; i += 32)
+      _mm512_mask_storeu_epi8(to + i * N, mask,
+                              _mm512_sll_epi16(_mm512_cvtepu8_epi16(load_as<__m256i>(x + i)), bits));
+  }
+#endif
+  for (; i < count; ++i) to[i * N + place] = x[i];
 }
 
 }  // namespace bw

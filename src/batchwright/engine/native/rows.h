@@ -28,6 +28,17 @@ inline VecF silu(const VecF& x) {
   return by_registers([](RegF y) { return y / (exp(-y) + spread(1.0f)); }, x);
 }
 
+// The same to within 2e-4, a tenth of what rounding to bfloat16 adds.
+inline VecF rough_silu(const VecF& x) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  const RegF y = (RegF)x;
+  const RegF grown = exp2<3>(y * spread(-1.44269504088896341f)) + spread(1.0f);
+  return (VecF)(y * (RegF)_mm512_rcp14_ps((__m512)grown));
+#else
+  return silu(x);
+#endif
+}
+
 struct HeadShape {
   int64_t heads, kv_heads, head_dim;
 
@@ -49,24 +60,18 @@ class CacheSlot {
   }
 
   void store_key(int64_t head, const Row* x) {
-    if constexpr (Cached<T>::kScaled) {
-      store_rounded(keys_ + head * bytes_, x, [this](int64_t d) { return (d / 2 * kBlock + offset_) * 2 + d % 2; });
-    } else {
-      constexpr int64_t unit = 4;
-      char* to = keys_ + head * bytes_ + offset_ * unit;
-      const char* from = reinterpret_cast<const char*>(x);
-      for (int64_t u = 0; u < head_dim_ / kPer; ++u) std::memcpy(to + u * kBlock * unit, from + u * unit, unit);
-    }
+    store(keys_ + head * bytes_, x, [this](char* block, const Number* numbers, int64_t first, int64_t end) {
+      constexpr int64_t unit = kPer * sizeof(Number);
+      for (int64_t u = first / kPer; u < end / kPer; ++u, numbers += kPer)
+        std::memcpy(block + (u * kBlock + offset_) * unit, numbers, unit);
+    });
   }
 
   void store_value(int64_t head, const Row* x) {
-    const int64_t from = offset_ / kPer * head_dim_ * kPer + offset_ % kPer;
-    if constexpr (Cached<T>::kScaled) {
-      store_rounded(values_ + head * bytes_, x, [from](int64_t d) { return from + d * kPer; });
-    } else {
-      Row* to = reinterpret_cast<Row*>(values_ + head * bytes_);
-      for (int64_t d = 0; d < head_dim_; ++d) to[from + d * kPer] = x[d];
-    }
+    store(values_ + head * bytes_, x, [this](char* block, const Number* numbers, int64_t first, int64_t end) {
+      Number* to = reinterpret_cast<Number*>(block) + (offset_ / kPer * head_dim_ + first) * kPer;
+      store_every<kPer>(to, numbers, end - first, offset_ % kPer);
+    });
   }
 
   // The lines that will be written: another's tokens share them, so they are read first.
@@ -85,19 +90,29 @@ class CacheSlot {
   }
 
  private:
-  // In 8 bits, number d at `at(d)`, and the scale with the others of the block. NaN and infinity become a scale of NaN.
-  template <class At>
-  void store_rounded(char* block, const Row* x, const At& at) {
-    const Quantization found = quantization_of(x, head_dim_, 127.0f);
-    for (int64_t d = 0; d < head_dim_; d += kLanes) {
-      int8_t bytes[kLanes];
-      store_bytes(bytes, rounded(load(x + d) * found.inverse));
-      for (int64_t i = 0; i < kLanes; ++i) block[at(d + i)] = bytes[i];
+  static constexpr int64_t kPer = kPerUnit<T>;
+  using Number = std::conditional_t<Cached<T>::kScaled, int8_t, Row>;
+
+  // Calls `put` with the numbers of x [head_dim] from `first` to before `end`. In 8 bits, their scale goes to those of the
+  // other tokens; NaN and infinity become a scale of NaN.
+  template <class Put>
+  void store(char* block, const Row* x, const Put& put) {
+    if constexpr (Cached<T>::kScaled) {
+      const Quantization found = quantization_of(x, head_dim_, 127.0f);
+      int8_t numbers[kAtOnce];
+      for (int64_t first = 0, end; first < head_dim_; first = end) {
+        end = std::min(head_dim_, first + kAtOnce);
+        for (int64_t d = first; d < end; d += kLanes)
+          store_bytes(numbers + d - first, rounded(load(x + d) * found.inverse));
+        put(block, numbers, first, end);
+      }
+      reinterpret_cast<float*>(block + bytes_)[offset_ - kBlock] = found.scale;
+    } else {
+      put(block, x, 0, head_dim_);
     }
-    reinterpret_cast<float*>(block + bytes_)[offset_ - kBlock] = found.scale;
   }
 
-  static constexpr int64_t kPer = kPerUnit<T>;
+  static constexpr int64_t kAtOnce = 128;
   char* keys_;
   char* values_;
   int64_t head_dim_, bytes_, offset_;

@@ -70,7 +70,7 @@ class Screening {
     thread_local std::vector<float> turned;
     turned.resize(dim);
     for (int64_t d = 0; d < dim; d += kLanes) store(&turned[d], mix_lanes(load(rows_ + row * dim + d)) * 0.25f);
-    mix(turned.data(), dim, screen_->mixed);
+    mix(turned.data(), turned.data(), dim, screen_->mixed);
     u8* values = values_.data() + row * dim;
     const float scale = quantize(turned.data(), dim, values);
     VecF length = {}, error = {};

@@ -61,6 +61,10 @@ inline VecI lane_numbers() { return VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1
 
 constexpr uint32_t kAllLanes = (uint64_t{1} << kLanes) - 1;
 
+inline VecI lanes_between(int64_t begin, int64_t end) {
+  return (lane_numbers() >= static_cast<int32_t>(begin)) & (lane_numbers() < static_cast<int32_t>(end));
+}
+
 // The lanes whose bits are set.
 inline VecI lanes_of(uint32_t bits) { return ((VecI{} + static_cast<int32_t>(bits)) >> lane_numbers() & 1) != 0; }
 
@@ -219,6 +223,16 @@ inline float sum(RegF x) {
   for (int64_t width = kWidth / 2; width > 0; width /= 2)
     for (int64_t lane = 0; lane < width; ++lane) x[lane] += x[lane + width];
   return x[0];
+#endif
+}
+
+inline int32_t total(const VecI& x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t out = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) out += x[lane];
+  return out;
 #endif
 }
 

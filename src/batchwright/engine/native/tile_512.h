@@ -11,6 +11,10 @@ constexpr bool kHasProducts = true;
 template <class E>
 constexpr int64_t kMostRows = 12;  // two vectors of sums for each, and the panel's, fill 32 registers
 
+// How many times as fast as bfloat16 it is.
+template <class E>
+constexpr double kProductRate = std::is_same_v<E, bf16> ? 1 : 2;
+
 // Rows are multiplied as they are.
 template <class E>
 const uint32_t* tile_inputs(const uint32_t* rows, int64_t, int64_t, std::vector<uint32_t>&) {
