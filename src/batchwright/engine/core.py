@@ -196,14 +196,16 @@ class EngineCore:
         """Return the events of a step that was interrupted, which the next one would return."""
         return self._delivery.take_events()
 
-    def step(self, most: int = 1) -> list[StreamEvent]:
+    def step(self, most: int = 1, *, expects_successors: bool = False) -> list[StreamEvent]:
         """Compute one step; return the events of streaming requests, and the last event of each request that ended.
 
         Up to `most` steps are computed, as long as the next ones are known to be alike whatever tokens are chosen, and
-        `interruption` is not set.
+        `interruption` is not set. `expects_successors`: whether a request that ended is likely to be followed
+        by one whose caller waits for this call, and so cannot set it: single steps are computed until that has
+        had time to come.
         """
-        expects_successor = self._calls_since_end < _CALLS_OF_SUCCESSOR and self.scheduler.has_free_place
-        self._step(1 if expects_successor else most)
+        expects_successor = expects_successors and self._calls_since_end < _CALLS_OF_SUCCESSOR
+        self._step(1 if expects_successor and self.scheduler.has_free_place else most)
         self._drop_launched()
         self._gauge()
         events = self.take_events()

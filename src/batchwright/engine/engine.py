@@ -121,7 +121,7 @@ class Engine:
         Responses of failed requests have `error` set. Up to `most` steps are computed if the following ones are known
         to be alike, which saves time between steps.
         """
-        self._advance(most)
+        self._advance(most, expects_successors=True)
         responses, self._unclaimed = self._unclaimed, []
         return responses
 
@@ -135,12 +135,12 @@ class Engine:
                 self._cancelled.append(event)
         return None if event is None else event.response
 
-    def _advance(self, most: int) -> None:
+    def _advance(self, most: int, *, expects_successors: bool = False) -> None:
         """Compute up to `most` steps, and pass their events to whoever waits for them."""
         core, events = self.core, list[StreamEvent]()
         around, self._cancelled = self._cancelled, []
         try:
-            events = core.step(most)
+            events = core.step(most, expects_successors=expects_successors)
         except BaseException:  # an interrupt: requests that had ended have their responses all the same
             events = core.take_events()
             raise

@@ -178,7 +178,7 @@ class Tile {
     mask(row, count, range.chunk, blocks);
     if constexpr (C::kScaled) {
       take_value_scales(chunk, keys);
-      find_rounding(row, count, range.chunk, keys);
+      find_largest_scales(row, count, range.chunk, keys);
     }
     online_softmax(row, count, blocks);
     add_values<T>(count, weights_.data(), scales_, chunk, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
@@ -190,12 +190,13 @@ class Tile {
         scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * factors_[row + r] / p_.softcap);
   }
 
-  // Only keys near the end of what a row sees, and those before its window, are looked at.
+  // Only blocks that a row's keys end in or before, and those that begin before its window, are touched.
   void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
     for (int64_t r = 0; r < count; ++r) {
       float* scores = &scores_[r * kChunk];
       const int64_t end = seen_[row + r] - chunk;  // of the keys that it sees in this chunk
-      for (int64_t b = std::max<int64_t>(0, end) / kBlock; b < blocks; ++b) hide(scores + b * kBlock, 0, end - b * kBlock);
+      for (int64_t b = std::max<int64_t>(0, end) / kBlock; b < blocks; ++b)
+        hide(scores + b * kBlock, 0, end - b * kBlock);
       const int64_t begin = p_.window > 0 ? end - p_.window : 0;
       for (int64_t b = 0; b < blocks && b * kBlock < begin; ++b)
         hide(scores + b * kBlock, begin - b * kBlock, kBlock);
@@ -210,14 +211,16 @@ class Tile {
   // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
   void online_softmax(int64_t row, int64_t count, int64_t blocks) {
     constexpr float kLog2E = 1.44269504088896341f;
-    constexpr int kDegree = std::is_same_v<T, float> ? 5 : 3;  // values have 8 bits, other than float
-    float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
+    constexpr int kDegree = std::is_same_v<T, float> ? 5 : 3;  // bfloat16, and values in 8 bits, have 8 significant bits
+    float old[kLanes] = {}, here[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {};
+    float base[kLanes], shrink[kLanes], peak[kLanes];
     for (int64_t r = 0; r < count; ++r) {
       RegF most = load_register(&scores_[r * kChunk]);
       for (int64_t k = kWidth; k < blocks * kBlock; k += kWidth)
         most = max(most, load_register(&scores_[r * kChunk + k]));
       old[r] = highest_[row + r];
-      highest_[row + r] = highest[r] = std::max(max(most), old[r]);
+      here[r] = max(most);
+      highest_[row + r] = highest[r] = std::max(here[r], old[r]);
       factor[r] = p_.softcap > 0 ? kLog2E : factors_[row + r] * kLog2E;
     }
     // A row that has seen nothing, since all of the chunk lies before its window, has the maximum kNever.
@@ -225,14 +228,26 @@ class Tile {
     store(base, select((VecI)(load(highest) == nothing), VecF{}, load(highest) * load(factor)));
     const VecF change = select((VecI)(load(old) == nothing), nothing, load(old) - load(highest));
     store(shrink, exp2(change * load(factor)));  // exactly 1 where the maximum stays
+    if constexpr (C::kScaled) {
+      // The greatest weight of the chunk; most of them are small where the maximum lies in another one.
+      const VecF below = select((VecI)(load(here) == nothing), nothing, load(here) - load(highest));
+      store(peak, exp2(below * load(factor)));
+    }
     for (int64_t r = 0; r < count; ++r) {
+      float rounding = 0.0f;
+      if constexpr (C::kScaled) {
+        // A weight times its scale is at most the greatest of both.
+        const Quantization found(largest_scales_[r] * peak[r], kInt16Max);
+        rounding = found.inverse;
+        scales_[r] = found.scale;
+      }
       RegF total = load_register(&sums_[(row + r) * kWidth]) * spread(shrink[r]);
       for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kWidth) {
         const RegF w = exp2<kDegree>(multiply_add(spread(-base[r]), load_register(&scores_[k]), spread(factor[r])));
         total += w;
         if constexpr (C::kScaled)
           store_rounded(reinterpret_cast<int16_t*>(weights_.data()) + k,
-                        w * load_register(&value_scales_[k - r * kChunk]) * spread(rounding_[r]));
+                        w * load_register(&value_scales_[k - r * kChunk]) * spread(rounding));
         else
           store_register(reinterpret_cast<T*>(weights_.data()) + k, w);
       }
@@ -253,17 +268,14 @@ class Tile {
     }
   }
 
-  // How the weights of rows in a chunk, times the scales of its values, become numbers of 16 bits. They are at most the
-  // greatest of the scales that a row sees. One that is not finite spoils all rows.
-  void find_rounding(int64_t row, int64_t count, int64_t chunk, int64_t keys) {
-    const float all = largest_value_scale(0, keys);
+  // The greatest of the scales of values that each row sees in a chunk. One that is not finite spoils all rows of the strip.
+  void find_largest_scales(int64_t row, int64_t count, int64_t chunk, int64_t keys) {
+    const float largest = largest_value_scale(0, keys);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t end = std::min(keys, seen_[row + r] - chunk);
       const int64_t begin = p_.window > 0 ? std::max<int64_t>(0, seen_[row + r] - chunk - p_.window) : 0;
-      const float seen = begin == 0 && end == keys ? all : largest_value_scale(begin, end);
-      const Quantization found(seen, kInt16Max);
-      rounding_[r] = found.inverse;
-      scales_[r] = found.scale + all * 0.0f;
+      const float own = begin == 0 && end == keys ? largest : largest_value_scale(begin, end);
+      largest_scales_[r] = own + largest * 0.0f;
     }
   }
 
@@ -283,7 +295,7 @@ class Tile {
     for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(to_[r] + d, load_register(out + d) * inverse);
   }
 
-  // In 16 bits, a little above the greatest number becomes that.
+  // What exceeds the greatest number, by rounding, becomes it.
   static void store_rounded(int16_t* to, RegF x) { store_shorts(to, min(x, spread(kInt16Max))); }
 
   Problem p_;
@@ -295,8 +307,8 @@ class Tile {
   std::vector<Block> blocks_;
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
-  float value_scales_[kChunk] = {};  // of a chunk, and by the rows of a strip: what weights are multiplied with, and numbers with
-  float rounding_[kStrip<T>] = {}, scales_[kStrip<T>] = {};
+  float value_scales_[kChunk] = {};  // of the values of a chunk
+  float largest_scales_[kStrip<T>] = {}, scales_[kStrip<T>] = {};  // of each row of a strip; what gives its weights back
   std::vector<float> factors_;  // by each row: its scores are multiplied with this
   std::vector<int32_t> seen_;  // by each row: keys up to its own position
   std::vector<Row*> to_;

@@ -274,12 +274,12 @@ class Decoder {
       return input(s_.rows);
     } else if constexpr (std::is_same_v<E, u8>) {
       thread_local std::vector<float> mixed;
-      mixed.resize(dim);
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < s_.rows; ++row) {
         if (vectors == 1) {
           round_row(x + row * dim, dim, row);
         } else {
+          mixed.resize(dim);
           mix(x + row * dim, mixed.data(), dim, vectors);
           round_row(mixed.data(), dim, row);
         }

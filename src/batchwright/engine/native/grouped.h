@@ -156,8 +156,6 @@ struct Rows<g8> {
 
 template <>
 constexpr int64_t kMostRows<g8> = kMostGroupedRows;
-template <>
-inline constexpr double kProductRate<g8> = kWidth == 16 ? 1.4 : 1;
 
 template <>
 class GroupedProduct<g8> {

@@ -19,9 +19,14 @@ struct Part {
 template <class E>
 using CacheOf = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;
 
+// With as many rows or fewer to each thread, on average, all compute a step together: weights that are read for one tile only
+// are not read by every thread. Measured; with 256 bits only by a processor that has 512.
+template <class E>
+constexpr int64_t kRowsTogether = kWidth == 16 ? kMostRows<E> : 12;
+
 // What it costs to read a byte of the cache for a decode, in multiplications of bfloat16: measured with two cores.
 constexpr double kDecodeByteCost = 7.5;
-// What it costs to multiply with a number that several rows read together, those of a prompt or of a shared prefix.
+// The same of a number that several rows read together, those of a prompt or of a shared prefix.
 constexpr double kSharedKeyCost = 1.3;
 
 // What finding the likeliest token costs, as a part of multiplying with the whole head.
@@ -110,15 +115,13 @@ inline bool find_dependencies(const Step& step, std::vector<Part>& parts) {
   return true;
 }
 
-// The parts of a step, of like cost; a single one is to be computed by all threads together. That is so unless a part has
-// more rows, on average, than are multiplied at a time: weights that are read for one tile only are not read by every
-// thread.
+// The parts of a step, of like cost; a single one is to be computed by all threads together.
 // A sequence that two parts share, and sequences with one beginning that come in one step, of which a later one finds the
 // blocks of the first in the prefix cache, let a part depend on others.
 template <class E>
 std::vector<Part> cut(const Model& model, const Step& step, int threads) {
   const std::vector<Part> whole{{0, step.rows, {}}};
-  if (threads < 2 || step.rows <= threads * kMostRows<E>) return whole;
+  if (threads < 2 || step.rows <= threads * kRowsTogether<E>) return whole;
   const std::vector<double> before = row_costs<E>(model, step);
   std::vector<Part> parts;
   int64_t first = 0;

@@ -185,6 +185,7 @@ void mix(const T* x, float* out, int64_t dim) {
 template <class T>
 void mix(const T* x, float* out, int64_t dim, int64_t vectors) {
   switch (vectors) {
+    case 1: return mix<1>(x, out, dim);
     case 2: return mix<2>(x, out, dim);
     case 4: return mix<4>(x, out, dim);
     case 8: return mix<8>(x, out, dim);

@@ -13,14 +13,14 @@ struct Quantization {
 
   // `largest` is the greatest absolute value, or not finite if there is NaN or infinity.
   Quantization(float largest, float most) {
-    // The inverse of anything smaller would be infinite, so it becomes 0, with any scale.
+    // The inverse of anything smaller would be infinite, so it becomes 0, with a scale that is as small.
     const bool some = largest > 1e-30f;
     inverse = some ? most / largest : 0.0f;
-    scale = (some ? largest / most : 1.0f) + largest * 0.0f;
+    scale = (some ? largest / most : 1e-30f) + largest * 0.0f;
   }
 };
 
-// The greatest absolute value of what it has seen, by lanes, or a number that is not finite if there was one. The bits of
+// The greatest absolute value of what it has seen, or a number that is not finite if there was one. The bits of
 // absolute values are in the order of the values, NaN and infinity last.
 class Largest {
  public:
@@ -56,15 +56,20 @@ Quantization quantization_of(const T* x, int64_t dim, float most) {
 }
 
 // x, whole numbers once rounded, below 2^22 in size.
-inline VecI rounded(VecF x) {
+inline RegI rounded(RegF x) {
+  const RegF magic = spread(kRounding);
+  return (RegI)(x + magic) - (RegI)magic;
+}
+#if !defined(__AVX512F__)
+inline VecI rounded(const VecF& x) {
   const VecF magic = broadcast(kRounding);
   return (VecI)(x + magic) - (VecI)magic;
 }
+#endif
 
 // x, rounded to whole numbers, in 16 bits.
 inline void store_shorts(int16_t* to, RegF x) {
-  const RegF magic = spread(kRounding);
-  const RegI whole = (RegI)(x + magic) - (RegI)magic;
+  const RegI whole = rounded(x);
 #if defined(__AVX512F__)
   const __m256i shorts = _mm512_cvtepi32_epi16((__m512i)whole);
 #else

@@ -88,6 +88,7 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
     }
   }
   for (int64_t u = 0; u < units; ++u) {
+    // Into the second-level cache: the first one can wait for few lines at a time.
     for (int b = 0; b < B; ++b) __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 2);
     for (int part = 0; part < C::kParts; ++part) {
       typename C::Part k[V];

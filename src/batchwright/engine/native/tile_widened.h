@@ -19,7 +19,7 @@ constexpr bool kHasProducts = false;
 template <class E>
 constexpr int64_t kMostRows = kWidth == 16 ? 12 : std::is_same_v<E, bf16> ? 6 : 4;
 
-// How many times as fast as bfloat16 it is; a second instruction adds what bytes are multiplied to.
+// How many times as fast as bfloat16 it is, measured with AVX2.
 template <class E>
 constexpr double kProductRate = std::is_same_v<E, bf16> ? 1 : 1.2;
 
