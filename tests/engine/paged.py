@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, AttentionShape, KVShape, LayerCache, choose_attention
+from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.native import load_kernels
+from batchwright.engine.native.kernels import ARGUMENTS
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Chunk, Sequence
 
 BLOCK = 16
 CPU = torch.device("cpu")
+
+
+class EightBits(NativeAttention):
+    """Keys and values in 8 bits beside bfloat16, as only the compiled layers have them."""
+
+    def __init__(self, case: Case) -> None:
+        kernels = load_kernels(torch.bfloat16)
+        assert not isinstance(kernels, str)
+        super().__init__(kernels)
+        self._case = case
+
+    def allocate(self, shape: KVShape) -> LayerCache:
+        return super().allocate(replace(shape, quantized=True))
+
+    def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
+        k, v = key.contiguous(), value.contiguous()
+        sizes = (len(k), k.stride(0), v.stride(0), self._case.kv_heads, self._case.head_dim)
+        self._call("store_rows", k, v, *sizes, batch.slots, cache.keys, cache.values)
+
+    def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
+        case, out = self._case, torch.empty(len(query), query.shape[1], dtype=query.dtype)
+        sizes = (batch.num_sequences, query.stride(0), batch.block_tables.stride(0), shape.heads, case.kv_heads)
+        tensors = (query, cache.keys, cache.values, out, batch.block_tables, batch.query_starts, batch.context_lens)
+        self._call("attend", *tensors, *sizes, case.head_dim, shape.window or 0, shape.scale, shape.softcap or 0.0)
+        return out
+
+    def _call(self, name: str, *given: Tensor | float) -> None:
+        function = getattr(self.kernels.library, f"bw_{name}_int8")
+        function.argtypes, function.restype = ARGUMENTS[name], None
+        function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in given))
 
 
 @dataclass(frozen=True)
@@ -64,15 +97,15 @@ class Problem:
 
 
 class Paged:
-    """One backend with a cache whose blocks are handed out in a mixed order, full of NaN that nobody may read."""
+    """One backend, or "8 bits", with a cache whose blocks are handed out in a mixed order, full of NaN that nobody may read."""
 
     def __init__(self, name: str, case: Case, blocks: int = 200, device: torch.device = CPU) -> None:
         shape = KVShape(blocks, BLOCK, case.kv_heads, case.head_dim, case.dtype, device)
         self.case, self.device = case, device
-        self.backend: AttentionBackend = choose_attention(name, shape)
+        self.backend: AttentionBackend = EightBits(case) if name == "8 bits" else choose_attention(name, shape)
         self.cache: LayerCache = self.backend.allocate(shape)
-        self.cache.keys.fill_(math.nan)
-        self.cache.values.fill_(math.nan)
+        for tensor in (self.cache.keys, self.cache.values):
+            tensor.view(torch.uint8).fill_(0xFF)  # NaN
         self.blocks = BlockManager(blocks, BLOCK, prefix_caching=False)
 
     def sequence(self, total: int) -> Sequence:

@@ -51,15 +51,53 @@ def test_equal_to_the_textbook(name: str, case: Case) -> None:
 
 
 @needs_native
+@settings(max_examples=long_form.examples(25, long=60), deadline=None)
+@given(case=cases)
+def test_in_8_bits(case: Case) -> None:
+    """As close to the textbook as keys and values that are rounded to 8 bits can be."""
+    case = in_8_bits(case)
+    problem = Problem.of(case)
+    exact = textbook(problem)
+    for tensors in (problem.keys, problem.values):
+        for index, each in enumerate(tensors):
+            scales = each.float().abs().amax(-1, keepdim=True) / 127
+            tensors[index] = ((each.float() / scales).round() * scales).to(torch.float64)
+    ours = Paged("8 bits", case).run(Problem.of(case)).double()
+    torch.testing.assert_close(ours, textbook(problem), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(ours, exact, rtol=0.1, atol=0.1)
+
+
+@needs_native
+@pytest.mark.parametrize("sink", [0, 1000])
+def test_small_weights_in_8_bits(sink: int) -> None:
+    """Nine tenths of the weight are on a key whose value is 0, the rest on thousands of keys in other chunks."""
+    case = Case(((4000, 1),), dtype=torch.bfloat16)
+    problem = Problem.of(case)
+    problem.queries[0][-1] = 1.0
+    problem.keys[0] *= 0.01
+    problem.keys[0][sink] = 1.87  # exp(1.87 · √32) is 9 times 4,000
+    problem.values[0] = 1.0 + problem.values[0] * 0.1
+    problem.values[0][sink] = 0.0
+    ours = Paged("8 bits", case, blocks=600).run(problem)
+    torch.testing.assert_close(ours.double(), textbook(problem), rtol=2e-2, atol=0.0)
+
+
+def in_8_bits(case: Case) -> Case:
+    return replace(case, dtype=torch.bfloat16)
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["native", "8 bits"])
 @settings(max_examples=long_form.examples(20, long=40), deadline=None)
 @given(case=cases, cuts=st.lists(st.integers(1, 60), max_size=12))
-def test_a_row_is_bitwise_the_same_in_any_company_and_chunking(case: Case, cuts: list[int]) -> None:
+def test_a_row_is_bitwise_the_same_in_any_company_and_chunking(name: str, case: Case, cuts: list[int]) -> None:
+    case = in_8_bits(case) if name == "8 bits" else case
     problem = Problem.of(case)
-    together = Paged("native", case).run(problem)
+    together = Paged(name, case).run(problem)
     row = 0
     for index, (before, count) in enumerate(case.lengths):
         alone = replace(case, lengths=((before, count),))
-        paged = Paged("native", alone)
+        paged = Paged(name, alone)
         sequence = paged.sequence(before + count)
         parts, at = [], 0
         for size in [*cuts, before + count]:
@@ -83,14 +121,16 @@ def family(draw: st.DrawFn) -> tuple[Case, list[int]]:
 
 
 @needs_native
+@pytest.mark.parametrize("name", ["native", "8 bits"])
 @settings(max_examples=long_form.examples(30, long=60), deadline=None)
 @given(drawn=family())
 def test_a_row_is_bitwise_the_same_beside_sequences_that_begin_with_the_same_blocks(
-    drawn: tuple[Case, list[int]],
+    name: str, drawn: tuple[Case, list[int]]
 ) -> None:
     case, common = drawn
+    case = in_8_bits(case) if name == "8 bits" else case
     problem = Problem.of(case)
-    paged = Paged("native", case, blocks=400)
+    paged = Paged(name, case, blocks=400)
     family: list[Sequence] = []
     for index, (total, same) in enumerate(zip(case.totals, common, strict=True)):
         sequence = paged.sequence(total)

@@ -147,6 +147,26 @@ def test_streams_get_their_tokens_one_by_one(tiny: Engine, runs: list[int]) -> N
     assert max(runs) > 1
 
 
+def test_only_callers_that_step_the_engine_themselves_are_waited_for(tiny: Engine, runs: list[int]) -> None:
+    """After a request has ended, its caller may submit the next one between two calls of `step`."""
+    lengths = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (4, 40)]
+    tiny.generate([[5, 6, 7], [8, 9]], lengths)
+    assert runs[:2] == [3, MOST_STEPS]
+    runs.clear()
+    for params in lengths:
+        tiny.submit(InferenceRequest.of([5, 6, 7], params))
+    ended = 0
+    while not ended:
+        ended = len(tiny.step(MOST_STEPS))
+    runs.clear()
+    tiny.step(MOST_STEPS), tiny.step(MOST_STEPS)
+    assert not runs
+    tiny.step(MOST_STEPS)
+    assert runs == [MOST_STEPS]
+    while tiny.unfinished:
+        tiny.step(MOST_STEPS)
+
+
 def test_an_interruption_ends_a_run_after_the_present_step(tiny: Engine, runs: list[int]) -> None:
     tiny.submit(InferenceRequest.of([5, 6, 7], _MANY))
     tiny.step(MOST_STEPS)

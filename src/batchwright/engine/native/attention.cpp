@@ -17,8 +17,8 @@ void attend_all(const Problem& p) {
 }
 
 template <class T>
-void rope_and_store_rows(T* qkv, int64_t rows, const HeadShape& shape, const float* cosines, const float* sines,
-                    const int64_t* positions, const int64_t* slots, T* keys, T* values) {
+void rope_and_store_rows(typename Cached<T>::Row* qkv, int64_t rows, const HeadShape& shape, const float* cosines,
+                         const float* sines, const int64_t* positions, const int64_t* slots, void* keys, void* values) {
   const int64_t half = shape.head_dim / 2;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row)
@@ -26,10 +26,10 @@ void rope_and_store_rows(T* qkv, int64_t rows, const HeadShape& shape, const flo
                           sines + positions[row] * half, {keys, values, shape, slots[row]});
 }
 
-// Copy keys and values into the cache as they are: [rows][kv_heads][head_dim], rows `stride` apart.
+// Put keys and values into the cache: [rows][kv_heads][head_dim], rows `stride` apart.
 template <class T>
-void store_rows(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t v_stride, int64_t kv_heads,
-                int64_t head_dim, const int64_t* slots, T* keys, T* values) {
+void store_rows(const typename Cached<T>::Row* k, const typename Cached<T>::Row* v, int64_t rows, int64_t k_stride,
+                int64_t v_stride, int64_t kv_heads, int64_t head_dim, const int64_t* slots, void* keys, void* values) {
   const HeadShape shape{0, kv_heads, head_dim};
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
@@ -53,16 +53,19 @@ void store_rows(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t 
     bw::attend_all<T>({query, keys, values, out, tables, starts, contexts, sequences, query_stride, table_stride,      \
                    heads, kv_heads, head_dim, window, scale, softcap});                                            \
   }                                                                                                                \
-  extern "C" void bw_rope_and_store_##NAME(T* qkv, int64_t rows, int64_t heads, int64_t kv_heads,                  \
+  extern "C" void bw_rope_and_store_##NAME(bw::Cached<T>::Row* qkv, int64_t rows, int64_t heads, int64_t kv_heads, \
                                            int64_t head_dim, const float* cosines, const float* sines,             \
-                                           const int64_t* positions, const int64_t* slots, T* keys, T* values) {   \
+                                           const int64_t* positions, const int64_t* slots, void* keys,             \
+                                           void* values) {                                                         \
     bw::rope_and_store_rows<T>(qkv, rows, {heads, kv_heads, head_dim}, cosines, sines, positions, slots, keys, values); \
   }                                                                                                                \
-  extern "C" void bw_store_rows_##NAME(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t v_stride,   \
-                                       int64_t kv_heads, int64_t head_dim, const int64_t* slots, T* keys,          \
-                                       T* values) {                                                                \
+  extern "C" void bw_store_rows_##NAME(const bw::Cached<T>::Row* k, const bw::Cached<T>::Row* v, int64_t rows,     \
+                                       int64_t k_stride, int64_t v_stride, int64_t kv_heads, int64_t head_dim,     \
+                                       const int64_t* slots, void* keys, void* values) {                           \
     bw::store_rows<T>(k, v, rows, k_stride, v_stride, kv_heads, head_dim, slots, keys, values);                    \
   }
 
 BW_ATTENTION(f32, float)
 BW_ATTENTION(bf16, bw::bf16)
+// Beside the compiled layers only tests call these.
+BW_ATTENTION(int8, bw::Int8)

@@ -30,7 +30,7 @@ group of inputs, by rows in 8 bits."""
 _TINY = torch.finfo(torch.float32).tiny
 _address = Tensor.data_ptr
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_ARGUMENTS: dict[str, list[Any]] = {
+ARGUMENTS: dict[str, list[Any]] = {
     "attend": [c_void_p] * 7 + [c_int64] * 7 + [c_float] * 2,
     "rope_and_store": [c_void_p] + [c_int64] * 4 + [c_void_p] * 6,
     "store_rows": [c_void_p] * 2 + [c_int64] * 5 + [c_void_p] * 3,
@@ -40,6 +40,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "choose_rows": [c_void_p] + [c_int64] * 3 + [c_void_p] * 8,
     "mask_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64, c_void_p, c_int64],
 }
+"""Types of the arguments of each kernel."""
 
 
 class NativeKernels:
@@ -48,7 +49,7 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.library, self._dtype = library, dtype
         self._bound = SimpleNamespace()
-        for name, arguments in _ARGUMENTS.items():
+        for name, arguments in ARGUMENTS.items():
             function = getattr(library, f"bw_{name}_{_SUFFIX[dtype]}")
             function.argtypes = arguments
             function.restype = None
