@@ -97,7 +97,7 @@ class Problem:
 
 
 class Paged:
-    """One backend, or "8 bits", with a cache whose blocks are handed out in a mixed order, full of NaN that nobody may read."""
+    """A backend, or "8 bits", with a cache whose blocks come in a mixed order, full of NaN that nobody may read."""
 
     def __init__(self, name: str, case: Case, blocks: int = 200, device: torch.device = CPU) -> None:
         shape = KVShape(blocks, BLOCK, case.kv_heads, case.head_dim, case.dtype, device)

@@ -246,7 +246,7 @@ def test_a_block_that_is_read_in_the_step_that_writes_it(tmp_path: Path, quantiz
 def test_prompts_that_threads_share(
     tmp_path: Path, quantized: bool, lengths: tuple[int, ...], threads: int, torch_threads: Callable[[int], None]
 ) -> None:
-    """A step of many rows is cut where its cost is shared evenly, within a prompt too; eight rows are not cut with two threads or more."""
+    """A step of many rows is cut where its cost is shared evenly, within a prompt too; eight rows are not cut."""
     torch_threads(threads)
     saved_model(tmp_path, "llama", TINY)
     body = loaded(tmp_path, quantized=quantized)
