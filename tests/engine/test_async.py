@@ -50,12 +50,12 @@ class Gate:
         core = engine._engine.core
         own = core.step
 
-        def step(most: int = 1) -> list[StreamEvent]:
+        def step(most: int = 1, **options: bool) -> list[StreamEvent]:
             self.reached.set()
             self._open.wait()
             if failure is not None:
                 raise failure
-            return own(most)
+            return own(most, **options)
 
         core.step = step  # type: ignore[method-assign]
 
@@ -223,9 +223,9 @@ def test_a_flood_of_requests_is_taken_little_by_little_between_steps(
             gate, left = Gate(engine), list[int]()
             own = engine._engine.core.step
 
-            def step(most: int = 1) -> list[StreamEvent]:
+            def step(most: int = 1, **options: bool) -> list[StreamEvent]:
                 left.append(len(engine._commands))
-                return own(most)
+                return own(most, **options)
 
             engine._engine.core.step = step  # type: ignore[method-assign]
             first = asyncio.create_task(engine.generate(prompts[0], LONG))

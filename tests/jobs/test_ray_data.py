@@ -253,12 +253,12 @@ def test_an_actor_whose_engine_dies_is_replaced(
             core, steps = self._engine.core, [None] * 2
             step = core.step
 
-            def mortal(most: int = 1) -> Any:
+            def mortal(most: int = 1, **options: bool) -> Any:
                 if not died.exists() and not steps:
                     died.write_text(str(os.getpid()))
                     raise MemoryError("the engine dies")
                 del steps[:1]
-                return step()
+                return step(**options)
 
             core.step = mortal  # type: ignore[method-assign]
 
