@@ -329,6 +329,10 @@ inline VecF multiply_add(const VecF& acc, const VecF& a, const VecF& b) {
   return by_registers([](RegF x, RegF y, RegF z) { return multiply_add(x, y, z); }, acc, a, b);
 }
 
+inline VecF max(const VecF& a, const VecF& b) {
+  return by_registers([](RegF x, RegF y) { return max(x, y); }, a, b);
+}
+
 inline VecF exp2(const VecF& x) {
   return by_registers([](RegF y) { return exp2(y); }, x);
 }
