@@ -190,7 +190,7 @@ class Tile {
         scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * factors_[row + r] / p_.softcap);
   }
 
-  // Only blocks that a row's keys end in or before, and those that begin before its window, are touched.
+  // Only the blocks from the end of a row's keys on, and those that begin before its window, are touched.
   void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
     for (int64_t r = 0; r < count; ++r) {
       float* scores = &scores_[r * kChunk];
@@ -268,7 +268,8 @@ class Tile {
     }
   }
 
-  // The greatest of the scales of values that each row sees in a chunk. One that is not finite spoils all rows of the strip.
+  // The greatest scale among the values of a chunk that each row sees. A scale that is not finite spoils all rows of the
+  // strip.
   void find_largest_scales(int64_t row, int64_t count, int64_t chunk, int64_t keys) {
     const float largest = largest_value_scale(0, keys);
     for (int64_t r = 0; r < count; ++r) {
@@ -308,7 +309,8 @@ class Tile {
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
   float value_scales_[kChunk] = {};  // of the values of a chunk
-  float largest_scales_[kStrip<T>] = {}, scales_[kStrip<T>] = {};  // of each row of a strip; what gives its weights back
+  float largest_scales_[kStrip<T>] = {};  // by each row of a strip: of the values that it sees in the chunk
+  float scales_[kStrip<T>] = {};  // by each row of a strip: its weights in 16 bits are multiplied with this
   std::vector<float> factors_;  // by each row: its scores are multiplied with this
   std::vector<int32_t> seen_;  // by each row: keys up to its own position
   std::vector<Row*> to_;

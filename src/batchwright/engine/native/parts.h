@@ -15,18 +15,19 @@ struct Part {
   std::vector<int> after;  // parts before this one that write keys and values which it reads, in each layer
 };
 
-// Keys and values beside products of E.
+// How keys and values are stored beside products of E.
 template <class E>
 using CacheOf = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;
 
-// With as many rows or fewer to each thread, on average, all compute a step together: weights that are read for one tile only
-// are not read by every thread. Measured; with 256 bits only by a processor that has 512.
+// Most rows for each thread, on average, of a step that all threads compute together: reading all weights in every thread
+// does not pay for a single tile of rows. Measured on a processor with AVX-512, that of AVX2 too.
 template <class E>
 constexpr int64_t kRowsTogether = kWidth == 16 ? kMostRows<E> : 12;
 
 // What it costs to read a byte of the cache for a decode, in multiplications of bfloat16: measured with two cores.
 constexpr double kDecodeByteCost = 7.5;
-// The same of a number that several rows read together, those of a prompt or of a shared prefix.
+// What it costs to multiply with a number that several rows read together, those of a prompt or of a shared prefix, in the
+// same unit.
 constexpr double kSharedKeyCost = 1.3;
 
 // What finding the likeliest token costs, as a part of multiplying with the whole head.

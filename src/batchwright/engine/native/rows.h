@@ -46,6 +46,29 @@ struct HeadShape {
   int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }  // of q, k and v side by side
 };
 
+// to[i * N + place] = x[i] for all i below `count`, a multiple of 16. Nothing else is written: what lies between may be
+// another thread's to write.
+template <int64_t N, class T>
+void store_every(T* to, const T* x, int64_t count, int64_t place) {
+  int64_t i = 0;
+#if defined(__AVX512BW__)
+  if constexpr (N == 2 && sizeof(T) == 2) {
+    const __mmask32 mask = place == 0 ? 0x55555555u : 0xaaaaaaaau;
+    const __m128i bits = _mm_cvtsi32_si128(place == 0 ? 0 : 16);
+    for (; i < count; i += 16)
+      _mm512_mask_storeu_epi16(to + i * N, mask,
+                               _mm512_sll_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(x + i)), bits));
+  } else if constexpr (N == 2 && sizeof(T) == 1) {
+    const __mmask64 mask = place == 0 ? 0x5555555555555555u : 0xaaaaaaaaaaaaaaaau;
+    const __m128i bits = _mm_cvtsi32_si128(place == 0 ? 0 : 8);
+    for (; i + 32 <= count; i += 32)
+      _mm512_mask_storeu_epi8(to + i * N, mask,
+                              _mm512_sll_epi16(_mm512_cvtepu8_epi16(load_as<__m256i>(x + i)), bits));
+  }
+#endif
+  for (; i < count; ++i) to[i * N + place] = x[i];
+}
+
 // Where a cache of T keeps the keys and values of one token.
 template <class T>
 class CacheSlot {
