@@ -191,7 +191,7 @@ class GroupedProduct<g8> {
           } else {
             const char* ahead = after + ((p - first) * 2 + half) * bytes + t * bytes / tiles;
             multiply_groups<Bits, false>(count, values, row_groups, groups, columns, ahead,
-                                         kBytesOfGroup<Bits> / tiles, sums[half]);
+                                         piece_bytes(kBytesOfGroup<Bits>, tiles), sums[half]);
           }
         }
         for (int64_t r = 0; r < count; ++r) {

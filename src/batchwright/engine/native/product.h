@@ -90,6 +90,9 @@ class Groups {
   int threads_;
 };
 
+// Bytes of each of `count` pieces that together are no less than `bytes`: what tiles fetch of a panel leaves no gap.
+constexpr int64_t piece_bytes(int64_t bytes, int64_t count) { return (bytes + count - 1) / count; }
+
 // Fetches the beginning of what comes after a group that few rows were multiplied with.
 inline void fetch_near(const char* from) {
   for (int64_t at = 0; at < kNear; at += kLine) __builtin_prefetch(from + at, 0, 2);
@@ -123,7 +126,7 @@ class GroupedProduct {
           multiply_tile<E, true>(count, inputs, units_, panel, panel + kNear, kPanel * 4, sums);
         } else {
           multiply_tile<E, false>(count, inputs, units_, panel, after + (p - first) * bytes + t * bytes / tiles,
-                                  kPanel * 4 / tiles, sums);
+                                  piece_bytes(kPanel * 4, tiles), sums);
         }
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;

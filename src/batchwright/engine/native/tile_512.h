@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "row_pointers.h"
 #include "units.h"
 
 namespace bw {
@@ -31,21 +32,26 @@ inline VecI add_products(VecI acc, VecU weights, VecU inputs) {
 template <class E, int R, bool Near>
 void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
                    typename Sum<E>::Vec* sums) {
-  typename Sum<E>::Vec low[R] = {}, high[R] = {};
-  for (int64_t u = 0; u < units; ++u) {
-    const VecU left = load_as<VecU>(panel + u * kPanel), right = load_as<VecU>(panel + u * kPanel + kLanes);
+  typename Sum<E>::Vec low[R], high[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) low[r] = high[r] = typename Sum<E>::Vec{};
+  RowPointers<R> at(rows, units);
+  for (int64_t u = 0; u < units; ++u, at.advance(1), panel += kPanel, ahead += step) {
+    const VecU left = load_as<VecU>(panel), right = load_as<VecU>(panel + kLanes);
     if constexpr (!Near) {
-      __builtin_prefetch(ahead + u * step, 0, 2);
+      __builtin_prefetch(ahead, 0, 2);
     } else if constexpr (R > kRowsOfStream) {
-      __builtin_prefetch(ahead + u * step, 0, 3);
-      __builtin_prefetch(ahead + u * step + kLine, 0, 3);
+      __builtin_prefetch(ahead, 0, 3);
+      __builtin_prefetch(ahead + kLine, 0, 3);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const VecU input = VecU{} + rows[r * units + u];
+      const VecU input = VecU{} + *at[r];
       low[r] = add_products(low[r], left, input);
       high[r] = add_products(high[r], right, input);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     sums[2 * r] = low[r];
     sums[2 * r + 1] = high[r];

@@ -109,7 +109,7 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
       multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * 4, step, found);
     } else {
       multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * units * step / kPanel,
-                                      step * V / whole, found);
+                                      (step * V + whole - 1) / whole, found);
     }
   }
 }
