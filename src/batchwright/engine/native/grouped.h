@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "product.h"
+#include "row_pointers.h"
 
 namespace bw {
 
@@ -21,10 +22,11 @@ struct g8 {
   int8_t bits;
 };
 
-// Of a group of a row: its scale, and the sum of its numbers.
+// Of a group of a row: its scale, the sum of its numbers, and what is added to its products with numbers that are 128 too
+// large. They have the types that they are used in: a vector of either is then read from memory as it is.
 struct RowGroup {
-  float scale;
-  int32_t sum;
+  float scale, sum;
+  int32_t excess;
 };
 
 // Bytes of the numbers of a group in 16 columns.
@@ -82,43 +84,46 @@ inline VecI add_group_products(VecI acc, VecU numbers, uint32_t row) {
 #endif
 }
 
-// Rows that are multiplied at a time, with two vectors of sums for each: measured. More leave no registers for where the
-// numbers of each row lie.
-constexpr int64_t kMostGroupedRows = kWidth == 16 ? 8 : 3;
+// Rows that are multiplied at a time, with two vectors of sums for each.
+constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
 
 // sums[r] = row r · 16 columns. Meanwhile `ahead` is fetched, `step` bytes a group: what is `Near` is needed at once.
 template <int Bits, int R, bool Near>
 void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
                      const char* ahead, int64_t step, VecF* sums) {
-  const uint32_t* rows = reinterpret_cast<const uint32_t*>(values);
-  VecF total[R] = {};
-  for (int64_t g = 0; g < groups; ++g) {
+  RowPointers<R, uint32_t> rows(reinterpret_cast<const uint32_t*>(values), groups * kGroupUnits);
+  RowPointers<R, RowGroup> of_rows(row_groups, groups);
+  VecF total[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = VecF{};
+  for (int64_t g = 0; g < groups; ++g, columns += kBytesOfGroup<Bits>, ahead += step) {
     if constexpr (!Near || R > kRowsOfStream)
-      for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + g * step + line, 0, Near ? 3 : 2);
+      for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
     VecI acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? -128 * row_groups[r * groups + g].sum : 0);
-    const char *numbers = columns + g * kBytesOfGroup<Bits>, *scales = numbers + kNumberBytes<Bits>;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? of_rows[r]->excess : 0);
+#pragma GCC unroll 16
     for (int64_t v = 0; v < kNumberBytes<Bits> / 64; ++v) {
-      const VecU packed = load_as<VecU>(numbers + v * 64);
+      const VecU packed = load_as<VecU>(columns + v * 64);
+      const VecU low = Bits == 8 ? packed : packed & 0x0f0f0f0f, high = packed >> 4 & 0x0f0f0f0f;
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const uint32_t* row = rows + (r * groups + g) * kGroupUnits + v;
-        if constexpr (Bits == 8) {
-          acc[r] = add_group_products(acc[r], packed, *row);
-        } else {
-          acc[r] = add_group_products(acc[r], packed & 0x0f0f0f0f, row[0]);
-          acc[r] = add_group_products(acc[r], packed >> 4 & 0x0f0f0f0f, row[kGroupUnits / 2]);
-        }
+        acc[r] = add_group_products(acc[r], low, rows[r][v]);
+        if constexpr (Bits == 4) acc[r] = add_group_products(acc[r], high, rows[r][v + kGroupUnits / 2]);
       }
     }
+    const char* scales = columns + kNumberBytes<Bits>;
     const VecF scale = load_half(scales);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const RowGroup& of_row = row_groups[r * groups + g];
       VecF part = __builtin_convertvector(acc[r], VecF) * scale;
-      if constexpr (Bits == 4)
-        part = multiply_add(part, load_half(scales + kScalesBytes), broadcast(static_cast<float>(of_row.sum)));
-      total[r] = multiply_add(total[r], part, broadcast(of_row.scale));
+      if constexpr (Bits == 4) part = multiply_add(part, load_half(scales + kScalesBytes), broadcast(of_rows[r]->sum));
+      total[r] = multiply_add(total[r], part, broadcast(of_rows[r]->scale));
     }
+    rows.advance(kGroupUnits);
+    of_rows.advance(1);
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sums[r] = total[r];
 }
 
@@ -222,7 +227,8 @@ void quantize_groups(const T* x, int64_t dim, g8* out, RowGroup* groups) {
       sum += whole;
       store_bytes(out + g * kGrouped + d, whole);
     }
-    groups[g] = {found.scale, total(sum)};
+    const int32_t whole = total(sum);
+    groups[g] = {found.scale, static_cast<float>(whole), -128 * whole};
   }
 }
 

@@ -21,7 +21,8 @@
 
 namespace bw {
 
-constexpr int64_t kGroupBytes = 320 * 1024;  // panels that are used together stay in the second-level cache
+// Panels that are used together stay in the second-level cache while the next ones come into it.
+constexpr int64_t kGroupBytes = 128 * 1024;
 
 struct Linear {
   const uint32_t* panels;  // [panels][units of inputs][kPanel]
@@ -54,7 +55,7 @@ inline VecF finished(VecI sum, const Linear& w, const Rows<u8>& x, int64_t row, 
 
 // Bytes ahead of what is multiplied that rows of a single tile fetch: measured. They wait for memory, which is fastest in
 // long streams.
-constexpr int64_t kNear = 4096;
+constexpr int64_t kNear = 6144;
 
 // The groups of panels of a product: a thread goes through one for each tile of rows before it turns to the next.
 class Groups {

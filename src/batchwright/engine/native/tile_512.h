@@ -41,8 +41,8 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
     if constexpr (!Near) {
       __builtin_prefetch(ahead, 0, 2);
     } else if constexpr (R > kRowsOfStream) {
-      __builtin_prefetch(ahead, 0, 3);
-      __builtin_prefetch(ahead + kLine, 0, 3);
+      __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + kLine, 0, 2);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
