@@ -91,8 +91,8 @@ constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
 template <int Bits, int R, bool Near>
 void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
                      const char* ahead, int64_t step, VecF* sums) {
-  RowPointers<R, uint32_t> rows(reinterpret_cast<const uint32_t*>(values), groups * kGroupUnits);
-  RowPointers<R, RowGroup> of_rows(row_groups, groups);
+  RowPointers<R> rows(reinterpret_cast<const uint32_t*>(values), groups * kGroupUnits);
+  RowPointers<R, const RowGroup> of_rows(row_groups, groups);
   VecF total[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) total[r] = VecF{};

@@ -10,15 +10,15 @@ namespace bw {
 // They are kept as one pointer for each three rows: processors add a register, once or twice, to an address. A pointer for
 // each row does not fit the general registers, and compilers then keep some of them in vector registers, from which they
 // are moved by what multiplies (7% of the time of a tile of 12 rows).
-template <int R, class T = uint32_t>
+template <int R, class T = const uint32_t>
 class RowPointers {
  public:
-  RowPointers(const T* rows, int64_t stride) : stride_(stride) {
+  RowPointers(T* rows, int64_t stride) : stride_(stride) {
 #pragma GCC unroll 8
     for (int i = 0; i < kPointers; ++i) pointers_[i] = rows + i * kRowsOfPointer * stride;
   }
 
-  const T* operator[](int row) const {
+  T* operator[](int row) const {
     return pointers_[row / kRowsOfPointer] + row % kRowsOfPointer * stride_;
   }
 
@@ -33,7 +33,7 @@ class RowPointers {
  private:
   static constexpr int kRowsOfPointer = 3, kPointers = (R + kRowsOfPointer - 1) / kRowsOfPointer;
 
-  const T* pointers_[kPointers];
+  T* pointers_[kPointers];
   const int64_t stride_;
 };
 

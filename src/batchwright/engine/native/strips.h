@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "row_pointers.h"
 #include "units.h"
 
 namespace bw {
@@ -78,32 +79,47 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
   constexpr int V = B * kRegisters;
   constexpr int64_t bytes = C::kUnitBytes / kRegisters;
   const int64_t units = head_dim / C::kPerUnit;
-  typename C::Sum acc[R][V] = {};
-  const char *keys[B], *later[B];
+  typename C::Sum acc[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) acc[r][v] = typename C::Sum{};
+  const char* keys[B];
   for (int b = 0; b < B; ++b) {
-    keys[b] = blocks[b].keys, later[b] = blocks.later(b).keys;
+    keys[b] = blocks[b].keys;
     if constexpr (C::kScaled) {
-      __builtin_prefetch(block_scales<T>(later[b], head_dim), 0, 2);
+      __builtin_prefetch(block_scales<T>(blocks.later(b).keys, head_dim), 0, 2);
       __builtin_prefetch(block_scales<T>(blocks.later(b).values, head_dim), 0, 2);
     }
   }
-  for (int64_t u = 0; u < units; ++u) {
-    // Into the second-level cache: the first one can wait for few lines at a time.
-    for (int b = 0; b < B; ++b) __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 2);
-    for (int part = 0; part < C::kParts; ++part) {
-      typename C::Part k[V];
-      for (int v = 0; v < V; ++v)
-        k[v] = C::part(C::load(keys[v / kRegisters] + u * C::kUnitBytes + v % kRegisters * bytes), part);
-      for (int r = 0; r < R; ++r) {
-        const typename C::Part q = C::part(RegU{} + query[r * units + u], part);
-        for (int v = 0; v < V; ++v) acc[r][v] = C::add(acc[r][v], k[v], q);
+  RowPointers<R> at(query, units);
+  for (int b = 0; b < B; ++b) {
+    const char* later = blocks.later(b).keys;
+    for (int64_t u = b * units / B; u < (b + 1) * units / B; ++u, later += B * C::kUnitBytes) {
+      // Into the second-level cache: the first one can wait for few lines at a time.
+      for (int line = 0; line < B; ++line) __builtin_prefetch(later + line * C::kUnitBytes, 0, 2);
+#pragma GCC unroll 2
+      for (int part = 0; part < C::kParts; ++part) {
+        typename C::Part k[V];
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v)
+          k[v] = C::part(C::load(keys[v / kRegisters] + u * C::kUnitBytes + v % kRegisters * bytes), part);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const typename C::Part q = C::part(RegU{} + *at[r], part);
+#pragma GCC unroll 16
+          for (int v = 0; v < V; ++v) acc[r][v] = C::add(acc[r][v], k[v], q);
+        }
       }
+      at.advance(1);
     }
   }
+#pragma GCC unroll 16
   for (int v = 0; v < V; ++v) {
     [[maybe_unused]] RegF scales;
     if constexpr (C::kScaled)
       scales = load_as<RegF>(block_scales<T>(blocks[v / kRegisters].keys, head_dim) + v % kRegisters * kWidth);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       float* to = scores + r * kChunk + v * kWidth;
       if constexpr (C::kScaled) store_register(to, __builtin_convertvector(acc[r][v], RegF) * scales);
@@ -139,16 +155,25 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
   constexpr int V = J * kRegisters;
   constexpr int64_t per = C::kPerUnit, units = kBlock / per, stride = kChunk / per, bytes = C::kUnitBytes;
   const int64_t row_bytes = head_dim / kLanes * bytes, from = column / kLanes * bytes;
-  typename C::Sum acc[R][V] = {};
-  if constexpr (!C::kScaled)
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] = load_as<RegF>(out + r * head_dim + v * kWidth);
+  typename C::Sum acc[R][V];
+  RowPointers<R, float> to(out, head_dim);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      if constexpr (C::kScaled) acc[r][v] = typename C::Sum{};
+      else acc[r][v] = load_as<RegF>(to[r] + v * kWidth);
+    }
   const auto add = [&](const char* row, int64_t unit, uint32_t mask) __attribute__((always_inline)) {
+#pragma GCC unroll 2
     for (int part = 0; part < C::kParts; ++part) {
       typename C::Part values[V];
+#pragma GCC unroll 16
       for (int v = 0; v < V; ++v) values[v] = C::part(C::load(row + v * bytes / kRegisters) & mask, part);
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const typename C::Part w = C::part(RegU{} + weights[r * stride + unit], part);
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = C::add(acc[r][v], values[v], w);
       }
     }
@@ -164,15 +189,17 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
     }
   }
   if (keys % per) add(blocks[whole / units].values + whole % units * row_bytes + from, whole, 0xffffu);
-  for (int r = 0; r < R; ++r) {
+  to.advance(0);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      float* to = out + r * head_dim + v * kWidth;
+      float* sums = to[r] + v * kWidth;
       if constexpr (C::kScaled)
-        store_register(to, multiply_add(load_register(to), __builtin_convertvector(acc[r][v], RegF), spread(scales[r])));
+        store_register(sums, multiply_add(load_register(sums), __builtin_convertvector(acc[r][v], RegF), spread(scales[r])));
       else
-        store_register(to, acc[r][v]);
+        store_register(sums, acc[r][v]);
     }
-  }
 }
 
 template <class T, int R>
