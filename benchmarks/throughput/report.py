@@ -64,7 +64,7 @@ def bound_paragraph(bounds: Mapping[str, Mapping[str, float]]) -> str:
     return (
         "How close our jobs came to their bounds: the least time in which this machine could compute them, all rows"
         f" once, at {operations / 1e9:,.0f} Gop/s of matrix products and {bandwidth / 1e9:,.0f} GB/s of memory, the"
-        f" best that were measured before and in these jobs, timed apart from the table above (goal {_GOAL:.0%}):"
+        f" best that were measured right before and in these jobs, timed apart from the table above (goal {_GOAL:.0%}):"
     )
 
 

@@ -97,22 +97,28 @@ def with_rounded(model: Any, bits: int) -> Any:
     return model
 
 
-@needs_decoder
-@both_widths
-@pytest.mark.parametrize(("model_type", "config"), CASES)
-def test_logits(tmp_path: Path, model_type: str, config: dict[str, Any], quantization: QuantizationName) -> None:
-    """They are those of the rounded weights, but for what bfloat16 and rows in 8 bits add."""
-    model = saved_model(tmp_path, model_type, config)
+def assert_logits_of_rounded_weights(
+    folder: Path, model_type: str, config: dict[str, Any], quantization: QuantizationName
+) -> None:
+    """The logits are those of the rounded weights, but for what bfloat16 and rows in 8 bits add."""
+    model = saved_model(folder, model_type, config)
     prompts = prompts_below(config["vocab_size"])
-    plain = load_body(tmp_path, EngineConfig(body="fused", dtype="bfloat16", device="cpu"))
+    plain = load_body(folder, EngineConfig(body="fused", dtype="bfloat16", device="cpu"))
     assert isinstance(plain, LlamaBody)
     plain.allocate(400, 16, "native")
     rounding = error(all_logits(plain, prompts), reference(model, prompts))
-    body = loaded(tmp_path, quantization)
+    body = loaded(folder, quantization)
     assert isinstance(body.stack, CompiledStack)
     assert f"{quantization.removesuffix('-group')} weights" in body.description
     exact = reference(with_rounded(model, BITS[quantization]), prompts)
     assert error(all_logits(body, prompts), exact) < 1.15 * math.hypot(rounding, 0.05)
+
+
+@needs_decoder
+@both_widths
+@pytest.mark.parametrize(("model_type", "config"), CASES)
+def test_logits(tmp_path: Path, model_type: str, config: dict[str, Any], quantization: QuantizationName) -> None:
+    assert_logits_of_rounded_weights(tmp_path, model_type, config, quantization)
 
 
 @needs_decoder

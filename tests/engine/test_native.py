@@ -30,6 +30,8 @@ from batchwright.scheduling import Chunk, Sequence
 from .heads import assert_same_tokens, scaled_rows
 from .paged import Case, Paged, Problem, textbook
 from .quick_build import QUICKEST, build
+from .support import TINY
+from .test_groups import assert_logits_of_rounded_weights
 
 CPU = torch.device("cpu")
 KERNELS = load_kernels(torch.float32)
@@ -348,7 +350,9 @@ def test_a_build_that_fails_leaves_nothing_behind(fresh_cache: Path, monkeypatch
 
 @needs_native
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag is for x86-64")
-def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_a_processor_without_avx512(
+    fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Optimized less, which compiles in half of the time.
     compiler = fresh_cache / "older"
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++") or shutil.which("clang++")} "$@" -O1 -mno-avx512f\n')
@@ -379,3 +383,5 @@ def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: 
     torch.testing.assert_close(
         logits.double(), normed.to(torch.bfloat16).double() @ head.double().T, rtol=0.02, atol=0.2
     )
+    assert_logits_of_rounded_weights(tmp_path / "int8-group", "llama", TINY, "int8-group")
+    assert_logits_of_rounded_weights(tmp_path / "int4", "llama", TINY, "int4")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +38,8 @@ def load(options: Options) -> tuple[Ready, Answer]:
         cache.values.zero_()
     if options["profile"]:
         stopwatch.watch_engine(engine.core)
+    gc.collect()
+    gc.freeze()  # as `batchwright run` does
 
     def generate(job: Job) -> list[list[int]]:
         params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=n) for n in job["outputs"]]
@@ -61,7 +67,12 @@ def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answ
     from batchwright.engine.machine_rates import machine_rates
     from batchwright.engine.work_meter import WorkMeter
     from batchwright.jobs.run_bound import RunBound
+    from batchwright.models.cache import CACHE_VARIABLE
 
+    # The machine's memory may have been faster an hour ago: only rates of this process count. Nothing else is read from
+    # the cache any more.
+    os.environ[CACHE_VARIABLE] = folder = tempfile.mkdtemp(prefix="batchwright-rates-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     core = engine.core
     blocks = core.scheduler.blocks
     rates = machine_rates(core.body, blocks.block_size, blocks.num_blocks, again=True)

@@ -22,11 +22,11 @@ struct g8 {
   int8_t bits;
 };
 
-// Of a group of a row: its scale, the sum of its numbers, and what is added to its products with numbers that are 128 too
-// large. They have the types that they are used in: a vector of either is then read from memory as it is.
+// Of a group of a row. Each member has the type in which all lanes of a register get it straight from memory.
 struct RowGroup {
-  float scale, sum;
-  int32_t excess;
+  float scale;
+  float sum;       // of its numbers
+  int32_t excess;  // -128 * sum: added to its products with numbers that are 128 too large
 };
 
 // Bytes of the numbers of a group in 16 columns.
@@ -43,46 +43,51 @@ constexpr int64_t column_bytes(int64_t groups) {
   return groups * kBytesOfGroup<Bits>;
 }
 
-// 16 numbers of float16.
-inline VecF load_half(const char* from) {
+// A register of float16 numbers, as float.
+inline RegF load_half(const char* from) {
 #if defined(__AVX512F__)
-  return (VecF)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return (RegF)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__)
-  VecF out;
-  for (int64_t at = 0; at < kLanes; at += kWidth) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at * 2));
-    store_register(reinterpret_cast<float*>(&out) + at, (RegF)_mm256_cvtph_ps(half));
-  }
-  return out;
+  return (RegF)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
-  typedef uint16_t Half __attribute__((vector_size(32)));
-  const VecU half = __builtin_convertvector(load_as<Half>(from), VecU);
+  typedef uint16_t Half __attribute__((vector_size(kWidth * 2)));
+  const RegU half = __builtin_convertvector(load_as<Half>(from), RegU);
   // The exponent is moved to where float32 has it, and its bias is multiplied in, which is exact for small numbers too.
-  const VecU moved = (half & 0x7fff) << 13 | (half & 0x8000) << 16;
-  return (VecF)moved * broadcast(5.192296858534828e33f);
+  const RegU moved = (half & 0x7fff) << 13 | (half & 0x8000) << 16;
+  return (RegF)moved * spread(5.192296858534828e33f);
 #endif
 }
 
-// acc + the products of four numbers of each column with four of a row, which `row` holds.
-inline VecI add_group_products(VecI acc, VecU numbers, uint32_t row) {
+// How the products of a group are summed. `add` adds, for each column, the products of four of its numbers, which have no
+// sign, with the four of a row that each lane of `row` holds; `total` returns sums of 32 bits.
+template <int Bits>
+struct GroupSum {
+  static RegI add(RegI acc, RegU numbers, RegU row) {
 #if defined(__AVX512VNNI__)
-  return (VecI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)numbers, _mm512_set1_epi32(static_cast<int32_t>(row)));
+    return (RegI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)numbers, (__m512i)row);
 #else
-  // Every other byte at a time, as numbers of 16 bits.
-  typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
-  const Numbers spread_row = (Numbers)(RegU{} + row);
-  const RegU even = (RegU)(spread_row << 8 >> 8), odd = (RegU)(spread_row >> 8);
-  VecI out;
-  for (int64_t at = 0; at < kRegisters; ++at) {
-    const RegU some = load_as<RegU>(reinterpret_cast<const char*>(&numbers) + at * kRegisterBytes);
-    RegI sum = load_as<RegI>(reinterpret_cast<const char*>(&acc) + at * kRegisterBytes);
-    sum = Units<Shorts>::add(sum, some & 0x00ff00ff, even);
-    sum = Units<Shorts>::add(sum, some >> 8 & 0x00ff00ff, odd);
-    store_register(reinterpret_cast<char*>(&out) + at * kRegisterBytes, sum);
-  }
-  return out;
+    // Every other byte at a time, as numbers of 16 bits.
+    typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
+    acc = Units<Shorts>::add(acc, numbers & 0x00ff00ff, (RegU)((Numbers)row << 8 >> 8));
+    return Units<Shorts>::add(acc, numbers >> 8 & 0x00ff00ff, (RegU)((Numbers)row >> 8));
 #endif
-}
+  }
+  static RegI total(RegI acc) { return acc; }
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Two numbers of each lane are summed in 16 bits, which hold the products of a group.
+template <>
+struct GroupSum<4> {
+  typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
+  static_assert(kGrouped / 2 * 15 * 127 < 1 << 15);
+
+  static RegI add(RegI acc, RegU numbers, RegU row) {
+    return (RegI)((Numbers)acc + (Numbers)_mm256_maddubs_epi16((__m256i)numbers, (__m256i)row));
+  }
+  static RegI total(RegI acc) { return Units<Shorts>::add(RegI{}, (RegU)acc, (RegU)(Numbers{} + 1)); }
+};
+#endif
 
 // Rows that are multiplied at a time, with two vectors of sums for each.
 constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
@@ -91,40 +96,63 @@ constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
 template <int Bits, int R, bool Near>
 void multiply_groups(const g8* values, const RowGroup* row_groups, int64_t groups, const char* columns,
                      const char* ahead, int64_t step, VecF* sums) {
+  constexpr int V = kRegisters;
   RowPointers<R> rows(reinterpret_cast<const uint32_t*>(values), groups * kGroupUnits);
   RowPointers<R, const RowGroup> of_rows(row_groups, groups);
-  VecF total[R];
+  RegF total[R][V];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = VecF{};
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) total[r][v] = RegF{};
   for (int64_t g = 0; g < groups; ++g, columns += kBytesOfGroup<Bits>, ahead += step) {
     if constexpr (!Near || R > kRowsOfStream)
       for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
-    VecI acc[R];
+    RegI acc[R][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r] = VecI{} + (Bits == 8 ? of_rows[r]->excess : 0);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) acc[r][v] = RegI{} + (Bits == 8 ? of_rows[r]->excess : 0);
 #pragma GCC unroll 16
-    for (int64_t v = 0; v < kNumberBytes<Bits> / 64; ++v) {
-      const VecU packed = load_as<VecU>(columns + v * 64);
-      const VecU low = Bits == 8 ? packed : packed & 0x0f0f0f0f, high = packed >> 4 & 0x0f0f0f0f;
+    for (int64_t u = 0; u < kNumberBytes<Bits> / 64; ++u) {
+      RegU low[V], high[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) {
+        const RegU packed = load_as<RegU>(columns + u * 64 + v * kRegisterBytes);
+        low[v] = Bits == 8 ? packed : packed & 0x0f0f0f0f;
+        high[v] = packed >> 4 & 0x0f0f0f0f;
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        acc[r] = add_group_products(acc[r], low, rows[r][v]);
-        if constexpr (Bits == 4) acc[r] = add_group_products(acc[r], high, rows[r][v + kGroupUnits / 2]);
+        const RegU row = RegU{} + rows[r][u];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[r][v] = GroupSum<Bits>::add(acc[r][v], low[v], row);
+        if constexpr (Bits == 4) {
+          const RegU later = RegU{} + rows[r][u + kGroupUnits / 2];
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) acc[r][v] = GroupSum<Bits>::add(acc[r][v], high[v], later);
+        }
       }
     }
     const char* scales = columns + kNumberBytes<Bits>;
-    const VecF scale = load_half(scales);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      const RegF scale = load_half(scales + v * kWidth * 2);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      VecF part = __builtin_convertvector(acc[r], VecF) * scale;
-      if constexpr (Bits == 4) part = multiply_add(part, load_half(scales + kScalesBytes), broadcast(of_rows[r]->sum));
-      total[r] = multiply_add(total[r], part, broadcast(of_rows[r]->scale));
+      for (int r = 0; r < R; ++r) {
+        RegF part = __builtin_convertvector(GroupSum<Bits>::total(acc[r][v]), RegF) * scale;
+        if constexpr (Bits == 4)
+          part = multiply_add(part, load_half(scales + kScalesBytes + v * kWidth * 2), spread(of_rows[r]->sum));
+        total[r][v] = multiply_add(total[r][v], part, spread(of_rows[r]->scale));
+      }
     }
     rows.advance(kGroupUnits);
     of_rows.advance(1);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) sums[r] = total[r];
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v)
+      store_register(reinterpret_cast<char*>(sums + r) + v * kRegisterBytes, total[r][v]);
 }
 
 // A tile of `count` rows.

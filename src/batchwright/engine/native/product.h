@@ -91,9 +91,6 @@ class Groups {
   int threads_;
 };
 
-// Bytes of each of `count` pieces that together are no less than `bytes`: what tiles fetch of a panel leaves no gap.
-constexpr int64_t piece_bytes(int64_t bytes, int64_t count) { return (bytes + count - 1) / count; }
-
 // Fetches the beginning of what comes after a group that few rows were multiplied with.
 inline void fetch_near(const char* from) {
   for (int64_t at = 0; at < kNear; at += kLine) __builtin_prefetch(from + at, 0, 2);

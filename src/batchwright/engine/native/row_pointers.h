@@ -5,11 +5,11 @@
 
 namespace bw {
 
-// Pointers to one place in each of R rows, `stride` numbers apart, that move along the rows together.
+// Pointers to one place in each of R rows, `stride` elements apart, that move along the rows together.
 //
-// They are kept as one pointer for each three rows: processors add a register, once or twice, to an address. A pointer for
-// each row does not fit the general registers, and compilers then keep some of them in vector registers, from which they
-// are moved by what multiplies (7% of the time of a tile of 12 rows).
+// An address on x86 may be a pointer plus once or twice the stride, so one pointer reaches three rows. With a pointer for
+// each row there are more than general registers: compilers keep some of them in vector registers, and moving those back
+// takes turns of the multipliers (7% of the time of a tile of 12 rows).
 template <int R, class T = const uint32_t>
 class RowPointers {
  public:
@@ -26,7 +26,7 @@ class RowPointers {
 #pragma GCC unroll 8
     for (int i = 0; i < kPointers; ++i) {
       pointers_[i] += count;
-      __asm__("" : "+r"(pointers_[i]));  // compilers would turn them into one for each row
+      __asm__("" : "+r"(pointers_[i]));  // or compilers make one of each row again
     }
   }
 

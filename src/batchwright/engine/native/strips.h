@@ -93,11 +93,12 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
     }
   }
   RowPointers<R> at(query, units);
+  // The later blocks are fetched one after another: a pointer to each of them would leave too few registers.
   for (int b = 0; b < B; ++b) {
     const char* later = blocks.later(b).keys;
     for (int64_t u = b * units / B; u < (b + 1) * units / B; ++u, later += B * C::kUnitBytes) {
       // Into the second-level cache: the first one can wait for few lines at a time.
-      for (int line = 0; line < B; ++line) __builtin_prefetch(later + line * C::kUnitBytes, 0, 2);
+      for (int i = 0; i < B; ++i) __builtin_prefetch(later + i * C::kUnitBytes, 0, 2);
 #pragma GCC unroll 2
       for (int part = 0; part < C::kParts; ++part) {
         typename C::Part k[V];
@@ -189,7 +190,7 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
     }
   }
   if (keys % per) add(blocks[whole / units].values + whole % units * row_bytes + from, whole, 0xffffu);
-  to.advance(0);
+  to.advance(0);  // or compilers keep a pointer for each row during the loop
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16

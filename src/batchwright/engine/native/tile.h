@@ -13,6 +13,9 @@ constexpr int64_t kLine = 64;  // bytes of a line of the caches
 // Up to so many rows are multiplied so fast that what the processor fetches by itself is fetched soonest: measured.
 constexpr int kRowsOfStream = 4;
 
+// Bytes of each of `count` pieces that together are no less than `bytes`: what tiles fetch of a panel leaves no gap.
+constexpr int64_t piece_bytes(int64_t bytes, int64_t count) { return (bytes + count - 1) / count; }
+
 struct u8 {
   uint8_t bits;
 };

@@ -85,7 +85,7 @@ void multiply_columns(const uint32_t* rows, int64_t units, const uint32_t* panel
     if constexpr (!Near) {
       __builtin_prefetch(ahead + u * step, 0, 2);
     } else if constexpr (R > kUnfetchedRows) {
-      for (int line = 0; line < V * kRegisterBytes; line += kLine) __builtin_prefetch(ahead + u * step + line, 0, 3);
+      for (int line = 0; line < V * kRegisterBytes; line += kLine) __builtin_prefetch(ahead + u * step + line, 0, 2);
     }
     Part weights[V];
     for (int v = 0; v < V; ++v) weights[v] = W::first(load_as<RegU>(at + v * kWidth));
@@ -109,7 +109,7 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
       multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * 4, step, found);
     } else {
       multiply_columns<E, R, V, Near>(rows, units, panel + first, ahead + first * units * step / kPanel,
-                                      (step * V + whole - 1) / whole, found);
+                                      piece_bytes(step * V, whole), found);
     }
   }
 }
