@@ -20,6 +20,7 @@ typedef uint32_t VecU __attribute__((vector_size(64), aligned(4), may_alias));
 
 // What the processor computes at a time: a vector, or half of one. What takes most of the time is written with registers,
 // since compilers do not keep the halves of a vector in them.
+// Arrays of registers stay in registers only if all loops over them are unrolled, which GCC does early enough if told to.
 #if defined(__AVX512F__)
 constexpr int64_t kWidth = 16;
 #else
