@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 def load(options: Options) -> tuple[Ready, Answer]:
     from batchwright import Engine, SamplingParams, __version__
+    from batchwright.service.process_memory import exempt_loaded_objects
 
     stopwatch = Stopwatch()
     if options["profile"]:
@@ -38,8 +38,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
         cache.values.zero_()
     if options["profile"]:
         stopwatch.watch_engine(engine.core)
-    gc.collect()
-    gc.freeze()  # as `batchwright run` does
+    exempt_loaded_objects()  # as the service does when it starts, and vLLM
 
     def generate(job: Job) -> list[list[int]]:
         params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=n) for n in job["outputs"]]

@@ -89,7 +89,7 @@ struct GroupSum<4> {
 };
 #endif
 
-// Rows that are multiplied at a time; in vectors, or registers, two kinds of sums for each.
+// Rows that are multiplied at a time: each takes the sums of a group and those of all groups.
 constexpr int64_t kMostGroupedRows = kWidth == 16 ? 12 : 3;
 
 // sums[r] = row r · 16 columns. Meanwhile `ahead` is fetched, `step` bytes a group: what is `Near` is needed at once.

@@ -26,7 +26,7 @@ class RowPointers {
 #pragma GCC unroll 8
     for (int i = 0; i < kPointers; ++i) {
       pointers_[i] += count;
-      __asm__("" : "+r"(pointers_[i]));  // or compilers make one of each row again
+      __asm__("" : "+r"(pointers_[i]));  // or compilers keep a pointer for each row again
     }
   }
 
