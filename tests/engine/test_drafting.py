@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from batchwright import Engine, InferenceRequest, InferenceResponse
+from batchwright.request import Flow
 
 from .support import nothing_left
 
@@ -69,6 +70,23 @@ def test_drafts_save_steps_and_are_counted(engines: tuple[Engine, Engine]) -> No
     assert accepted >= 3 * (theirs - ours) // 2
     assert accepted <= drafting.stats.drafted_tokens - before[0].drafted_tokens
     assert plain.stats.drafted_tokens == 0
+
+
+def test_an_answer_is_guessed_from_an_earlier_one_of_its_owner(smollm2_path: Path) -> None:
+    prompt = "Write one sentence about rivers."
+    with Engine(smollm2_path, dtype="bfloat16", kv_memory="60MB") as engine:
+        if not engine.core.body.free_rows:
+            pytest.skip("further rows are not free here: no compiled products")
+
+        def accepted(owner: str) -> int:
+            before = engine.stats.accepted_tokens
+            flow = Flow(owner, "request")
+            engine.generate([InferenceRequest(prompt, max_tokens=40, temperature=0.0, flow=flow)])
+            return engine.stats.accepted_tokens - before
+
+        alone = accepted("a")
+        assert accepted("a") > max(20, alone)
+        assert accepted("b") == alone
 
 
 def test_a_stream_gets_every_token_in_order(engines: tuple[Engine, Engine]) -> None:

@@ -1,12 +1,14 @@
-"""Guesses from a sequence's own past: what they may be, and how many."""
+"""Guesses from a sequence's own past and from ended answers: what they may be, and how many."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.kv import BlockManager
-from batchwright.scheduling import Drafter, Scheduler, Sequence, StepPlan
+from batchwright.scheduling import Drafter, EndedAnswers, EndedAnswersByOwner, Scheduler, Sequence, StepPlan
 
 tokens = st.lists(st.integers(0, 3), max_size=60)
 
@@ -51,6 +53,77 @@ def test_right_guesses_make_more_and_wrong_ones_fewer() -> None:
     assert len(drafter.draft(said, 100)) == 1
     drafter.settle(1, 1)
     assert len(drafter.draft(said, 100)) == 2
+
+
+@given(st.lists(tokens, max_size=8), tokens, st.integers(1, 20), st.integers(8, 80))
+def test_every_guess_from_ended_answers_followed_the_same_tokens_in_one_of_them(
+    answers: list[list[int]], known: list[int], most: int, kept: int
+) -> None:
+    ended = EndedAnswers(kept)
+    for answer in answers:
+        Drafter(ended).end(answer)
+        Drafter(ended).draft(known, most)  # whatever is indexed in between
+    drafts = Drafter(ended).draft(known, most)
+    assert len(drafts) <= most
+    if own := Drafter().draft(known, most):
+        assert drafts == own
+    elif drafts:
+        wanted = [*known[-2:], *drafts]
+        assert any(
+            answer[at : at + len(wanted)] == wanted for answer in answers for at in range(len(answer) - len(wanted) + 1)
+        )
+    elif answers and len(known) >= 2:
+        latest = answers[-1][-(kept // 2) :]
+        assert (known[-2], known[-1]) not in list(pairwise(latest[:-1]))
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=30), st.integers(8, 80))
+def test_the_latest_ended_answers_are_kept_and_no_more_than_that(answers: list[list[int]], kept: int) -> None:
+    ended = EndedAnswers(kept)
+    for answer in answers:
+        ended.add(answer)
+    held = [*ended._earlier.tokens, *ended._latest.tokens]
+    assert sum(token >= 0 for token in held) <= kept
+    said = [token for answer in answers for token in (*answer[-(kept // 2) :], -1)]
+    assert held == said[len(said) - len(held) :]
+    assert len(held) >= min(len(said), kept // 2)
+
+
+def test_the_longer_match_goes_first_and_an_answer_is_not_followed_by_the_next() -> None:
+    ended = EndedAnswers()
+    ended.add([1, 2, 3, 4, 5, 6])
+    ended.add([9, 9, 3, 4, 7, 8, 2, 3])
+    assert Drafter(ended).draft([0, 1, 2, 3, 4], 8) == [5, 6]
+    assert Drafter(ended).draft([0, 0, 0, 3, 4], 8) == [7, 8, 2, 3]
+    assert Drafter(ended).draft([0, 0, 0, 5, 6], 8) == []
+    assert Drafter(ended).draft([0, 0, 0, 2, 3], 8) == [4, 5, 6]
+
+
+def test_no_guesses_from_the_answers_of_other_owners() -> None:
+    ended = EndedAnswersByOwner()
+    ended.of("a").add([1, 2, 3])
+    assert Drafter(ended.of("a")).draft([1, 2], 4) == [3]
+    assert Drafter(ended.of("b")).draft([1, 2], 4) == []
+
+
+def test_the_answers_of_the_latest_owners_are_kept() -> None:
+    ended = EndedAnswersByOwner()
+    for owner in range(40):
+        ended.of("first").add([1, 2, 3])
+        ended.of(str(owner)).add([1, 2, 3])
+    assert Drafter(ended.of("first")).draft([1, 2], 4) == [3]
+    assert Drafter(ended.of("39")).draft([1, 2], 4) == [3]
+    assert Drafter(ended.of("0")).draft([1, 2], 4) == []
+
+
+def test_a_sequence_that_ends_is_guessed_from_once() -> None:
+    scheduler, ended = _scheduler(), EndedAnswers()
+    sequence = Sequence([1, 2], 2, 100, drafter=Drafter(ended))
+    _decode(scheduler, [sequence])
+    sequence.tokens += [5, 6]
+    scheduler.finish(sequence)
+    scheduler.finish(sequence)
+    assert ended._latest.tokens == [1, 5, 6, -1]
 
 
 def _scheduler(blocks: int = 32, rows: int = 8) -> Scheduler:

@@ -36,7 +36,7 @@ from batchwright.errors import (
 )
 from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.request import InferenceRequest, StreamEvent
-from batchwright.scheduling import Drafter, Scheduler, Sequence, StepPlan, repeated
+from batchwright.scheduling import Drafter, EndedAnswersByOwner, Scheduler, Sequence, StepPlan, repeated
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class EngineCore:
         )
         self._delivery = Delivery(scheduler, clock, self.stats)
         self.launcher = StepLauncher(body, scheduler, self._delivery.generations, clock, self.stats)
+        self._ended_answers = EndedAnswersByOwner()
         self.interruption = Interruption()
         """Signal that ends a run of steps after the step that is being computed."""
         self._calls_since_end = _CALLS_OF_SUCCESSOR
@@ -149,6 +150,7 @@ class EngineCore:
         if scores is None and request.prompt_logprobs is not None:
             state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
         computed = prompt[: _computed(len(prompt), request)]
+        ended = self._ended_answers.of("" if request.flow is None else request.flow.owner)
         for index, matcher in enumerate(matchers):
             sequence = Sequence(
                 tokens=list(computed),
@@ -164,7 +166,7 @@ class EngineCore:
             )
             generation = Generation(state, index, sequence, self.tokenizer, incremental=stream, matcher=matcher)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
-                sequence.drafter = Drafter() if matcher is None else GrammarDrafter(matcher)
+                sequence.drafter = Drafter(ended) if matcher is None else GrammarDrafter(matcher, ended)
             state.generations.append(generation)
         # Nothing raises from here on: `_encode` has checked the request with the scheduler.
         for generation in state.generations:

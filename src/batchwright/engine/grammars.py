@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from batchwright.constraints import Constraint
 from batchwright.errors import GenerationError, InvalidRequest, MissingExtra, shown
-from batchwright.scheduling import Drafter
+from batchwright.scheduling import Drafter, EndedAnswers
 from batchwright.schemas import UnkeptSchema, kept, says_nothing
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class Matcher:
 class GrammarDrafter(Drafter):
     """Draft maker for a sequence with a grammar: it guesses only what the grammar allows."""
 
-    def __init__(self, matcher: Matcher) -> None:
-        super().__init__()
+    def __init__(self, matcher: Matcher, ended: EndedAnswers | None = None) -> None:
+        super().__init__(ended)
         self._matcher = matcher
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:

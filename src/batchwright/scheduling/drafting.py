@@ -1,50 +1,130 @@
-"""Drafts: guesses at a sequence's next tokens from its own past, so that one step can compute several of them.
+"""Drafts: guesses at a sequence's next tokens, so that one step can compute several of them.
 
 A step of few rows costs as much as reading the weights, and further rows are free. So a decoding sequence may add its
-likely next tokens: those that followed the last occurrence of its last few tokens (prompt lookup decoding). The model
-computes the guesses as if they were known and chooses a token after each, so a wrong guess costs a row and changes
-nothing: the tokens are those that it would have chosen one by one.
+likely next tokens: those that followed the last occurrence of its last few tokens (prompt lookup decoding), in itself
+or else in an ended answer of the same owner. The model computes the guesses as if they were known and chooses a token
+after each, so a wrong guess costs a row and changes nothing: the tokens are those that it would have chosen one by one.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 _SIZES = (4, 2)
 """Numbers of tokens that must match, the stronger evidence first."""
 _FIRST = 4
 """Number of guesses at a time, until it is known how good they are."""
+_KEPT_TOKENS = 16_384
+"""Tokens of ended answers that are kept of an owner: the latest ones, and at least half as many."""
+_MOST_OWNERS = 16
+_END = -1
+"""Token behind each ended answer. No vocabulary has it."""
+
+
+class _RunIndex:
+    """Index of where each run of a few tokens last occurred in a list that only grows."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index what has been appended to `tokens` since the last call."""
+        for size in _SIZES:
+            for end in range(max(size, self._indexed), len(tokens)):
+                if tokens[end] != _END:
+                    self._ends[tuple(tokens[end - size : end])] = end
+        self._indexed = len(tokens)
+
+    def end(self, run: Sequence[int]) -> int | None:
+        """Return where the last occurrence of `run` that is followed by a token ends."""
+        return self._ends.get(tuple(run))
+
+
+class _Answers:
+    """Some ended answers, one after another, which are indexed once they are searched."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._runs = _RunIndex()
+
+    def after(self, run: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens that followed the last occurrence of `run`."""
+        self._runs.extend(self.tokens)
+        end = self._runs.end(run)
+        if end is None:
+            return []
+        following = self.tokens[end : end + most]
+        return following[: following.index(_END)] if _END in following else following
+
+
+class EndedAnswers:
+    """The latest answers of one owner that have ended."""
+
+    def __init__(self, kept_tokens: int = _KEPT_TOKENS) -> None:
+        self._half = kept_tokens // 2
+        self._latest, self._earlier = _Answers(), _Answers()
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Add the tokens of an answer, or the last of them if there are too many to be kept."""
+        if len(self._latest.tokens) + len(answer) > self._half:
+            self._latest, self._earlier = _Answers(), self._latest
+        self._latest.tokens += [*answer[-self._half :], _END]
+
+    def after(self, run: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens that followed `run` in one of the answers."""
+        return self._latest.after(run, most) or self._earlier.after(run, most)
+
+
+class EndedAnswersByOwner:
+    """The ended answers of each of the latest owners. No owner's drafts depend on the answers of others."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, EndedAnswers] = OrderedDict()
+
+    def of(self, owner: str) -> EndedAnswers:
+        """Return the answers of `owner`, to read and to add to."""
+        answers = self._of.setdefault(owner, EndedAnswers())
+        self._of.move_to_end(owner)
+        if len(self._of) > _MOST_OWNERS:
+            self._of.popitem(last=False)
+        return answers
 
 
 class Drafter:
     """Draft maker for one sequence of tokens, which may only grow."""
 
-    def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}
-        """Where the last occurrence of these tokens that is followed by a token ends."""
-        self._indexed = 0
+    def __init__(self, ended: EndedAnswers | None = None) -> None:
+        """`ended`: other answers from which it guesses, and to which that of its sequence is added."""
+        self._ended = ended
+        self._runs = _RunIndex()
         self._length = _FIRST
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most `most` tokens that may follow `tokens`."""
-        self._index(tokens)
-        known = len(tokens)
-        for size in _SIZES:
-            at = self._after.get(tuple(tokens[known - size :])) if known > size else None
+        self._runs.extend(tokens)
+        known, most = len(tokens), min(most, self._length)
+        runs = [tokens[known - size :] for size in _SIZES if known >= size]
+        for run in runs:
+            at = self._runs.end(run)
             if at is not None:
                 drafts: list[int] = []
-                for place in range(at, at + min(most, self._length)):
+                for place in range(at, at + most):
                     # In a repetition, the copied tokens may themselves be guesses.
                     drafts.append(tokens[place] if place < known else drafts[place - known])
                 return drafts
+        if self._ended is not None:
+            for run in runs:
+                if drafts := self._ended.after(run, most):
+                    return drafts
         return []
 
     def settle(self, drafted: int, accepted: int) -> None:
         """Learn that the first `accepted` of `drafted` guesses were right, to guess more or fewer next time."""
         self._length = 2 * max(drafted, self._length) if accepted == drafted else accepted + 1
 
-    def _index(self, tokens: Sequence[int]) -> None:
-        for size in _SIZES:
-            for end in range(max(size, self._indexed), len(tokens)):
-                self._after[tuple(tokens[end - size : end])] = end
-        self._indexed = len(tokens)
+    def end(self, answer: Sequence[int]) -> None:
+        """Let the drafters of other sequences guess from `answer`: the generated tokens of this one, now all known."""
+        if self._ended is not None:
+            self._ended.add(answer)

@@ -160,6 +160,8 @@ class Scheduler:
 
         May be called between a plan and its commit or rollback.
         """
+        if sequence.drafter is not None and sequence.status is not Status.FINISHED:
+            sequence.drafter.end(sequence.tokens[sequence.num_prompt :])
         self._places.end(sequence)
         # Ended sequences deep in the timetable are removed once they are most of it.
         self._timetable.sweep(self.num_waiting + len(self.running))

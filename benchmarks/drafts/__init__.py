@@ -1,0 +1,1 @@
+"""Jobs computed with and without guesses from ended answers: the pieces behind `benchmarks/drafting.py`."""
