@@ -109,12 +109,12 @@ def report(measured: Sequence[Measured], *, model: str, lines: int, rounds: int)
         ]
         for each in measured
     ]
+    how_often = "one round" if rounds == 1 else f"medians of {rounds} rounds in turn, their range in brackets"
     return "\n\n".join(
         [
             "# From the command to the first line",
             f"Seconds from starting a process to its first finished line, {lines} lines of short chat questions with"
-            f" {_TOKENS} tokens to generate for each, greedily; medians of {rounds} rounds in turn, their range in"
-            f" brackets. Printed by `benchmarks/start.py` on {host['date']}. {model}, on the disk and read before;"
+            f" {_TOKENS} tokens to generate for each, greedily; {how_often}. Printed by `benchmarks/start.py` on {host['date']}. {model}, on the disk and read before;"
             f" {host['processor']}, {host['cores']} cores ({', '.join(host['features'])}), Python {host['python']}."
             " What the columns mean and how to repeat it: [benchmarks/README.md](../README.md).",
             table(["system", "first line, s", "end of the process, s", "first line, nothing compiled before, s"], rows),

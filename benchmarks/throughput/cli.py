@@ -15,7 +15,7 @@ import typer
 
 from batchwright.models import DEFAULT_MODEL, resolve
 from benchmarks.throughput import report
-from benchmarks.throughput.measure import Result, bounded, fastest, measure, profile
+from benchmarks.throughput.measure import Result, bounded, measure, profile, tried
 from benchmarks.throughput.process import Worker, WorkerFailed
 from benchmarks.throughput.systems import DEFAULT_VLLM, OURS, PEERS, PRODUCTS, System, Unavailable, peer_systems
 from benchmarks.throughput.workers.protocol import Options, Ready
@@ -30,6 +30,8 @@ class Measured:
     ready: dict[str, Ready]
     precisions: dict[str, str]
     """Precisions of the weights, by system."""
+    trials: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Tokens/s of each way that was tried, by system and settings."""
     profiles: dict[str, dict[str, float]] = field(default_factory=dict)
     bounds: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -167,15 +169,20 @@ def _run(
             options = {**options, "precision": system.precision, "model": str(system.model or options["model"])}
             return stack.enter_context(Worker(system.module, system.python, options, system.environment))
 
-        workers, precisions = {}, {}
+        workers, precisions, trials = {}, {}, {}
         for candidates in systems:
             started = [start(system, options) for system in candidates]
-            best = fastest(started, vocab_size, _say) if len(started) > 1 else 0
+            best = 0
+            if len(started) > 1:
+                rates = tried(started, vocab_size, _say)
+                best = rates.index(max(rates))
+                ways = (worker.ready["settings"] for worker in started)
+                trials[candidates[best].name] = dict(zip(ways, rates, strict=True))
             for worker in started[:best] + started[best + 1 :]:
                 worker.close()
             chosen = candidates[best]
             workers[chosen.name], precisions[chosen.name] = started[best], chosen.precision
-        measured = Measured([], {name: worker.ready for name, worker in workers.items()}, precisions)
+        measured = Measured([], {name: worker.ready for name, worker in workers.items()}, precisions, trials)
         for each in workloads:
             measured.results.append(measure(each, workers, rounds, vocab_size, _say))
             keep(measured)
@@ -196,9 +203,9 @@ def _run(
 
 
 def _page(measured: Measured, model: str, rounds: int) -> str:
-    rest = []
+    rest = [report.trial_list(name, rates) for name, rates in measured.trials.items()]
     if measured.profiles:
-        rest = [
+        rest += [
             "Where the time of a step goes, ms:",
             report.profile_table(measured.profiles),
         ]
@@ -213,6 +220,7 @@ def _figures(measured: Measured, model: str) -> dict[str, object]:
         "model": model,
         "systems": measured.ready,
         "precisions": measured.precisions,
+        "trials": measured.trials,
         "workloads": [
             {
                 "name": result.workload.name,

@@ -74,8 +74,8 @@ def _share_equal(one: list[int], other: list[int]) -> float:
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
-def fastest(workers: Sequence[Worker], vocab_size: int, say: Callable[[str], None]) -> int:
-    """Index of the worker that is fastest at 64 short sequences: the best of two rounds, after one to warm up."""
+def tried(workers: Sequence[Worker], vocab_size: int, say: Callable[[str], None]) -> list[float]:
+    """Tokens/s of each worker at 64 short sequences: the best of two rounds, after one to warm up."""
     workload = find_workload("uniform-64:16/64")
     best = [math.inf] * len(workers)
     for worker in workers:
@@ -83,9 +83,10 @@ def fastest(workers: Sequence[Worker], vocab_size: int, say: Callable[[str], Non
     for number in (-2, -3):  # the rounds from 0 on are those that are measured
         for index, worker in enumerate(workers):
             best[index] = min(best[index], worker.run(workload.job(number, vocab_size))["seconds"])
-    for worker, seconds in zip(workers, best, strict=True):
-        say(f"tried {worker.ready['settings']}: {workload.generated / seconds:,.0f} tokens/s")
-    return best.index(min(best))
+    rates = [workload.generated / seconds for seconds in best]
+    for worker, rate in zip(workers, rates, strict=True):
+        say(f"tried {worker.ready['settings']}: {rate:,.0f} tokens/s")
+    return rates
 
 
 def profile(workload: Workload, worker: Worker, vocab_size: int) -> dict[str, float]:

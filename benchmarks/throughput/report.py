@@ -98,6 +98,13 @@ def settings_list(ready: Mapping[str, Ready]) -> str:
     return "\n".join(f"- {_TITLES[name]} {about['version']}: {about['settings']}" for name, about in ready.items())
 
 
+def trial_list(name: str, rates: Mapping[str, float]) -> str:
+    """Tokens/s of the ways in which the system `name` was tried, by their settings, the fastest first."""
+    fastest_first = sorted(rates.items(), key=lambda item: -item[1])
+    ways = "; ".join(f"{settings}: {rate:,.0f}" for settings, rate in fastest_first)
+    return f"{_TITLES[name]} in the ways in which it was tried before, tokens/s in 64 short sequences: {ways}."
+
+
 def workload_list(results: Sequence[Result]) -> str:
     return "\n".join(f"- {result.workload.name}: {result.workload.description}" for result in results)
 
@@ -125,11 +132,12 @@ def page(
 ) -> str:
     """The whole report as a Markdown document."""
     host = machine()
+    how_often = "one round" if rounds == 1 else f"median of {rounds} rounds"
     return (
         "\n\n".join(
             [
-                "# Engine throughput on the CPU",
-                f"Generated tokens per second, median of {rounds} rounds; printed by `benchmarks/engine.py` on"
+                f"# Engine throughput on the CPU, {precisions[OURS]}",
+                f"Generated tokens per second, {how_often}; printed by `benchmarks/engine.py` on"
                 f" {host['date']}. {model}, greedy, end of text ignored. {host['processor']},"
                 f" {host['cores']} cores ({', '.join(host['features'])}), Python {host['python']}. What the columns"
                 " mean and how to repeat it: [benchmarks/README.md](../README.md).",
@@ -157,4 +165,6 @@ def _rate(rate: float | None) -> str:
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"
+    if ratio is None:
+        return "-"
+    return f"{ratio.median:.2f}" + (f" ({ratio.low:.2f}..{ratio.high:.2f})" if ratio.low < ratio.high else "")

@@ -204,13 +204,28 @@ def test_ratios_pair_the_rounds() -> None:
     ]
 
 
+def test_a_single_round_has_no_range() -> None:
+    result = Result(find_workload("uniform-2"), {"batchwright": [20.0], "vllm": [16.0]})
+    table = report.throughput_table([result], {"batchwright": "int8", "vllm": "bf16"})
+    assert table.endswith("| uniform-2 |               20 |        16 |    1.25 |")
+
+
+def test_the_ways_that_were_tried_are_listed_from_the_fastest() -> None:
+    listed = report.trial_list("vllm", {"one process": 812.4, "by default": 90.0, "int8": 1_200.0})
+    assert listed.startswith("vLLM ")
+    assert listed.endswith(": int8: 1,200; one process: 812; by default: 90.")
+
+
 def test_the_command_from_end_to_end(shallow_path: Path, tmp_path: Path) -> None:
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
     command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(shallow_path), "--peer", "none"]
     command += ["-w", "uniform-2:4/3", "--rounds", "2", "--kv-gib", "1", "--profile", "--quantization", "int8"]
     command += ["--json", str(figures), "--save", str(page)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    (temporary := tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
+    assert not list(temporary.glob("batchwright-rates-*"))
     assert "vs products" in done.stdout
     assert "| batchwright int8 | products bf16 |" in done.stdout
     assert "uniform-2:4/3" in page.read_text(encoding="utf-8")

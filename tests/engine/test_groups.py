@@ -40,7 +40,7 @@ def weight_of(outputs: int, inputs: int, seed: int = 0) -> Tensor:
     return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def loaded(folder: Path, quantization: QuantizationName, dtype: DtypeName = "auto") -> LlamaBody:
+def loaded(folder: Path, quantization: QuantizationName | None, dtype: DtypeName = "auto") -> LlamaBody:
     body = load_body(folder, EngineConfig(body="fused", dtype=dtype, device="cpu", quantization=quantization))
     assert isinstance(body, LlamaBody)
     body.allocate(400, 16, "native")

@@ -24,6 +24,7 @@ from batchwright.engine.bodies.ops import HeadShape, LayerOps, NativeOps, RopeTa
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.native.build import BuildError, library_path, load_library
 from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine_config import QuantizationName
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
 
@@ -31,7 +32,8 @@ from .heads import assert_same_tokens, scaled_rows
 from .paged import Case, Paged, Problem, textbook
 from .quick_build import QUICKEST, build
 from .support import TINY
-from .test_groups import assert_logits_of_rounded_weights
+from .test_decoder import any_number_of_rows_gives_the_same_bits, saved_model
+from .test_groups import assert_logits_of_rounded_weights, loaded
 
 CPU = torch.device("cpu")
 KERNELS = load_kernels(torch.float32)
@@ -385,3 +387,7 @@ def test_kernels_for_a_processor_without_avx512(
     )
     assert_logits_of_rounded_weights(tmp_path / "int8-group", "llama", TINY, "int8-group")
     assert_logits_of_rounded_weights(tmp_path / "int4", "llama", TINY, "int4")
+    saved_model(tmp_path / "qwen3", "qwen3", TINY | {"head_dim": 32})
+    precisions: tuple[QuantizationName | None, ...] = (None, "int8", "int8-group", "int4")
+    for quantization in precisions:
+        any_number_of_rows_gives_the_same_bits(loaded(tmp_path / "qwen3", quantization))

@@ -14,6 +14,7 @@ from batchwright.encoder.packed_attention import (
     Attention,
     NativeBidirectionalAttention,
     TorchAttention,
+    choose_attention,
     load_bidirectional,
 )
 from batchwright.engine.native import load_kernels
@@ -88,6 +89,17 @@ def test_attention_keeps_sequences_apart(dtype: torch.dtype, heads: int, head_di
         got = way.attend(qkv, torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths))
         tolerance = 1e-5 if dtype is torch.float32 else 0.03
         assert (got.double() - expected).abs().max() < tolerance, way.name
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 256), (torch.bfloat16, 512)])
+def test_heads_for_which_the_kernel_has_no_room_are_left_to_torch(dtype: torch.dtype, most: int) -> None:
+    (cells,) = layouts.packed(sequences([5, 20, 3]), 100)
+    cpu = torch.device("cpu")
+    assert isinstance(choose_attention(1, most + 16, dtype, cpu), TorchAttention)
+    qkv = torch.randn(28, 3 * most, generator=torch.Generator().manual_seed(0)).to(dtype)
+    got = choose_attention(1, most, dtype, cpu).attend(qkv, *map(torch.from_numpy, (cells.starts, cells.lengths)))
+    tolerance = 1e-5 if dtype is torch.float32 else 0.03
+    assert (got.double() - reference(qkv, cells, 1)).abs().max() < tolerance
 
 
 @pytest.mark.skipif(isinstance(load_kernels(torch.float32), str), reason="no compiled kernels here")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -61,23 +63,26 @@ def load(options: Options) -> tuple[Ready, Answer]:
 def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answer:
     """Time `generate` beside what the job needs at least, by rates of this machine that are measured first.
 
-    Raises ValueError for a body whose products cannot be distinguished from the rest.
+    Raises `NoBound` if they cannot be measured.
     """
     from batchwright.engine.machine_rates import machine_rates
     from batchwright.engine.work_meter import WorkMeter
     from batchwright.jobs.run_bound import RunBound
     from batchwright.models.cache import CACHE_VARIABLE
+    from batchwright.planning.bound import NoBound
+
+    core = engine.core
+    model, watched = core.body.costs, core.body.watch()
+    if model is None or watched is None:
+        raise NoBound(f"the bound needs compiled layers, this model runs on the {core.body.name} body")
 
     # The machine's memory may have been faster an hour ago: only rates of this process count. Nothing else is read from
     # the cache any more.
     os.environ[CACHE_VARIABLE] = folder = tempfile.mkdtemp(prefix="batchwright-rates-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    core = engine.core
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with which the harness ends this process
     blocks = core.scheduler.blocks
     rates = machine_rates(core.body, blocks.block_size, blocks.num_blocks, again=True)
-    model, watched = core.body.costs, core.body.watch()
-    if rates is None or model is None or watched is None:
-        raise ValueError(f"the bound needs compiled layers, this model runs on the {core.body.name} body")
 
     def answer(job: Job) -> Outcome:
         core.meter = meter = WorkMeter(model, watched, rates, blocks.block_size)

@@ -22,6 +22,8 @@ SOURCE = Path(__file__).parent / "native" / "bidirectional.cpp"
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _LANES = 16
 """Values of a vector register: the kernel needs head sizes that are multiples of it."""
+_MOST_HEAD_BYTES = 1024
+"""Bytes of a head's query for which the kernel has room (`kMostUnits` of four bytes)."""
 
 
 @functools.cache
@@ -79,7 +81,7 @@ Attention: TypeAlias = NativeBidirectionalAttention | TorchAttention
 
 def choose_attention(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Attention:
     """Return the compiled kernel if it can run, else torch's attention."""
-    if device.type == "cpu" and head_dim % _LANES == 0:
+    if device.type == "cpu" and head_dim % _LANES == 0 and head_dim * dtype.itemsize <= _MOST_HEAD_BYTES:
         library = load_bidirectional(dtype)
         if not isinstance(library, str):
             return NativeBidirectionalAttention(heads, head_dim, library, dtype)

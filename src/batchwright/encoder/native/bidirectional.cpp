@@ -25,7 +25,7 @@ constexpr int kColumns = 2;  // vectors of scores or outputs side by side
 // of two, which would all fall into one set of the cache.
 constexpr int64_t kGroup = 256;
 constexpr int64_t kStride = kGroup + kBlock;
-constexpr int64_t kMostUnits = 256;
+constexpr int64_t kMostUnits = 256;  // of a query: packed_attention.py allows no more
 constexpr int64_t kQueryStride = kMostUnits + kBlock;
 
 constexpr float kNever = -std::numeric_limits<float>::max();

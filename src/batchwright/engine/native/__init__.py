@@ -1,4 +1,4 @@
-"""CPU kernels in C++, compiled on the machine that runs them; if they cannot be compiled, torch does their work."""
+"""CPU kernels in C++, from the wheel or compiled on the machine that runs them; where there are none, torch is used."""
 
 from batchwright.engine.native.kernels import NativeKernels, load_kernels
 

@@ -10,9 +10,12 @@
 // and in 8 bits behind both [block][kv head] the scales of its 16 keys.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "quantization.h"
 #include "sharing.h"

@@ -8,8 +8,11 @@
 // other between two phases. The head is shared either way (head.h).
 #include <omp.h>
 
+#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <type_traits>
+#include <vector>
 
 #include "head.h"
 #include "parts.h"

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "product.h"
 #include "row_pointers.h"
@@ -76,7 +77,7 @@ struct GroupSum {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Two numbers of each lane are summed in 16 bits, which hold the products of a group.
+// Each lane holds two sums of 16 bits, which hold the products of a group: each of two of a unit's four numbers.
 template <>
 struct GroupSum<4> {
   typedef int16_t Numbers __attribute__((vector_size(kRegisterBytes)));
@@ -251,12 +252,13 @@ void quantize_groups(const T* x, int64_t dim, g8* out, RowGroup* groups) {
     const Quantization found = quantization_of(from, kGrouped, 127.0f);
     VecI sum = {};
     for (int64_t d = 0; d < kGrouped; d += kLanes) {
-      const VecI whole = rounded(load(from + d) * found.inverse);
-      sum += whole;
-      store_bytes(out + g * kGrouped + d, whole);
+      const VecI numbers = rounded(load(from + d) * found.inverse);
+      sum += numbers;
+      store_bytes(out + g * kGrouped + d, numbers);
     }
     const int32_t whole = total(sum);
-    groups[g] = {found.scale, static_cast<float>(whole), -128 * whole};
+    // Without a sign, so that what NaN is rounded to may exceed 32 bits: its scale is NaN.
+    groups[g] = {found.scale, static_cast<float>(whole), static_cast<int32_t>(-128u * static_cast<uint32_t>(whole))};
   }
 }
 

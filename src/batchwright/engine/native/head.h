@@ -3,7 +3,9 @@
 // like cost, and for a thread that had to leave its core for another program.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "model.h"
 #include "rows.h"

@@ -19,9 +19,8 @@ struct Part {
 template <class E>
 using CacheOf = std::conditional_t<std::is_same_v<E, u8>, Int8, bf16>;
 
-// Most rows for each thread, on average, of a step that all threads compute together: reading all weights in every thread
-// does not pay for a single tile of rows; weights in groups are smaller, so it pays from 9 rows on. Measured on a processor
-// with AVX-512, that of AVX2 too.
+// Most rows for each thread, on average, of a step that all threads compute together: with more, it pays that every thread
+// reads all weights. Weights in groups are smaller. Measured on a processor with AVX-512, the value for AVX2 too.
 template <class E>
 constexpr int64_t kRowsTogether = kWidth != 16 ? 12 : std::is_same_v<E, g8> ? 8 : kMostRows<E>;
 

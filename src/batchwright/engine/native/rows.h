@@ -1,7 +1,10 @@
 // What happens to one row between two products: norms, rotation, writing the cache, the gated activation.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "attention.h"
 

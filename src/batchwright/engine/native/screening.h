@@ -12,6 +12,8 @@
 // and spreads outliers, which would take the 8 bits to themselves.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>

@@ -97,7 +97,8 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
   for (int b = 0; b < B; ++b) {
     const char* later = blocks.later(b).keys;
     for (int64_t u = b * units / B; u < (b + 1) * units / B; ++u, later += B * C::kUnitBytes) {
-      // Into the second-level cache: the first one can wait for few lines at a time.
+      // Into the second-level cache: the first one can wait for few lines at a time. With numbers of 8 bits each line is
+      // fetched twice, which is faster than once: measured.
       for (int i = 0; i < B; ++i) __builtin_prefetch(later + i * C::kUnitBytes, 0, 2);
 #pragma GCC unroll 2
       for (int part = 0; part < C::kParts; ++part) {

@@ -10,7 +10,7 @@ namespace bw {
 
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLine = 64;  // bytes of a line of the caches
-// Up to so many rows are multiplied so fast that what the processor fetches by itself is fetched soonest: measured.
+// Up to so many rows only wait for memory, and what the processor fetches by itself comes soonest: measured.
 constexpr int kRowsOfStream = 4;
 
 // Bytes of each of `count` pieces that together are no less than `bytes`: what tiles fetch of a panel leaves no gap.
