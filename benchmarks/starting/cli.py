@@ -114,9 +114,10 @@ def report(measured: Sequence[Measured], *, model: str, lines: int, rounds: int)
         [
             "# From the command to the first line",
             f"Seconds from starting a process to its first finished line, {lines} lines of short chat questions with"
-            f" {_TOKENS} tokens to generate for each, greedily; {how_often}. Printed by `benchmarks/start.py` on {host['date']}. {model}, on the disk and read before;"
-            f" {host['processor']}, {host['cores']} cores ({', '.join(host['features'])}), Python {host['python']}."
-            " What the columns mean and how to repeat it: [benchmarks/README.md](../README.md).",
+            f" {_TOKENS} tokens to generate for each, greedily; {how_often}. Printed by `benchmarks/start.py` on"
+            f" {host['date']}. {model}, on the disk and read before; {host['processor']}, {host['cores']} cores"
+            f" ({', '.join(host['features'])}), Python {host['python']}. What the columns mean and how to repeat it:"
+            " [benchmarks/README.md](../README.md).",
             table(["system", "first line, s", "end of the process, s", "first line, nothing compiled before, s"], rows),
             "\n".join(f"- {each.system.name} {each.system.note}" for each in measured),
             f"At most {_BAR_S:g} s to the first line: **{'Met' if ours_median <= _BAR_S else 'Missed'}.**",
