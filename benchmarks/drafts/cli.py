@@ -61,30 +61,28 @@ def drafting(
         for name, prompts in jobs(questions).items():
             for at_once in _AT_ONCE:
                 typer.echo(f"{name}, {at_once} at once", err=True)
-                rows.append([name, str(at_once), *_cells(*_measure(engine, prompts, at_once))])
+                rows.append([name, str(at_once), *_cells(*_measure(engine, name, prompts, at_once))])
     page = _page(model, quantization, rows)
     print(page)
     if save is not None:
         save.write_text(page + "\n", encoding="utf-8")
 
 
-def _measure(engine: Engine, prompts: list[Prompt], at_once: int) -> tuple[Total, Total]:
+def _measure(engine: Engine, name: str, prompts: list[Prompt], at_once: int) -> tuple[Total, Total]:
     """Return what the last of `prompts` take by themselves, and as lines of a job whose other lines have ended."""
     alone, in_job = Total(), Total()
-    job = f"job {at_once}"  # not the owner of answers to the same prompts
+    job = Flow(f"{name}, {at_once}", "lines")  # not the owner of answers to the same prompts
+    by_itself = Flow("itself", "itself")  # its own owner, for whom no answers are kept
     _generate(engine, prompts[:-_MEASURED], job, Total())
     for number, first in enumerate(range(len(prompts) - _MEASURED, len(prompts), at_once)):
-        turns = [(alone, f"{job}, lines {number}"), (in_job, job)]
-        for total, owner in turns if number % 2 else reversed(turns):
-            _generate(engine, prompts[first : first + at_once], owner, total)
+        turns = [(alone, by_itself), (in_job, job)]
+        for total, flow in turns if number % 2 else reversed(turns):
+            _generate(engine, prompts[first : first + at_once], flow, total)
     return alone, in_job
 
 
-def _generate(engine: Engine, prompts: list[Prompt], owner: str, total: Total) -> None:
-    requests = [
-        InferenceRequest(prompt, max_tokens=_MAX_TOKENS, temperature=0.0, flow=Flow(owner, "lines"))
-        for prompt in prompts
-    ]
+def _generate(engine: Engine, prompts: list[Prompt], flow: Flow, total: Total) -> None:
+    requests = [InferenceRequest(prompt, max_tokens=_MAX_TOKENS, temperature=0.0, flow=flow) for prompt in prompts]
     steps, began = engine.stats.steps, time.perf_counter()
     responses = engine.generate(requests)
     total.seconds += time.perf_counter() - began

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from batchwright import Engine, InferenceResponse, SamplingParams
+from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams
 from batchwright.engine.grammars import Grammars, MaskMaker
 from batchwright.models import resolve
+from batchwright.request import Flow
 from benchmarks.forms.mask_times import Figures
 from benchmarks.forms.peers import Vllm, count_valid, mask_rows
 from benchmarks.forms.rounds import Round, median, ratio, schema_of_a_book
 from benchmarks.throughput.process import WorkerFailed
 from benchmarks.throughput.systems import DEFAULT_VLLM
 
+_CALLS = itertools.count()
 _PARAMS = SamplingParams(max_tokens=300, temperature=0.7, seed=1)
 _SCHEMAS = 100
 _OURS, _VLLM = "batchwright", "vLLM"
@@ -30,8 +33,11 @@ _OURS, _VLLM = "batchwright", "vLLM"
 
 def compute(engine: Engine, prompts: Sequence[Any], params: SamplingParams) -> tuple[Round, list[InferenceResponse]]:
     """Compute all prompts."""
+    flow = Flow(f"call {next(_CALLS)}", "prompts")  # an owner of its own, who guesses from no answers of earlier rounds
+    asked = {each.name: getattr(params, each.name) for each in fields(params)}
+    requests = [InferenceRequest(prompt, flow=flow, **asked) for prompt in prompts]
     before, began = engine.stats.copy(), time.perf_counter()
-    responses = engine.generate(prompts, params)
+    responses = engine.generate(requests)
     seconds, now = time.perf_counter() - began, engine.stats
     assert not any(response.error for response in responses)
     forced, masks = now.forced_tokens - before.forced_tokens, now.mask_seconds - before.mask_seconds

@@ -102,7 +102,7 @@ def trial_list(name: str, rates: Mapping[str, float]) -> str:
     """Tokens/s of the ways in which the system `name` was tried, by their settings, the fastest first."""
     fastest_first = sorted(rates.items(), key=lambda item: -item[1])
     ways = "; ".join(f"{settings}: {rate:,.0f}" for settings, rate in fastest_first)
-    return f"{_TITLES[name]} in the ways in which it was tried before, tokens/s in 64 short sequences: {ways}."
+    return f"{_TITLES[name]} was tried in these ways first (tokens/s with 64 short sequences): {ways}."
 
 
 def workload_list(results: Sequence[Result]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batchwright.kv import BlockManager
 from batchwright.request import Flow, Traffic
-from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, SloController, Status, StepPlan
+from batchwright.scheduling import Chunk, Drafter, EndedAnswers, Scheduler, Sequence, SloController, Status, StepPlan
 
 _GARBAGE = -1
 TRAFFICS: tuple[Traffic, ...] = ("online", "batch")
@@ -79,6 +79,7 @@ class Bench:
         self.now = 0.0
         self.all: list[Sequence] = []
         self.preemptions = self.accepted = 0
+        self.ended_answers = EndedAnswers()
         self.scored: dict[int, list[int]] = {}
         """Positions whose logits were given, by the ordinal of the sequence."""
         self.ended = set[int]()
@@ -101,7 +102,7 @@ class Bench:
     ) -> Sequence:
         sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now, traffic)
         sequence.flow, sequence.scored = flow, scored
-        sequence.drafter = Drafter() if self.scheduler.draft_rows else None
+        sequence.drafter = Drafter(self.ended_answers) if self.scheduler.draft_rows else None
         self.scheduler.add(sequence)
         self.all.append(sequence)
         return sequence

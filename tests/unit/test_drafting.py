@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.kv import BlockManager
+from batchwright.request import Flow
 from batchwright.scheduling import Drafter, EndedAnswers, EndedAnswersByOwner, Scheduler, Sequence, StepPlan
 
 tokens = st.lists(st.integers(0, 3), max_size=60)
@@ -61,7 +62,7 @@ def test_every_guess_from_ended_answers_followed_the_same_tokens_in_one_of_them(
 ) -> None:
     ended = EndedAnswers(kept)
     for answer in answers:
-        Drafter(ended).end(answer)
+        ended.add(answer)
         Drafter(ended).draft(known, most)  # whatever is indexed in between
     drafts = Drafter(ended).draft(known, most)
     assert len(drafts) <= most
@@ -73,7 +74,7 @@ def test_every_guess_from_ended_answers_followed_the_same_tokens_in_one_of_them(
             answer[at : at + len(wanted)] == wanted for answer in answers for at in range(len(answer) - len(wanted) + 1)
         )
     elif answers and len(known) >= 2:
-        latest = answers[-1][-(kept // 2) :]
+        latest = answers[-1][-(kept // 2) :] if len(answers[-1]) > 2 else []
         assert (known[-2], known[-1]) not in list(pairwise(latest[:-1]))
 
 
@@ -84,7 +85,7 @@ def test_the_latest_ended_answers_are_kept_and_no_more_than_that(answers: list[l
         ended.add(answer)
     held = [*ended._earlier.tokens, *ended._latest.tokens]
     assert sum(token >= 0 for token in held) <= kept
-    said = [token for answer in answers for token in (*answer[-(kept // 2) :], -1)]
+    said = [token for answer in answers if len(answer) > 2 for token in (*answer[-(kept // 2) :], -1)]
     assert held == said[len(said) - len(held) :]
     assert len(held) >= min(len(said), kept // 2)
 
@@ -101,19 +102,31 @@ def test_the_longer_match_goes_first_and_an_answer_is_not_followed_by_the_next()
 
 def test_no_guesses_from_the_answers_of_other_owners() -> None:
     ended = EndedAnswersByOwner()
-    ended.of("a").add([1, 2, 3])
-    assert Drafter(ended.of("a")).draft([1, 2], 4) == [3]
-    assert Drafter(ended.of("b")).draft([1, 2], 4) == []
+    for flow in (Flow("a", "first"), None):
+        answers = ended.of(flow)
+        assert answers is not None
+        answers.add([1, 2, 3] if flow else [1, 2, 4])
+    assert Drafter(ended.of(Flow("a", "second"))).draft([1, 2], 4) == [3]
+    assert Drafter(ended.of(Flow("b", "first"))).draft([1, 2], 4) == []
+    assert Drafter(ended.of(None)).draft([1, 2], 4) == [4]
+    assert ended.of(Flow("c", "c")) is None
 
 
 def test_the_answers_of_the_latest_owners_are_kept() -> None:
     ended = EndedAnswersByOwner()
-    for owner in range(40):
-        ended.of("first").add([1, 2, 3])
-        ended.of(str(owner)).add([1, 2, 3])
-    assert Drafter(ended.of("first")).draft([1, 2], 4) == [3]
-    assert Drafter(ended.of("39")).draft([1, 2], 4) == [3]
-    assert Drafter(ended.of("0")).draft([1, 2], 4) == []
+    for number in range(40):
+        for owner in ("first", str(number)):
+            answers = ended.of(Flow(owner, "request"))
+            assert answers is not None
+            answers.add([1, 2, 3])
+        ended.of(Flow(f"alone {number}", f"alone {number}"))
+
+    def drafts(owner: str) -> list[int]:
+        return Drafter(ended.of(Flow(owner, "request"))).draft([1, 2], 4)
+
+    assert drafts("first") == [3]
+    assert drafts("39") == [3]
+    assert drafts("0") == []
 
 
 def test_a_sequence_that_ends_is_guessed_from_once() -> None:
@@ -123,7 +136,16 @@ def test_a_sequence_that_ends_is_guessed_from_once() -> None:
     sequence.tokens += [5, 6]
     scheduler.finish(sequence)
     scheduler.finish(sequence)
-    assert ended._latest.tokens == [1, 5, 6, -1]
+    assert ended._latest.tokens == [1, 2, 1, 5, 6, -1]
+    assert Drafter(ended).draft([7, 1, 2], 4) == [1, 5, 6]
+
+
+def test_a_sequence_without_an_answer_leaves_nothing() -> None:
+    scheduler, ended = _scheduler(), EndedAnswers()
+    sequence = Sequence([1, 2, 3, 4], 4, 100, drafter=Drafter(ended))
+    scheduler.add(sequence)
+    scheduler.finish(sequence)
+    assert ended._latest.tokens == []
 
 
 def _scheduler(blocks: int = 32, rows: int = 8) -> Scheduler:

@@ -150,7 +150,6 @@ class EngineCore:
         if scores is None and request.prompt_logprobs is not None:
             state.scores = PromptScores(prompt, request.prompt_logprobs, request.prompt_logprobs_start, self.tokenizer)
         computed = prompt[: _computed(len(prompt), request)]
-        ended = self._ended_answers.of("" if request.flow is None else request.flow.owner)
         for index, matcher in enumerate(matchers):
             sequence = Sequence(
                 tokens=list(computed),
@@ -166,6 +165,7 @@ class EngineCore:
             )
             generation = Generation(state, index, sequence, self.tokenizer, incremental=stream, matcher=matcher)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
+                ended = self._ended_answers.of(request.flow)
                 sequence.drafter = Drafter(ended) if matcher is None else GrammarDrafter(matcher, ended)
             state.generations.append(generation)
         # Nothing raises from here on: `_encode` has checked the request with the scheduler.

@@ -210,8 +210,8 @@ class GrammarDrafter(Drafter):
         self._matcher = matcher
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        drafts = super().draft(tokens, most)
-        return drafts[: self._matcher.allowed(drafts)] if drafts else drafts
+        allowed = (drafts[: self._matcher.allowed(drafts)] for drafts in self.guesses(tokens, most))
+        return next(filter(None, allowed), [])
 
 
 class MaskMaker:
