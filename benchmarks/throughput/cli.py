@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -194,7 +195,9 @@ def _run(
                 measured.profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
             keep(measured)
             try:
-                with start(ours, {**options, "bound": True}) as watched:
+                # Whatever ends the worker, its folder is removed here.
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-rates-"))
+                with start(ours, {**options, "rates_folder": folder}) as watched:
                     measured.bounds = {each.name: bounded(each, watched, rounds, vocab_size) for each in workloads}
             except WorkerFailed as error:
                 _say(f"no bounds are given: {error}")

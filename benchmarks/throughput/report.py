@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.planning.bound import PARTS
+from batchwright.planning.bound import PART_NAMES, PARTS
 from benchmarks.throughput.measure import Ratio, Result
 from benchmarks.throughput.systems import LLAMA_CPP, OPENVINO, OURS, PEERS, PRODUCTS, TRANSFORMERS, VLLM
 from benchmarks.throughput.workers.protocol import Ready
@@ -73,7 +73,7 @@ def bound_table(bounds: Mapping[str, Mapping[str, float]]) -> str:
     rows = []
     for name, figures in bounds.items():
         lost = sorted(((figures[part], part) for part in PARTS), reverse=True)
-        what = ", ".join(f"{share:.0%} {part}" for share, part in lost if round(100 * share))
+        what = ", ".join(f"{share:.0%} {PART_NAMES[part]}" for share, part in lost if round(100 * share))
         rows.append([name, f"{figures['bound']:.2f} s", f"{figures['seconds']:.2f} s", _share(figures), what])
     return table(["workload", "bound", "time", "share", "lost"], rows)
 

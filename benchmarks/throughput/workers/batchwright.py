@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -57,13 +52,14 @@ def load(options: Options) -> tuple[Ready, Answer]:
         "version": __version__,
         "settings": f"{body.name} body, {body.attention.name} attention{kernels}, {precision}",
     }
-    return ready, _bounded(engine, generate) if options.get("bound") else timed(generate, stopwatch.take)
+    folder = options.get("rates_folder")
+    return ready, timed(generate, stopwatch.take) if folder is None else _bounded(engine, generate, folder)
 
 
-def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answer:
+def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]], folder: str) -> Answer:
     """Time `generate` beside what the job needs at least, by rates of this machine that are measured first.
 
-    Raises `NoBound` if they cannot be measured.
+    They are stored in `folder`. Raises `NoBound` if they cannot be measured.
     """
     from batchwright.engine.machine_rates import machine_rates
     from batchwright.engine.work_meter import WorkMeter
@@ -78,9 +74,7 @@ def _bounded(engine: Engine, generate: Callable[[Job], list[list[int]]]) -> Answ
 
     # The machine's memory may have been faster an hour ago: only rates of this process count. Nothing else is read from
     # the cache any more.
-    os.environ[CACHE_VARIABLE] = folder = tempfile.mkdtemp(prefix="batchwright-rates-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with which the harness ends this process
+    os.environ[CACHE_VARIABLE] = folder
     blocks = core.scheduler.blocks
     rates = machine_rates(core.body, blocks.block_size, blocks.num_blocks, again=True)
 

@@ -31,8 +31,8 @@ class Options(TypedDict):
     """Only for batchwright."""
     profile: bool
     """Only for batchwright: time the parts of a step."""
-    bound: NotRequired[bool]
-    """Only for batchwright: report the bound of each job, as a profile."""
+    rates_folder: NotRequired[str]
+    """Only for batchwright: report the bound of each job, as a profile. Rates of the machine are stored here."""
 
 
 class Ready(TypedDict):
