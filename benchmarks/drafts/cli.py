@@ -49,6 +49,10 @@ def drafting(
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table here, as a Markdown page.")] = None,
 ) -> None:
     """Generated tokens/s of few sequences that guess from their own past, and from ended answers of the job, too."""
+    try:
+        chosen = jobs(questions)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     rows = []
     with Engine(
         model,
@@ -58,7 +62,7 @@ def drafting(
         kv_memory="2GiB",
         prefix_caching=False,  # the second of two turns would find the prompts in the cache
     ) as engine:
-        for name, prompts in jobs(questions).items():
+        for name, prompts in chosen.items():
             for at_once in _AT_ONCE:
                 typer.echo(f"{name}, {at_once} at once", err=True)
                 rows.append([name, str(at_once), *_cells(*_measure(engine, name, prompts, at_once))])

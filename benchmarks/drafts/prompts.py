@@ -45,7 +45,10 @@ _FAULTS = (
 
 
 def jobs(questions: Path | None) -> dict[str, list[Prompt]]:
-    """Return the prompts of each job; `questions` is a JSONL file whose lines have a `question`, for one more."""
+    """Return the prompts of each job; `questions` is a JSONL file whose lines have a `question`, for one more.
+
+    Raises ValueError if it has too few of them.
+    """
     draw = random.Random(_SEED)
     found: dict[str, list[Prompt]] = {
         "facts as JSON": [_facts(draw) for _ in range(LINES)],
@@ -58,6 +61,8 @@ def jobs(questions: Path | None) -> dict[str, list[Prompt]]:
     if questions is not None:
         with questions.open(encoding="utf-8") as file:
             texts = [json.loads(line)["question"] for line in file][:LINES]
+        if len(texts) < LINES:
+            raise ValueError(f"{questions}: has {len(texts)} questions; give a file with at least {LINES}")
         found[questions.name] = [_chat("You are a helpful assistant.", text) for text in texts]
     return found
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,8 +34,7 @@ _OURS, _VLLM = "batchwright", "vLLM"
 def compute(engine: Engine, prompts: Sequence[Any], params: SamplingParams) -> tuple[Round, list[InferenceResponse]]:
     """Compute all prompts."""
     flow = Flow(f"call {next(_CALLS)}", "prompts")  # an owner of its own, who guesses from no answers of earlier rounds
-    asked = {each.name: getattr(params, each.name) for each in fields(params)}
-    requests = [InferenceRequest(prompt, flow=flow, **asked) for prompt in prompts]
+    requests = [InferenceRequest.of(prompt, params, flow=flow) for prompt in prompts]
     before, began = engine.stats.copy(), time.perf_counter()
     responses = engine.generate(requests)
     seconds, now = time.perf_counter() - began, engine.stats

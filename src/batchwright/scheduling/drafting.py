@@ -19,7 +19,8 @@ _SIZES = (4, 2)
 _FIRST = 4
 """Number of guesses at a time, until it is known how good they are."""
 _KEPT_TOKENS = 8_192
-"""Tokens of ended answers that are kept of an owner: the latest ones, and at least half as many. They take 3 MB."""
+"""Most tokens of ended answers that are kept of an owner: the latest ones, and at least half as many. With their index,
+they take up to 2.5 MB."""
 _MOST_OWNERS = 16
 _END = -1
 """Token behind each ended answer. No vocabulary has it."""

@@ -158,11 +158,10 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing.
 
-        Other sequences may draft from its answer from now on.
-
-        May be called between a plan and its commit or rollback.
+        From then on other sequences may draft from its answer. May be called between a plan and its commit or rollback.
         """
         if sequence.drafter is not None and sequence.status is not Status.FINISHED:
+            # All its tokens are known: no step is launched ahead while sequences draft.
             sequence.drafter.share(sequence.tokens, sequence.num_prompt)
         self._places.end(sequence)
         # Ended sequences deep in the timetable are removed once they are most of it.
